@@ -18,7 +18,7 @@ from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.device import Target
-from atune.model.jobs import MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -48,9 +48,9 @@ async def tilelangs(artifact: Artifact, n: int) -> float:
 async def compile_for_ever(worker: Any, candidates: list[Candidate], offset: int) -> None:
     """Keep one compile worker busy: lower and build one configuration after the other."""
     for number in range(10**6):
-        lowered = await worker.lower(candidates[(offset + number * 17) % len(candidates)])
+        lowered = await worker.run(LowerJob(candidates[(offset + number * 17) % len(candidates)]))
         if isinstance(lowered, Lowered):
-            await worker.build([lowered])
+            await worker.run(BuildJob((lowered,)))
 
 
 async def one_artifact(machine: LocalMachine) -> Artifact:
@@ -58,9 +58,9 @@ async def one_artifact(machine: LocalMachine) -> Artifact:
     await machine.discover()
     [worker] = machine.compile_workers()
     config = thaw(spec.configs[0])
-    lowered = await worker.lower(Candidate(0, config_key(config), config))
+    lowered = await worker.run(LowerJob(Candidate(0, config_key(config), config)))
     assert isinstance(lowered, Lowered), lowered
-    [artifact] = await worker.build([lowered])
+    [artifact] = await worker.run(BuildJob((lowered,)))
     assert isinstance(artifact, Artifact), artifact
     return artifact
 

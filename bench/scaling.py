@@ -21,7 +21,7 @@ import anyio
 from common import ROOT, journal, options, report
 
 import atune
-from atune.engine.interfaces import CompileWorker, DeviceWorker, GroupFailed, Machine
+from atune.engine.interfaces import CompileWorker, DeviceWorker, Machine
 from atune.engine.ranking import SPEED_TOLERANCE, speed_outliers
 from atune.journal.events import (
     BenchmarkStarted,
@@ -35,7 +35,7 @@ from atune.journal.reader import JournalReader
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
-from atune.model.jobs import MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings
 from atune.workload.workload import FileRef
@@ -68,14 +68,14 @@ async def built(machine: Machine, workers: Sequence[CompileWorker], n: int) -> l
         while groups:
             missing = []
             for candidate in groups.pop():
-                lowered = await worker.lower(candidate)
+                lowered = await worker.run(LowerJob(candidate))
                 if isinstance(lowered, Lowered):
-                    found = await worker.find(lowered)
+                    found = await worker.run(FindJob(lowered))
                     artifacts.append(found) if found is not None else missing.append(lowered)
-            try:
-                answers = await worker.build(missing) if missing else []
-            except GroupFailed:
-                answers = [answer for one in missing for answer in await worker.build([one])]
+            answers = await worker.run(BuildJob(tuple(missing))) if missing else []
+            if isinstance(answers, GroupFailed):
+                alone = [await worker.run(BuildJob((one,))) for one in missing]
+                answers = [answer for one in alone if isinstance(one, list) for answer in one]
             artifacts.extend(one for one in answers if isinstance(one, Artifact))
 
     async with anyio.create_task_group() as tasks:

@@ -13,6 +13,7 @@ from processes import wait_until
 from atune.local.machine import LocalCompileWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workload.workload import FileRef
 
@@ -31,11 +32,12 @@ async def lowered(
         machine.accelerators(len(spec.configs))
         (worker,) = machine.compile_workers(len(spec.configs))
         answers = [
-            await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))
+            await worker.run(LowerJob(Candidate(i, config_key(c), c)))
+            for i, c in enumerate(map(thaw, spec.configs[:n]))
         ]
         assert all(isinstance(answer, Lowered) for answer in answers), answers
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
-            assert isinstance(answer, Lowered) and await worker.find(answer) is None
+            assert isinstance(answer, Lowered) and await worker.run(FindJob(answer)) is None
         await until(machine, lambda: not machine.service.warming, 60)
         yield machine, worker, [answer for answer in answers if isinstance(answer, Lowered)]
 
@@ -57,7 +59,7 @@ def artifacts(built: list[object]) -> list[Artifact]:
 async def given_up(worker: LocalCompileWorker, group: list[Lowered], server: int) -> None:
     """Cancel a build of `group` while a child of `server` compiles it; the child ends with the one who asked."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(worker.build, group)
+        tasks.start_soon(worker.run, BuildJob(tuple(group)))
         with anyio.fail_after(10):
             while not children(server):
                 await anyio.sleep(0.001)

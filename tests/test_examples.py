@@ -15,6 +15,7 @@ from stage_runs import session_of
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
@@ -98,9 +99,9 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         await machine.discover()
         worker = machine.compile_workers()[0]
         candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-        lowered = [await worker.lower(candidate) for candidate in candidates[:3]]
+        lowered = [await worker.run(LowerJob(candidate)) for candidate in candidates[:3]]
         assert all(isinstance(one, Lowered) for one in lowered), lowered
-        built = await worker.build([one for one in lowered if isinstance(one, Lowered)])
+        built = await worker.run(BuildJob(tuple(one for one in lowered if isinstance(one, Lowered))))
         assert all(isinstance(one, Artifact) for one in built), built
         assert len({one.path for one in built if isinstance(one, Artifact)}) == 1
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3

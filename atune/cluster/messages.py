@@ -6,7 +6,6 @@ import msgspec
 
 from atune import errors
 from atune.cluster.libraries import Library
-from atune.engine.interfaces import GroupFailed
 from atune.model.candidate import Candidate
 from atune.model.jobs import CompileJob, DeviceJob, Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -112,14 +111,17 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
-    """The exception that a job ended with. `doubt` and `outside`: those of `GroupFailed` and `WorkerLost`."""
+    """The exception that a job ended with. `outside`: that of `WorkerLost`."""
 
     kind: str
     message: str
     detail: str = ""
-    doubt: str = ""
     outside: bool = False
     alive: bool = False
+
+    def error(self) -> errors.AtuneError:
+        """Return the exception."""
+        return errors.error_of(self.kind, self.message, self.detail, outside=self.outside)
 
 
 Reply = Answer | Raised
@@ -127,20 +129,11 @@ Reply = Answer | Raised
 
 def raised(error: Exception, *, alive: bool = False) -> Raised:
     """Return `error` as it travels."""
-    known = isinstance(error, (errors.AtuneError, GroupFailed))
-    message = errors.message_of(error) if known else errors.name_and_message(error)
+    known = isinstance(error, errors.AtuneError)
     return Raised(
         kind=type(error).__name__,
-        message=message,
+        message=errors.message_of(error) if known else errors.name_and_message(error),
         detail=getattr(error, "detail", "") or ("" if known else errors.traceback_of(error)),
-        doubt=getattr(error, "doubt", ""),
         outside=getattr(error, "outside", False),
         alive=alive,
     )
-
-
-def error_of(reply: Raised) -> Exception:
-    """Return the exception that `reply` stands for."""
-    if reply.kind == GroupFailed.__name__:
-        return GroupFailed(reply.message, reply.doubt)
-    return errors.error_of(reply.kind, reply.message, reply.detail, outside=reply.outside)

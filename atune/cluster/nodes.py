@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from atune.cluster.libraries import Shelf
-from atune.cluster.messages import Answer, NodeFacts, NoticesJob, Question, Reply, error_of
+from atune.cluster.messages import Answer, NodeFacts, NoticesJob, Question, Reply
 from atune.errors import AtuneError, MachineError
 from atune.model.jobs import A, Job, decoded
 from atune.processes.background import background
@@ -78,7 +78,7 @@ class Node:
         reply: Reply = msgspec.msgpack.decode(await self._answered(msgspec.msgpack.encode(question)), type=Reply)
         self._alive[str(worker)] = reply.alive
         if not isinstance(reply, Answer):
-            error = error_of(reply)  # perhaps of writing the libraries: they are sent again
+            error = reply.error()  # perhaps of writing the libraries: they are sent again
             if isinstance(error, MachineError):  # it lacks disk or memory, which other nodes may have
                 self.lose(str(error))
                 raise NodeLost(self.lost) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -12,22 +12,9 @@ import msgspec
 
 from atune.cluster.nodes import Node, NodeLost, none_left
 from atune.errors import ServerLost, WorkerError
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
-from atune.model.candidate import Candidate, Config
+from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.device import DeviceInfo
-from atune.model.jobs import (
-    A,
-    BuildJob,
-    ElaborateJob,
-    FindJob,
-    Job,
-    LowerJob,
-    ProveJob,
-    RankJob,
-    Started,
-    StartJob,
-)
-from atune.search.prior import OwnPrior
+from atune.model.jobs import A, BuildJob, FindJob, GroupFailed, Job, LowerJob, Started, StartJob
 
 
 class Slots:
@@ -110,11 +97,14 @@ class ClusterCompileWorker:
                 return lowered
             job = LowerJob(job.candidate, anew=True)  # it was removed meanwhile
 
-    async def _build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
         """Compile `group`; those that only a store has come from there."""
         answers: dict[int, Built] = {one.index: self._slots.stored[one.index] for one in group if not one.blob}
         if fresh := tuple(lowered for lowered in group if lowered.blob):
-            answers.update((one.index, one) for one in await self._ask(BuildJob(fresh)))
+            built = await self._ask(BuildJob(fresh))
+            if isinstance(built, GroupFailed):
+                return built
+            answers.update((one.index, one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
     async def _ask(self, job: Job[A]) -> A:
@@ -129,24 +119,6 @@ class ClusterCompileWorker:
                     continue
                 finally:
                     self.compiling = 0
-
-    async def lower(self, candidate: Candidate) -> Lowered | Failure:
-        return await self.run(LowerJob(candidate))
-
-    async def elaborate(self, candidates: Sequence[Candidate]) -> Sequence[Elaborated | Failure]:
-        return await self.run(ElaborateJob(tuple(candidates)))
-
-    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        return await self.run(RankJob(prior.name, prior.pickled, dict(known)))
-
-    async def find(self, lowered: Lowered) -> Artifact | None:
-        return await self.run(FindJob(lowered))
-
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
-        return await self.run(BuildJob(tuple(group)))
-
-    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
-        return await self.run(ProveJob(candidate, measured, lowered))
 
 
 class ClusterDeviceWorker:

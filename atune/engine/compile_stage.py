@@ -12,14 +12,15 @@ from typing import Protocol
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.interfaces import CompileHints, CompileWorker, GroupFailed
+from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.run_state import Signals
 from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
+from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob
 
-Build = Callable[[CompileWorker, Sequence[Lowered]], Awaitable[list[Built]]]
+Build = Callable[[CompileWorker, Sequence[Lowered]], Awaitable[list[Built] | GroupFailed]]
 """Has a worker compile a group."""
 
 
@@ -75,7 +76,7 @@ class Compiling:
         *,
         hints: Callable[[int], CompileHints],
         codes: Mapping[str, int] = {},
-        build: Build = lambda worker, group: worker.build(group),
+        build: Build = lambda worker, group: worker.run(BuildJob(tuple(group))),
     ) -> None:
         self.signals, self.state, self.answers = signals, state, answers
         self._proposals, self._hints, self._build_with = proposals, hints, build
@@ -164,7 +165,7 @@ class Compiling:
         return True
 
     async def _lower_one(self, worker: CompileWorker, candidate: Candidate) -> None:
-        answer = await worker.lower(candidate)
+        answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Failure):
             if self._again(worker, [candidate.index], answer.doubt):
                 self._back.append(candidate)
@@ -192,7 +193,7 @@ class Compiling:
             self.state.queues.undecided[answer.index] = answer
         elif verdict == "prune":
             self.answers.pruned(worker.name, answer.index, why)
-        elif (known := await worker.find(answer)) is not None:  # deferring such a candidate saves nothing
+        elif (known := await worker.run(FindJob(answer))) is not None:  # deferring such a candidate saves nothing
             await self.answers.built(worker.name, [(answer, known)], "compiled before")
         else:
             self.state.add(answer, deferred=verdict == "defer")
@@ -201,15 +202,15 @@ class Compiling:
         self.state.counts.building += 1
         try:
             built = await self._build_with(worker, group)
-        except GroupFailed as failed:
-            if self._again(worker, [lowered.index for lowered in group], failed.doubt):
-                self.state.queues.retry.append(group)
-            else:
-                self.answers.split(worker.name, group, failed.message)
-                self.state.queues.retry += halves(group)
-            return
         finally:
             self.state.counts.building -= 1
+        if isinstance(built, GroupFailed):
+            if self._again(worker, [lowered.index for lowered in group], built.doubt):
+                self.state.queues.retry.append(group)
+            else:
+                self.answers.split(worker.name, group, built.message)
+                self.state.queues.retry += halves(group)
+            return
         for lowered, failure in zip(group, built, strict=True):
             if isinstance(failure, Failure):
                 if self._again(worker, [lowered.index], failure.doubt):

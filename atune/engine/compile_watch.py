@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import anyio
 
 from atune.engine.compile_deadline import FLOOR_S, hopeless
-from atune.engine.interfaces import CompileWorker, GroupFailed
+from atune.engine.interfaces import CompileWorker
 from atune.model.artifact import Built, Failure, Lowered
+from atune.model.jobs import BuildJob, GroupFailed
 
 LOOK_S = 0.5
 """Seconds between two looks at the compiles under way."""
@@ -42,18 +43,18 @@ class CompileWatch:
         self._compiles: list[_Compile] = []
         self._begun = anyio.Event()
 
-    async def build(self, worker: CompileWorker, group: Sequence[Lowered]) -> list[Built]:
+    async def build(self, worker: CompileWorker, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
         """Have `worker` compile `group`, and answer as it does. A hopeless compile counts as a missed deadline."""
         one = _Compile(worker, group)
         self._compiles.append(one)
         self._begun.set()
         try:
             with one.scope:
-                return await worker.build(group)
+                return await worker.run(BuildJob(tuple(group)))
         finally:
             self._compiles.remove(one)
         if len(group) > 1:
-            raise GroupFailed(hopeless(one.limit_s))
+            return GroupFailed(hopeless(one.limit_s))
         return [Failure(group[0].index, "timeout", hopeless(one.limit_s))]
 
     async def serve(self) -> None:

@@ -21,9 +21,9 @@ from atune.journal.events import (
     FinalStarted,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
-from atune.model.jobs import FinalJob
+from atune.model.jobs import BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
 from atune.model.measurement import FinalEntry, Timing
 from atune.model.settings import BenchmarkSettings
 
@@ -209,18 +209,18 @@ class FinalStage:
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
         """Compile one candidate again. Returns why that failed, or an empty text."""
-        lowered = await worker.lower(candidate)
+        lowered = await worker.run(LowerJob(candidate))
         if isinstance(lowered, Failure) and lowered.doubt:
-            lowered = await worker.lower(candidate)
+            lowered = await worker.run(LowerJob(candidate))
         if isinstance(lowered, Failure):
             return lowered.message
         if lowered.code_key != self.state.entries[candidate.index].code_key:
             return "it has other code now"
-        built, reason = await worker.find(lowered), "compiled before"
+        built, reason = await worker.run(FindJob(lowered)), "compiled before"
         if built is None:
-            [answer] = await worker.build([lowered])
+            answer = await _built(worker, lowered)
             if isinstance(answer, Failure) and answer.doubt:
-                [answer] = await worker.build([lowered])
+                answer = await _built(worker, lowered)
             if isinstance(answer, Failure):
                 return answer.message
             built, reason = answer, "measured before: again for the final"
@@ -228,3 +228,10 @@ class FinalStage:
         self.proofs.remember(lowered, built)
         self.run.built(worker.name, [built], reason, built.seconds)
         return ""
+
+
+async def _built(worker: CompileWorker, lowered: Lowered) -> Built:
+    """Compile one candidate alone."""
+    answers = await worker.run(BuildJob((lowered,)))
+    assert not isinstance(answers, GroupFailed), "it is alone"
+    return answers[0]

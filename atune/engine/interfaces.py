@@ -8,11 +8,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
-from atune.model.candidate import Candidate, Config
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.jobs import A, Job
-from atune.search.prior import OwnPrior
 from atune.workload.workload import WorkloadSpec
 
 
@@ -28,50 +26,15 @@ class CompileHints(msgspec.Struct, frozen=True):
 
 
 class CompileWorker(Protocol):
-    """One compile worker. It takes one call at a time; cancelling a call kills what the call started."""
+    """One compile worker. It takes one job at a time; cancelling `run` kills what the job started."""
 
     name: str
     compiling: int
-    """While `build` compiles: the number of that call of its process, counted from 1. Otherwise 0, also while `build`
+    """While a `BuildJob` compiles: the number of that call of its process, counted from 1. Otherwise 0, also while it
     waits for memory, for a free place or for a process."""
 
-    async def lower(self, candidate: Candidate) -> Lowered | Failure:
-        """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
-
-        A failure with a `doubt` may not be the candidate's fault: the engine lowers it again. `build` answers likewise.
-        Raises `MachineError` if the machine lacks memory or disk for long, as all methods do.
-        """
-        ...
-
-    async def elaborate(self, candidates: Sequence[Candidate]) -> Sequence[Elaborated | Failure]:
-        """Elaborate `candidates`. Returns answers for the first one or more of them, in order.
-
-        A failure with a `doubt` may not be the candidate's fault. Raises `GroupFailed` if several fail together; the
-        engine then asks for each alone.
-        """
-        ...
-
-    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        """Return the user's prior for candidates, by index. Raises `UsageError` if it fails or is invalid."""
-        ...
-
-    async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the artifact of the same code from the artifact store; None if there is none."""
-        ...
-
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
-        """Compile `group` into one library. Returns an answer for each member, in order.
-
-        Raises `GroupFailed` if a group of several fails as a whole; the engine builds it again in parts.
-        """
-        ...
-
-    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
-        """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
-
-        `lowered`: the lowered candidate, if it is at hand and plain; it is not lowered again then.
-        Raises `WorkerLost` if the worker ends through no fault of the candidate.
-        """
+    async def run(self, job: Job[A]) -> A:
+        """Do one of `atune.model.jobs.CompileJob`; each says what it raises."""
         ...
 
 
@@ -145,13 +108,3 @@ class Machine(Protocol):
     def device_workers(self) -> Sequence[DeviceWorker]: ...
 
     def versions(self) -> dict[str, str]: ...
-
-
-class GroupFailed(Exception):
-    """A group of several could not be built as a whole. Not an error yet: its parts may be fine."""
-
-    def __init__(self, message: str, doubt: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.doubt = doubt
-        """Why no member may be at fault, so that the whole group is built again; empty if a member is."""

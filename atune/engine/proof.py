@@ -20,6 +20,7 @@ from atune.errors import AtuneError, MachineError
 from atune.journal.events import Warned, WinnerProven
 from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate
+from atune.model.jobs import ProveJob
 
 TRIES = 2
 """How many workers one proof may lose."""
@@ -74,7 +75,7 @@ class Proofs:
             return Failure(index, "lower", GONE)
         for _, worker in zip(range(TRIES), cycle(self.workers), strict=False):
             try:
-                return await worker.prove(candidate, artifact, self._lowered.get(index))
+                return await worker.run(ProveJob(candidate, artifact, self._lowered.get(index)))
             except MachineError:
                 raise
             except AtuneError as error:  # no measurement depends on it

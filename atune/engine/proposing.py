@@ -21,12 +21,13 @@ from atune.engine.survey import ORDERING_S, SHARE_OF_TIME, Survey, drawn, refine
 from atune.errors import SpaceError
 from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed, Warned
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import Candidate
+from atune.model.candidate import Candidate, Config
 from atune.model.grid import grid_of
+from atune.model.jobs import RankJob
 from atune.search.choosing import BEST_FIRST
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
-from atune.search.prior import Chosen, OwnPrior, check_answers, estimates
+from atune.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
 from atune.search.surveyed import columns
 
 
@@ -193,8 +194,17 @@ class Proposing:
         if isinstance(self._prior, OwnPrior):
             new = [index for index in sorted(facts) if index not in self._answers]
             left = {index: (survey.candidates[index].config, facts[index]) for index in new}
-            self._answers |= await worker.rank(self._prior, left) if left else {}
+            self._answers |= await self._asked(worker, self._prior, left) if left else {}
             check_answers(self._prior, self._answers)
             return self._answers
         plain: dict[int, tuple[dict[str, Any], StaticFacts]] = {index: ({}, facts[index]) for index in sorted(facts)}
         return await anyio.to_thread.run_sync(estimates, plain, self._figures, abandon_on_cancel=True)
+
+    @staticmethod
+    async def _asked(
+        worker: CompileWorker, prior: OwnPrior, candidates: dict[int, tuple[Config, StaticFacts]]
+    ) -> dict[int, float]:
+        """Ask a user's prior in a worker; in this process if it was not packed for workers."""
+        if not prior.pickled:
+            return asked(prior.function, candidates)
+        return await worker.run(RankJob(prior.name, prior.pickled, candidates))

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
-from atune.engine.interfaces import CompileWorker, GroupFailed
+from atune.engine.interfaces import CompileWorker
 from atune.engine.proposals import LookUp, looked_up
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.grid import Grid
+from atune.model.jobs import ElaborateJob, GroupFailed
 
 Estimate = Callable[[], Awaitable[Mapping[int, float]]]
 Run = Callable[[], Awaitable[None]]
@@ -65,9 +66,8 @@ class Survey:
 
     async def _serve(self, worker: CompileWorker, workers: int) -> None:
         while self._going_on() and (chunk := self._chunk(workers)):
-            try:
-                answers = await worker.elaborate(chunk)
-            except GroupFailed:
+            answers = await worker.run(ElaborateJob(tuple(chunk)))
+            if isinstance(answers, GroupFailed):
                 self._suspects.extend(chunk)
                 continue
             for answer in answers:

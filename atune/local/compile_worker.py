@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 
-from atune.engine.interfaces import GroupFailed
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
-from atune.local.entry_points import BUILD, ELABORATE, LOWER, LOWER_ANEW, PROVE, RANK
+from atune.local.entry_points import COMPILE
 from atune.local.patience import Patience, Room, shortage
 from atune.local.run_store import RunStore
 from atune.local.workers import Workers, how_it_ended
-from atune.model import jobs
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof, StaticFacts
-from atune.model.candidate import Candidate, Config
-from atune.model.jobs import A, ElaborateJob, FindJob, Job, LowerJob, ProveJob, decoded, encoded
-from atune.processes.messages import BuildJob, ProofJob, Session
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof
+from atune.model.jobs import (
+    A,
+    BuildJob,
+    ElaborateJob,
+    FindJob,
+    GroupFailed,
+    Job,
+    LowerJob,
+    ProveJob,
+    RankJob,
+    decoded,
+    encoded,
+)
+from atune.processes.messages import Session
 from atune.processes.worker import Worker
-from atune.search.prior import OwnPrior
 from atune.system.folders import made_folder
 from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
 
@@ -32,6 +40,12 @@ COMPILE_NICE = 5
 ELABORATE_S = 20.0
 """Most seconds for one elaboration, because the whole run waits for it. `compile_timeout_s` counts if it is less.
 A candidate that takes longer stays unknown, and its lowering has the whole deadline."""
+
+COMPILING = "compiling"
+DOING: dict[type, str] = {
+    LowerJob: "lowering", ElaborateJob: "elaborating", BuildJob: COMPILING, ProveJob: COMPILING,
+}  # fmt: skip
+"""What a process does, for messages."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,10 @@ class _Mishap:
     def of(self, index: int) -> Failure:
         return Failure(index=index, kind=self.kind, message=self.message, detail=self.detail, doubt=self.doubt)
 
+    def of_all(self, indices: Sequence[int]) -> list[Any] | GroupFailed:
+        """Return the failure of one candidate, or of a group of several."""
+        return GroupFailed(self.message, self.doubt) if len(indices) > 1 else [self.of(indices[0])]
+
 
 def _lost(doing: str, error: WorkerLost) -> _Mishap:
     """Return the mishap for the work of a lost worker. If the worker was killed from outside, the work is retried."""
@@ -81,62 +99,44 @@ class LocalCompileWorker:
         answer: Any
         match job:
             case LowerJob():
-                answer = await self.lower(job.candidate, anew=job.anew)
+                answer = await self._lower(job)
             case ElaborateJob():
-                answer = await self.elaborate(job.candidates)
-            case jobs.RankJob():
+                answer = await self._elaborate(job)
+            case RankJob():
                 answer = await self._rank(job)
             case FindJob():
-                answer = await self.find(job.lowered)
-            case jobs.BuildJob():
-                answer = await self.build(job.group)
+                answer = await self._find(job.lowered)
+            case BuildJob():
+                answer = await self._build(job.group)
             case ProveJob():
-                answer = await self.prove(job.candidate, job.measured, job.lowered)
+                answer = await self._prove(job)
             case _:
                 raise TypeError(f"no compile worker does {job.name}")
         return cast(A, answer)
 
-    async def lower(self, candidate: Candidate, *, anew: bool = False) -> Lowered | Failure:
-        limit, index = self._limit_s, candidate.index
-        entry = LOWER_ANEW if anew or not self.context.store.used else LOWER
-        try:
-            reply = await self._call(entry, msgspec.msgpack.encode(candidate))
-        except WorkerTimeout as error:
-            return _Mishap("timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail).of(index)
-        except WorkerLost as error:
-            return _lost("lowering", error).of(index)
-        except RemoteError as error:
-            raise translated(error) from error
-        lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
+    async def _lower(self, job: LowerJob) -> Lowered | Failure:
+        anew = job.anew or not self.context.store.used
+        lowered = await self._try(LowerJob(job.candidate, anew=anew))
+        if isinstance(lowered, _Mishap):
+            return lowered.of(job.candidate.index)
         if isinstance(lowered, Failure) or lowered.blob or anew:
             return lowered
         kept = await self.context.store.find(lowered)
-        return lowered if kept is not None else await self.lower(candidate, anew=True)
+        return lowered if kept is not None else await self._lower(LowerJob(job.candidate, anew=True))
 
-    async def elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure]:
-        limit, index = min(self._limit_s, ELABORATE_S), candidates[0].index
+    async def _elaborate(self, job: ElaborateJob) -> list[Elaborated | Failure] | GroupFailed:
+        limit = min(self._limit_s, ELABORATE_S)
+        answer = await self._try(job, limit)
+        if not isinstance(answer, _Mishap):
+            return answer
+        if answer.kind == "timeout" and limit < self._limit_s:
+            doubt = f"elaborating it takes more than {limit:g} s"
+            answer = _Mishap("timeout", doubt, answer.detail, doubt)
+        return answer.of_all([candidate.index for candidate in job.candidates])
+
+    async def _rank(self, job: RankJob) -> dict[int, float]:
         try:
-            reply = await self._call(ELABORATE, msgspec.msgpack.encode(list(candidates)), limit)
-        except WorkerTimeout as error:
-            doubt = "" if limit == self._limit_s else f"elaborating it takes more than {limit:g} s"
-            message = f"elaborating ran past compile_timeout_s={self._limit_s:g}"
-            mishap = _Mishap("timeout", doubt or message, error.detail, doubt)
-        except WorkerLost as error:
-            mishap = _lost("elaborating", error)
-        except RemoteError as error:
-            raise translated(error) from error
-        else:
-            return msgspec.msgpack.decode(reply, type=list[Elaborated | Failure])
-        if len(candidates) > 1:
-            raise GroupFailed(mishap.message, mishap.doubt)
-        return [mishap.of(index)]
-
-    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        return await self.run(jobs.RankJob(prior.name, prior.pickled, dict(known)))
-
-    async def _rank(self, job: jobs.RankJob) -> dict[int, float]:
-        try:
-            reply = await self._call(RANK, encoded(job))
+            return await self._call(job)
         except WorkerTimeout as error:
             raise UsageError(
                 f"prior {job.called} took more than compile_timeout_s={self._limit_s:g} s for {len(job.candidates)} "
@@ -146,15 +146,14 @@ class LocalCompileWorker:
             raise UsageError(f"prior {job.called} ended its process: {how_it_ended(error)}") from error
         except RemoteError as error:
             raise translated(error) from error
-        return decoded(job, reply)
 
-    async def find(self, lowered: Lowered) -> Artifact | None:
+    async def _find(self, lowered: Lowered) -> Artifact | None:
         found = await self.context.store.find(lowered)
         if found is None:
             self.context.service.saw(lowered, self.context.session.target)  # only its first call decides
         return found
 
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
         """Compile `group`. An earlier run lowered the members without a blob; these come from the store."""
         answers: dict[int, Built] = {}
         for lowered in group:
@@ -163,26 +162,26 @@ class LocalCompileWorker:
                 answers[lowered.index] = await self.context.store.find(lowered) or gone.of(lowered.index)
         if fresh := [lowered for lowered in group if lowered.blob]:
             built = await self._compile(fresh)
+            if isinstance(built, GroupFailed):
+                return built
             explain = self.context.service.explain
             answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
-    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
-        """Compile `candidate` without accelerators and compare, unless an earlier run proved it.
+    async def _prove(self, job: ProveJob) -> Proof | Failure:
+        """Compile a candidate without accelerators and compare, unless an earlier run proved it.
 
         A crash or a timeout is a `Failure`. The plain library is stored, and if nothing differs, the proof too.
         Raises `WorkerLost` if the worker was killed from outside.
         """
-        store = self.context.store
+        store, measured, index = self.context.store, job.measured, job.candidate.index
         if await store.find_proof(measured):
-            return Proof(index=candidate.index)
-        job = ProofJob(candidate=candidate, measured=measured, path=self._new_library(), lowered=lowered)
-        reply = await self._try(PROVE, msgspec.msgpack.encode(job))
-        if isinstance(reply, _Mishap):
-            if reply.doubt:
-                raise WorkerLost(reply.message, reply.detail, outside=True)
-            return reply.of(candidate.index)
-        proof: Proof | Failure = msgspec.msgpack.decode(reply, type=Proof | Failure)
+            return Proof(index=index)
+        proof = await self._try(msgspec.structs.replace(job, path=self._new_library()))
+        if isinstance(proof, _Mishap):
+            if proof.doubt:
+                raise WorkerLost(proof.message, proof.detail, outside=True)
+            return proof.of(index)
         if isinstance(proof, Proof) and measured.store_key:  # without a key, neither may be stored
             if proof.plain is not None:
                 await store.keep([proof.plain])
@@ -190,15 +189,12 @@ class LocalCompileWorker:
                 await store.keep_proof(measured)
         return proof
 
-    async def _compile(self, group: Sequence[Lowered]) -> list[Built]:
-        """Compile `group` into one library and store it. Raises `GroupFailed` if a group of several fails."""
-        job = BuildJob(group=tuple(group), path=self._new_library(), service=self.context.service.ready)
-        reply = await self._try(BUILD, msgspec.msgpack.encode(job))
-        if isinstance(reply, _Mishap):
-            if len(group) > 1:
-                raise GroupFailed(reply.message, reply.doubt)
-            return [reply.of(group[0].index)]
-        answers: list[Built] = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
+    async def _compile(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
+        """Compile `group` into one library and store it."""
+        answers = await self._try(BuildJob(tuple(group), self._new_library(), self.context.service.ready))
+        if isinstance(answers, _Mishap):
+            return answers.of_all([lowered.index for lowered in group])
+        assert not isinstance(answers, GroupFailed), "a process raises"
         built = [_keyed(one, lowered) for lowered, one in zip(group, answers, strict=True)]
         store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
         await store.keep(good)
@@ -208,48 +204,52 @@ class LocalCompileWorker:
                 await store.keep_lowered(lowered)
         return built
 
-    async def _try(self, entry: str, job: bytes) -> bytes | _Mishap:
-        """Have the worker compile. Return its answer, or the reason for a missing one."""
+    async def _try(self, job: Job[A], limit_s: float | None = None) -> A | _Mishap:
+        """Have the process do `job`. Return its answer, or the reason for a missing one."""
+        doing = DOING[type(job)]
         try:
-            return await self._call(entry, job)
+            return await self._call(job, limit_s)
         except WorkerTimeout as error:
-            return _Mishap("timeout", f"compiling ran past compile_timeout_s={self._limit_s:g}", error.detail)
+            return _Mishap("timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
-            return _lost("compiling", error)
+            return _lost(doing, error)
         except RemoteError as error:
+            if doing != COMPILING:
+                raise translated(error) from error
             return _Mishap("codegen", str(error), error.detail)
 
-    async def _call(self, entry: str, payload: bytes, limit_s: float | None = None) -> bytes:
-        """Call the worker in its turn, for at most `limit_s` or the settings' deadline.
+    async def _call(self, job: Job[A], limit_s: float | None = None) -> A:
+        """Call the process in its turn, for at most `limit_s` or the settings' deadline.
 
         If the machine is short of a resource, this waits and retries with a new worker.
 
         Raises `WorkerLost` also if a compiler was killed.
         """
-        return await self.context.patience.until_it_works(lambda: self._call_with_room(entry, payload, limit_s))
+        answer = await self.context.patience.until_it_works(lambda: self._call_with_room(job, limit_s))
+        return decoded(job, answer)
 
-    async def _call_with_room(self, entry: str, payload: bytes, limit_s: float | None) -> bytes:
+    async def _call_with_room(self, job: Job[Any], limit_s: float | None) -> bytes:
         """Call the worker when `Room` has a free place. Retry if it lacked memory or its server was lost."""
         room = self.context.room
         while True:
             async with room.taken():
                 try:
-                    return await self._call_now(entry, payload, limit_s)
+                    return await self._call_now(job, limit_s)
                 except ServerLost:
                     continue  # a new server starts, or the next call raises the reason why not
                 except WorkerLost as error:
                     if not (error.outside and room.made()):
                         raise
 
-    async def _call_now(self, entry: str, payload: bytes, limit_s: float | None) -> bytes:
+    async def _call_now(self, job: Job[Any], limit_s: float | None) -> bytes:
         if self._worker is None or not self._worker.alive:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
-        steps = 2 if entry == PROVE else 1  # a proof lowers and compiles
+        steps = 2 if isinstance(job, ProveJob) else 1  # a proof lowers and compiles
         self._calls += 1
-        self.compiling = self._calls if entry == BUILD else 0
+        self.compiling = self._calls if isinstance(job, BuildJob) else 0
         try:
-            return await self._worker.call(entry, payload, steps * (limit_s or self._limit_s))
+            return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
         except RemoteError as error:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error

@@ -18,16 +18,12 @@ LOCATE = "atune.stages.session.space:locate_kernel"
 SURVEY_SPACE = "atune.stages.session.space:survey_space"
 DISCOVER = "atune.stages.accelerators.registry:discover"
 
-ELABORATE = "atune.stages.compile_jobs:elaborate"
-RANK = "atune.stages.compile_jobs:rank"
-LOWER = "atune.stages.compile_jobs:lower"
-LOWER_ANEW = "atune.stages.compile_jobs:lower_anew"
-BUILD = "atune.stages.compile_jobs:build"
-PROVE = "atune.stages.compile_jobs:prove"
+COMPILE = "atune.stages.compile_jobs:"
+"""Prefix of a compile worker's functions, which are named after jobs, such as ``lower``."""
 EXPLAIN = "atune.stages.compile_jobs:explain"
 
 MEASURE = "atune.stages.measure.benchmark:"
-"""Prefix of a device process's functions, such as ``prepare``."""
+"""Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
 NEIGHBOURS = "atune.stages.measure.telemetry:neighbours"
 
 SERVICE_PRELOAD = ("atune.stages.accelerators.service",)

@@ -50,11 +50,20 @@ def answer_type(job: Job[Any]) -> Any:
 # ---- of compile workers
 
 
-class ElaborateJob(Job[list[Elaborated | Failure]], frozen=True):
+class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
+    """A group of several could not be elaborated or built as a whole: its parts may be fine, and are tried again.
+
+    `doubt`: why no member may be at fault, so that the whole group is built again; empty if a member is.
+    """
+
+    message: str
+    doubt: str = ""
+
+
+class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
     """Elaborate `candidates`. The answer has the first one or more of them, in order.
 
-    A failure with a `doubt` may not be the candidate's fault. Raises `GroupFailed` if several fail together; the
-    engine then asks for each alone.
+    A failure with a `doubt` may not be the candidate's fault.
     """
 
     candidates: tuple[Candidate, ...]
@@ -64,7 +73,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
 
     A failure with a `doubt` may not be the candidate's fault: the engine lowers it again. `anew`: ignore what earlier
-    runs lowered.
+    runs lowered. Raises `MachineError` if the machine lacks memory or disk for long, as all jobs do.
     """
 
     candidate: Candidate
@@ -88,25 +97,28 @@ class FindJob(Job[Artifact | None], frozen=True):
     lowered: Lowered
 
 
-class BuildJob(Job[list[Artifact | Failure]], frozen=True):
+class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     """Compile `group` into one library. The answer has each member, in order.
 
-    Raises `GroupFailed` if a group of several fails as a whole; the engine builds it again in parts.
+    `path` and `service` are the worker's: the library's file, and whether the compile service is available.
     """
 
     group: tuple[Lowered, ...]
+    path: str = ""
+    service: bool = False
 
 
 class ProveJob(Job[Proof | Failure], frozen=True):
     """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
 
-    `lowered`: the lowered candidate, if it is at hand and plain; it is not lowered again then. Raises `WorkerLost` if
-    the worker ends through no fault of the candidate.
+    `lowered`: the lowered candidate, if it is at hand and plain; it is not lowered again then. `path` is the worker's:
+    the plain library's file. Raises `WorkerLost` if the worker ends through no fault of the candidate.
     """
 
     candidate: Candidate
     measured: Artifact
     lowered: Lowered | None = None
+    path: str = ""
 
 
 CompileJob = ElaborateJob | LowerJob | RankJob | FindJob | BuildJob | ProveJob

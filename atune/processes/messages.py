@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, Config
+from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.listing import Listing
@@ -72,26 +71,6 @@ class LookUp(msgspec.Struct, frozen=True):
 
     places: tuple[int, ...]
     deadline_s: float
-
-
-class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file for its library. `service`: whether the compile service is available."""
-
-    group: tuple[Lowered, ...]
-    path: str
-    service: bool = False
-
-
-class ProofJob(msgspec.Struct, frozen=True):
-    """A measured candidate to compile again with every accelerator off, into the library `path`.
-
-    `lowered`: what the plain steps lowered it to, if that is at hand.
-    """
-
-    candidate: Candidate
-    measured: Artifact
-    path: str
-    lowered: Lowered | None = None
 
 
 class ServiceReady(msgspec.Struct, frozen=True):

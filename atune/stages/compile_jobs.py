@@ -15,8 +15,7 @@ from atune.errors import message_of, name_of
 from atune.model.artifact import Elaborated, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, thaw
 from atune.model.explained import Explained, ExplainJob
-from atune.model.jobs import RankJob
-from atune.processes.messages import BuildJob, ProofJob
+from atune.model.jobs import BuildJob, ElaborateJob, LowerJob, ProveJob, RankJob
 from atune.search.prior import asked
 from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, lowering, plain
@@ -24,7 +23,7 @@ from atune.stages.compile.facts import foreseen
 from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
-from atune.stages.session.session import candidate_of, session, workload
+from atune.stages.session.session import session, workload
 from atune.system.places import detail_of
 from atune.system.shortage import check_machine
 from atune.workload.listing import check_config
@@ -37,12 +36,12 @@ SLICE_S = 0.25
 
 
 def elaborate(payload: bytes) -> bytes:
-    """Elaborate candidates: msgpack of a list → msgpack of a list of `Elaborated` or `Failure`.
+    """Elaborate candidates: `ElaborateJob` → list of `Elaborated` or `Failure`.
 
     It has an answer for each of the first of them: one at least, and as many as come in `SLICE_S`.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
-    for candidate in msgspec.msgpack.decode(payload, type=list[Candidate]):
+    for candidate in msgspec.msgpack.decode(payload, type=ElaborateJob).candidates:
         answers.append(_guarded(candidate, _elaborated))
         if time.monotonic() > ends:
             break
@@ -56,7 +55,7 @@ def _elaborated(candidate: Candidate) -> Elaborated:
 
 
 def rank(payload: bytes) -> bytes:
-    """Ask a user's prior: msgpack of a `RankJob` → msgpack of its answers, by index. Raises `UsageError`."""
+    """Ask a user's prior: `RankJob` → its answers, by index. Raises `UsageError`."""
     job = msgspec.msgpack.decode(payload, type=RankJob)
     workload()  # its folders are where the prior's modules are looked for
     found = asked(load_function(job.prior), {i: (thaw(config), facts) for i, (config, facts) in job.candidates.items()})
@@ -64,20 +63,17 @@ def rank(payload: bytes) -> bytes:
 
 
 def lower(payload: bytes) -> bytes:
-    """Lower a candidate: msgpack of a `Candidate` → msgpack of `Lowered` or `Failure`.
+    """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
-    A kernel that an earlier run lowered is not lowered again where the artifact store has its library.
+    A kernel that an earlier run lowered is not lowered again if the artifact store has its library.
     """
-    return _lower(payload, lowered_before)
-
-
-def lower_anew(payload: bytes) -> bytes:
-    """Do as `lower`, but ignore earlier runs."""
-    return _lower(payload, lambda key: None)
+    job, steps = msgspec.msgpack.decode(payload, type=LowerJob), registry.compose(session().accelerators)
+    known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowered_before
+    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: lowering.lower(one, steps, known)))
 
 
 def build(payload: bytes) -> bytes:
-    """Build a group: msgpack of a `BuildJob` → msgpack of a list of `Artifact` or `Failure`, one a member.
+    """Build a group: `BuildJob` → list of `Artifact` or `Failure`, one a member.
 
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
@@ -87,8 +83,8 @@ def build(payload: bytes) -> bytes:
 
 
 def prove(payload: bytes) -> bytes:
-    """Prove a candidate's library plain: msgpack of a `ProofJob` → msgpack of `Proof` or `Failure`."""
-    job = msgspec.msgpack.decode(payload, type=ProofJob)
+    """Prove a candidate's library plain: `ProveJob` → `Proof` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=ProveJob)
 
     def work(candidate: Candidate) -> Proof | Failure:
         return plain.prove(candidate, job.measured, job.path, job.lowered)
@@ -97,7 +93,7 @@ def prove(payload: bytes) -> bytes:
 
 
 def explain(payload: bytes) -> bytes:
-    """Compile a configuration plainly, and read its facts: msgpack of an `ExplainJob` → `Explained` or `Failure`.
+    """Compile a configuration plainly, and read its facts: `ExplainJob` → `Explained` or `Failure`.
 
     Raises `SpaceError` for a name that the kernel does not take.
     """
@@ -110,11 +106,6 @@ def explain(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(
         _guarded(msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config)), work)
     )
-
-
-def _lower(payload: bytes, known: Callable[[str], Lowered | None]) -> bytes:
-    steps = registry.compose(session().accelerators)
-    return msgspec.msgpack.encode(_guarded(candidate_of(payload), lambda one: lowering.lower(one, steps, known)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from atune.engine.interfaces import GroupFailed
 from atune.errors import WorkerError, WorkerLost, WorkloadError
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
-from atune.model.candidate import Candidate, Config
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
     A,
+    BuildJob,
+    ElaborateJob,
     FinalJob,
     Finals,
+    GroupFailed,
     Job,
+    LowerJob,
     MeasureJob,
     Prepared,
     PrepareJob,
+    ProveJob,
+    RankJob,
     Started,
     StartJob,
 )
 from atune.model.measurement import FinalEntry, Measurement, Timing
-from atune.search.prior import OwnPrior, asked
+from atune.search.prior import asked
 from atune.testing.script import FATAL, seconds_of
+from atune.workload.pickling import load_function
 
 if TYPE_CHECKING:
     from atune.testing.machine import FakeMachine
@@ -46,7 +52,22 @@ class FakeCompileWorker:
         self.compiling = 0
         self._compiles = 0
 
-    async def lower(self, candidate: Candidate) -> Lowered | Failure:
+    async def run(self, job: Job[A]) -> A:
+        answer: Any = None
+        match job:
+            case LowerJob():
+                answer = await self._lower(job.candidate)
+            case ElaborateJob():
+                answer = await self._elaborate(job.candidates)
+            case RankJob():
+                answer = asked(load_function(job.prior), job.candidates)
+            case BuildJob():
+                answer = await self._build(job.group)
+            case ProveJob():
+                answer = await self._prove(job)
+        return cast(A, answer)
+
+    async def _lower(self, candidate: Candidate) -> Lowered | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index
         limit = machine.compile.compile_timeout_s
         machine.lowered.append(index)
@@ -69,7 +90,7 @@ class FakeCompileWorker:
             blob=b"",
         )
 
-    async def elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure]:
+    async def _elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure] | GroupFailed:
         machine, script = self.machine, self.machine.script
         limit, answers = machine.compile.compile_timeout_s, list[Elaborated | Failure]()
         machine.elaborated.append(tuple(candidate.index for candidate in candidates))
@@ -78,7 +99,7 @@ class FakeCompileWorker:
                 hangs = script.hangs.get(index) == "elaborate"
                 in_time = await machine.take(math.inf if hangs else seconds_of(script.elaborate_s, config), limit)
                 if not in_time and len(candidates) > 1:
-                    raise GroupFailed("elaborating ran past the deadline")
+                    return GroupFailed("elaborating ran past the deadline")
                 if not in_time:
                     answers.append(Failure(index, "timeout", f"elaborating ran past compile_timeout_s={limit:g}"))
                 elif kind := script.failure(index, "elaborate"):
@@ -87,13 +108,7 @@ class FakeCompileWorker:
                     answers.append(Elaborated(index, script.facts(config)))
         return answers
 
-    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        return asked(prior.function, known)
-
-    async def find(self, lowered: Lowered) -> Artifact | None:
-        return None
-
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
         machine, script = self.machine, self.machine.script
         limit = machine.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
@@ -106,13 +121,13 @@ class FakeCompileWorker:
                 kinds = ["timeout"]
         if any(machine.killed(i, "build") for i in indices):
             if len(group) > 1:
-                raise GroupFailed(KILLED, KILLED)
+                return GroupFailed(KILLED, KILLED)
             return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
         if kinds:
             past = f"compiling ran past compile_timeout_s={limit:g}"
             message = past if kinds[0] == "timeout" else f"scripted to fail: {kinds[0]}"
             if len(group) > 1:
-                raise GroupFailed(message)
+                return GroupFailed(message)
             return [Failure(indices[0], kinds[0], message, "what the fake said")]
         path = machine.new_library(group)
         return [
@@ -129,7 +144,8 @@ class FakeCompileWorker:
         finally:
             self.compiling = 0
 
-    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
+    async def _prove(self, job: ProveJob) -> Proof | Failure:
+        candidate, measured = job.candidate, job.measured
         machine, script, index = self.machine, self.machine.script, candidate.index
         machine.proved.append(index)
         machine.given(candidate)

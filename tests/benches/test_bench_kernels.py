@@ -10,6 +10,7 @@ import pytest
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workload.workload import FileRef
 
@@ -42,7 +43,7 @@ async def test_kernels_of_the_benchmarks_compile(
         worker = machine.compile_workers()[0]
         configs = [thaw(spec.configs[i]) for i in chosen]
         candidates = [Candidate(i, config_key(c), c) for i, c in zip(chosen, configs, strict=True)]
-        lowered = [await worker.lower(candidate) for candidate in candidates]
+        lowered = [await worker.run(LowerJob(candidate)) for candidate in candidates]
         assert all(isinstance(one, Lowered) for one in lowered), lowered
         assert len({one.code_key for one in lowered if isinstance(one, Lowered)}) == len(chosen)
         groups: dict[str, list[Lowered]] = {}
@@ -50,7 +51,7 @@ async def test_kernels_of_the_benchmarks_compile(
             if isinstance(one, Lowered):
                 groups.setdefault(one.merge_key, []).append(one)
         for group in groups.values():
-            built = await worker.build(group)
+            built = await worker.run(BuildJob(tuple(group)))
             assert all(isinstance(one, Artifact) for one in built), built
 
 

@@ -17,6 +17,7 @@ from atune.journal.replay import replay
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered, source_path
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workload.workload import FileRef, WorkloadSpec
 
@@ -57,13 +58,15 @@ async def test_kernels_spread_over_a_space_compile_and_get_their_registers(name:
         worker = machine.compile_workers()[0]
         last = len(spec.configs) - 1
         configs = {i: thaw(spec.configs[i]) for i in (0, last // 2, last)}
-        lowered = [await worker.lower(Candidate(i, config_key(config), config)) for i, config in configs.items()]
+        lowered = [
+            await worker.run(LowerJob(Candidate(i, config_key(config), config))) for i, config in configs.items()
+        ]
         kernels = [one for one in lowered if isinstance(one, Lowered)]
         assert len({one.code_key for one in kernels}) == 3, lowered
         asked = []
         for kernel in kernels:
             assert (kernel.facts.smem_bytes or 0) <= 227 * 1024, configs[kernel.index]
-            [built] = await worker.build([kernel])
+            [built] = await worker.run(BuildJob((kernel,)))
             assert isinstance(built, Artifact), built
             source = Path(source_path(built.path, built.symbol)).read_text()
             asked.append(taken(source))

@@ -23,10 +23,9 @@ from atune.cluster.address import Cluster
 from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.libraries import Library, Shelf
 from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Answer, NoticesJob, Opening, Question, error_of, raised
+from atune.cluster.messages import Answer, NoticesJob, Opening, Question, raised
 from atune.cluster.nodes import Node
 from atune.cluster.workers import ClusterCompileWorker, Slots
-from atune.engine.interfaces import GroupFailed
 from atune.errors import MachineError, UsageError, WorkerError
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
@@ -226,7 +225,6 @@ async def test_a_library_that_a_nodes_store_had_outlives_the_node(tmp_path: Path
 @pytest.mark.parametrize(
     "error",
     [
-        GroupFailed("the group fails", "a doubt"),
         errors.WorkerLost("lost", "detail", outside=True),
         errors.ServerLost("server lost", "detail"),
         errors.WorkerTimeout("late", "detail"),
@@ -235,10 +233,9 @@ async def test_a_library_that_a_nodes_store_had_outlives_the_node(tmp_path: Path
     ],
 )
 def test_an_exception_arrives_as_what_it_is(error: Exception) -> None:
-    there = error_of(raised(error))
+    there = raised(error).error()
     assert type(there) is type(error) and str(there) == str(error)
     assert vars(there).get("detail") == vars(error).get("detail")
-    assert vars(there).get("doubt") == vars(error).get("doubt")
     assert vars(there).get("outside") == vars(error).get("outside")
 
 
@@ -266,7 +263,7 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        there = error_of(raised(error))
+        there = raised(error).error()
     assert isinstance(there, WorkerError) and str(there) == "ZeroDivisionError: by zero"
     assert "test_nodes.py" in there.detail
 

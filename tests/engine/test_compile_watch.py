@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,8 +12,8 @@ from anyio import wait_all_tasks_blocked
 
 from atune.engine.compile_deadline import FLOOR_S, hopeless
 from atune.engine.compile_watch import LOOK_S, CompileWatch
-from atune.engine.interfaces import GroupFailed
 from atune.model.artifact import Artifact, Built, Failure, Lowered, StaticFacts
+from atune.model.jobs import BuildJob, GroupFailed
 
 pytestmark = pytest.mark.anyio
 FLOOR = int(FLOOR_S / LOOK_S)
@@ -32,11 +32,11 @@ class Worker:
         self.compiling = 0
         self.may_end = anyio.Event()
 
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def run(self, job: BuildJob) -> list[Built]:
         self.compiling = 1
         try:
             await self.may_end.wait()
-            return [Artifact(lowered.index, "a.so", "main", (), "c") for lowered in group]
+            return [Artifact(lowered.index, "a.so", "main", (), "c") for lowered in job.group]
         finally:
             self.compiling = 0
 
@@ -55,10 +55,7 @@ class Watched:
         await self._looks.receive()
 
     async def build(self, size: int) -> None:
-        try:
-            self.outcome = await self.watch.build(self.worker, group(size))  # type: ignore[arg-type]
-        except GroupFailed as failed:
-            self.outcome = failed
+        self.outcome = await self.watch.build(self.worker, group(size))  # type: ignore[arg-type]
 
     async def look(self, times: int) -> None:
         for _ in range(times):

@@ -32,8 +32,8 @@ from atune.journal.events import (
 from atune.journal.replay import replay
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import read
-from atune.model.artifact import Artifact, Failure, Lowered, Proof
-from atune.model.candidate import Candidate
+from atune.model.artifact import Lowered
+from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.report import report
 from atune.reporting.summary import summary
@@ -64,21 +64,17 @@ async def test_a_proof_that_ends_first_delays_nothing() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 async def test_a_proof_gets_what_the_plain_steps_lowered(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it need not lower again. What an accelerator lowered proves nothing."""
-    lower, prove, got = FakeCompileWorker.lower, FakeCompileWorker.prove, list[Lowered | None]()
+    run_job, got = FakeCompileWorker.run, list[Lowered | None]()
 
-    async def lowered(self: FakeCompileWorker, candidate: Candidate) -> Lowered | Failure:
-        found = await lower(self, candidate)
-        assert isinstance(found, Lowered)
-        return msgspec.structs.replace(found, blob=b"%d" % found.index, plain=plain)
+    async def done(self: FakeCompileWorker, job: Any) -> Any:
+        answer = await run_job(self, job)
+        if isinstance(job, ProveJob):
+            got.append(job.lowered)
+        if isinstance(answer, Lowered):
+            return msgspec.structs.replace(answer, blob=b"%d" % answer.index, plain=plain)
+        return answer
 
-    async def proven(
-        self: FakeCompileWorker, candidate: Candidate, measured: Artifact, one: Lowered | None
-    ) -> Proof | Failure:
-        got.append(one)
-        return await prove(self, candidate, measured, one)
-
-    monkeypatch.setattr(FakeCompileWorker, "lower", lowered)
-    monkeypatch.setattr(FakeCompileWorker, "prove", proven)
+    monkeypatch.setattr(FakeCompileWorker, "run", done)
     run = await tuned(FakeMachine(N, accelerated(prove_s=3.0)))
     assert run.proven() == (0, "compared", 3.0) and got
     assert [one and (one.index, one.blob) for one in got] == ([(0, b"0")] if plain else [None])

@@ -14,7 +14,7 @@ from atune.local.device_worker import NOT_ALONE
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
-from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import parse_file_ref
@@ -119,9 +119,9 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_bac
         compiler, [worker] = machine.compile_workers()[0], machine.device_workers()
         artifacts = []
         for i, mode in enumerate(("good 1", "once", "past the end")):
-            lowered = await compiler.lower(Candidate(i, config_key({"mode": mode}), {"mode": mode}))
+            lowered = await compiler.run(LowerJob(Candidate(i, config_key({"mode": mode}), {"mode": mode})))
             assert isinstance(lowered, Lowered), lowered
-            artifacts += await compiler.build([lowered])
+            artifacts += await compiler.run(BuildJob((lowered,)))
         good, once, past = artifacts
         assert all(isinstance(artifact, Artifact) for artifact in artifacts)
         await worker.run(StartJob())

@@ -233,10 +233,10 @@ NVCC = """
             await machine.discover()
             worker = machine.compile_workers()[0]
             config = spec.configs[0]
-            lowered = await worker.lower(Candidate(0, config_key(config), config))
+            lowered = await worker.run(LowerJob(Candidate(0, config_key(config), config)))
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(worker.build, [lowered])
+                    tasks.start_soon(worker.run, BuildJob((lowered,)))
                     await anyio.to_thread.run_sync(sys.stdin.readline)
                     scope.cancel()
         print("closed", flush=True)

@@ -13,6 +13,7 @@ from atune.local.discovery import PLAIN
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.processes.server import services
 
@@ -41,9 +42,9 @@ async def test_a_run_of_few_candidates_leaves_the_service_to_the_next_one() -> N
         assert few.accelerators(1)[0] == ()
         (worker,) = few.compile_workers(1)
         config = thaw(spec.configs[0])
-        answer = await worker.lower(Candidate(0, config_key(config), config))
-        assert isinstance(answer, Lowered) and await worker.find(answer) is None
-        [built] = artifacts(list(await worker.build([answer])))
+        answer = await worker.run(LowerJob(Candidate(0, config_key(config), config)))
+        assert isinstance(answer, Lowered) and await worker.run(FindJob(answer)) is None
+        [built] = artifacts(list(await worker.run(BuildJob((answer,)))))
         assert (built.compiler, built.why) == ("nvcc", f"nvcc, because {PLAIN}")
         assert few.service.pid == pid and few.hints(0).builds == "all"
     [process] = services._servers.values()

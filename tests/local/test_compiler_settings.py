@@ -14,6 +14,7 @@ from atune.journal.events import Event, Warned
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
+from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.system.cores import WORKER_BYTES
 from atune.workload.workload import FileRef
@@ -61,9 +62,9 @@ async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **se
         (worker,) = machine.compile_workers()
         built: list[Any] = []
         for i, config in enumerate(spec.configs):
-            lowered = await worker.lower(Candidate(i, config_key(config), config))
+            lowered = await worker.run(LowerJob(Candidate(i, config_key(config), config)))
             if isinstance(lowered, Lowered):
-                [one] = await worker.build([lowered])
+                [one] = await worker.run(BuildJob((lowered,)))
                 data = Path(one.path).read_bytes() if isinstance(one, Artifact) else b""
                 built.append((lowered, one, data))
             else:

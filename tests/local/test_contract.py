@@ -21,15 +21,25 @@ from kernel_outputs import outputs_of
 from atune.cluster.machine import ClusterMachine
 from atune.cluster.ray_cluster import connect_ray
 from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
-from atune.engine.interfaces import CompileHints, GroupFailed
+from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
 from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
-from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import (
+    BuildJob,
+    ElaborateJob,
+    FinalJob,
+    GroupFailed,
+    LowerJob,
+    MeasureJob,
+    PrepareJob,
+    ProveJob,
+    RankJob,
+    StartJob,
+)
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.search.prior import OwnPrior
 from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script
 from atune.workload.pickling import ship_function
@@ -90,14 +100,14 @@ class Bench:
         for name in names:
             candidate = self.candidate(name)
             if candidate.index not in self._lowered:
-                answer = await self.compiler.lower(candidate)
+                answer = await self.compiler.run(LowerJob(candidate))
                 assert isinstance(answer, Lowered), answer
                 self._lowered[candidate.index] = answer
             found.append(self._lowered[candidate.index])
         return found
 
     async def artifact(self, name: Any) -> Artifact:
-        [artifact] = await self.compiler.build(await self.lowered(name))
+        [artifact] = await self.compiler.run(BuildJob(tuple(await self.lowered(name))))
         assert isinstance(artifact, Artifact), artifact
         return artifact
 
@@ -247,7 +257,7 @@ async def test_every_member_of_a_group_computes_its_own_output(scaled: Bench) ->
     group = await scaled.lowered(*order)
     assert all(lowered.merge_key == group[0].merge_key for lowered in group)
     assert len({lowered.code_key for lowered in group}) == 4
-    artifacts = await scaled.compiler.build(group)
+    artifacts = await scaled.compiler.run(BuildJob(tuple(group)))
     assert [a.index for a in artifacts] == [SCALES.index(s) for s in order]
     assert len({a.path for a in artifacts}) == 1 and len({a.symbol for a in artifacts}) == 4
     assert Path(artifacts[0].path).is_file()
@@ -258,7 +268,7 @@ async def test_every_member_of_a_group_computes_its_own_output(scaled: Bench) ->
 
 async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
     [lowered] = await scaled.lowered(4.0)
-    again = await scaled.compiler.lower(scaled.candidate(4.0))
+    again = await scaled.compiler.run(LowerJob(scaled.candidate(4.0)))
     assert isinstance(again, Lowered)
     assert (again.index, again.code_key, again.merge_key) == (lowered.index, lowered.code_key, lowered.merge_key)
     assert lowered.index == 3 and len(lowered.params) >= 1 and lowered.seconds >= 0
@@ -283,7 +293,7 @@ async def test_hints_leave_a_worker_to_go_on(scaled: Bench) -> None:
 async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> None:
     """Whether accelerators had a part in it or not, nothing differs; the plain library computes the same."""
     artifact = await scaled.artifact(2.0)
-    proof = await scaled.compiler.prove(scaled.candidate(2.0), artifact)
+    proof = await scaled.compiler.run(ProveJob(scaled.candidate(2.0), artifact))
     assert isinstance(proof, Proof), proof
     assert (proof.index, proof.difference) == (SCALES.index(2.0), "") and proof.seconds >= 0
     if (plain := proof.plain) is not None:
@@ -343,7 +353,7 @@ async def test_wrong_outputs_are_told_apart(moody: Bench, mode: str, kind: str) 
 
 
 async def test_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
-    answer = await moody.compiler.lower(moody.candidate("raise"))
+    answer = await moody.compiler.run(LowerJob(moody.candidate("raise")))
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (7, "lower")
     if moody.kind != "fake":
         assert "the kernel does not like 'raise'" in answer.message
@@ -351,13 +361,12 @@ async def test_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
 
 async def test_a_refused_member_fails_alone_and_a_group_with_it_as_a_whole(moody: Bench) -> None:
     good, refused = await moody.lowered("ok", "refused")
-    with pytest.raises(GroupFailed):
-        await moody.compiler.build([good, refused])
-    [answer] = await moody.compiler.build([refused])
+    assert isinstance(await moody.compiler.run(BuildJob((good, refused))), GroupFailed)
+    [answer] = await moody.compiler.run(BuildJob((refused,)))
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (8, "compile")
     if moody.kind != "fake":
         assert "no_such_function" in answer.message + answer.detail
-    [artifact] = await moody.compiler.build([good])
+    [artifact] = await moody.compiler.run(BuildJob((good,)))
     assert isinstance(artifact, Artifact)
 
 
@@ -403,16 +412,15 @@ async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moo
         pytest.skip(reason="the slow compiler stands in for g++")
     slow, ok = await moody.lowered("slow", "ok")
     worker = moody.hasty_compiler
-    await worker.build([ok])  # its worker is there now
+    await worker.run(BuildJob((ok,)))  # its worker is there now
     group = worker._worker.pid if isinstance(worker, LocalCompileWorker) else 0
     started = time.monotonic()
-    [answer] = await worker.build([slow])
+    [answer] = await worker.run(BuildJob((slow,)))
     assert time.monotonic() - started < COMPILE_LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (9, "timeout")
     assert not group or not processes(group)  # the compiler too
-    with pytest.raises(GroupFailed):
-        await worker.build([slow, ok])
-    [artifact] = await worker.build([ok])
+    assert isinstance(await worker.run(BuildJob((slow, ok))), GroupFailed)
+    [artifact] = await worker.run(BuildJob((ok,)))
     assert isinstance(artifact, Artifact)
 
 
@@ -425,7 +433,7 @@ async def test_a_cancelled_compile_is_killed_and_the_worker_goes_on(moody: Bench
 
     async def build() -> None:
         with scope:
-            await worker.build([slow])
+            await worker.run(BuildJob((slow,)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(build)
@@ -436,24 +444,24 @@ async def test_a_cancelled_compile_is_killed_and_the_worker_goes_on(moody: Bench
         scope.cancel()
     assert scope.cancelled_caught and time.monotonic() - started < 1.3
     assert not worker.compiling and not compiling_slowly()
-    [artifact] = await worker.build([ok])
+    [artifact] = await worker.run(BuildJob((ok,)))
     assert isinstance(artifact, Artifact) and not worker.compiling
 
 
 async def test_lowering_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
     worker = moody.hasty_compiler
     started = time.monotonic()
-    answer = await worker.lower(moody.candidate("slow lower"))
+    answer = await worker.run(LowerJob(moody.candidate("slow lower")))
     assert time.monotonic() - started < COMPILE_LIMIT_S + 2
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (10, "timeout")
-    assert isinstance(await worker.lower(moody.candidate("ok")), Lowered)
+    assert isinstance(await worker.run(LowerJob(moody.candidate("ok"))), Lowered)
 
 
 async def test_elaborating_answers_for_each_and_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
     asked = [moody.candidate(mode) for mode in ("ok", "raise", "also ok")]
     answers: list[Elaborated | Failure] = []
     while len(answers) < len(asked):
-        new = await moody.compiler.elaborate(asked[len(answers) :])
+        new = await moody.compiler.run(ElaborateJob(tuple(asked[len(answers) :])))
         assert new
         answers += new
     assert [answer.index for answer in answers] == [one.index for one in asked]
@@ -467,11 +475,10 @@ async def test_elaborating_that_does_not_end_is_killed_and_is_one_candidates_fau
     if moody.kind == "fake":
         pytest.skip(reason="its script ends when it elaborates")
     worker, slow, ok = moody.hasty_compiler, moody.candidate("slow lower"), moody.candidate("ok")
-    with pytest.raises(GroupFailed):
-        await worker.elaborate([slow, ok])
-    [answer] = await worker.elaborate([slow])
+    assert isinstance(await worker.run(ElaborateJob((slow, ok))), GroupFailed)
+    [answer] = await worker.run(ElaborateJob((slow,)))
     assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.doubt) == (10, "timeout", "")
-    [answer] = await worker.elaborate([ok])
+    [answer] = await worker.run(ElaborateJob((ok,)))
     assert isinstance(answer, Elaborated) and answer.index == 0
 
 
@@ -483,12 +490,12 @@ async def test_a_users_prior_is_asked_in_a_worker(moody: Bench) -> None:
             raise KeyError("no such mode")
         return len(config[name]) + (os.getpid() == here) / 2
 
-    prior = OwnPrior(length, ship_function(length, "prior"))
+    prior = ship_function(length, "prior")
     known = {number: ({name: mode}, StaticFacts()) for number, mode in enumerate(["ok", "wrong"])}
     beside = 0.5 if moody.kind == "fake" else 0.0
-    assert await moody.compiler.rank(prior, known) == {0: 2.0 + beside, 1: 5.0 + beside}
+    assert await moody.compiler.run(RankJob("length", prior, known)) == {0: 2.0 + beside, 1: 5.0 + beside}
     with pytest.raises(UsageError, match="length raised KeyError: 'no such mode' at mode='raise'"):
-        await moody.compiler.rank(prior, {**known, 2: ({name: "raise"}, StaticFacts())})
+        await moody.compiler.run(RankJob("length", prior, {**known, 2: ({name: "raise"}, StaticFacts())}))
 
 
 async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) -> None:
@@ -499,9 +506,9 @@ async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) 
         while True:
             pass
 
-    prior = OwnPrior(endless, ship_function(endless, "prior"))
+    prior = ship_function(endless, "prior")
     with pytest.raises(UsageError, match=f"endless took more than compile_timeout_s={COMPILE_LIMIT_S:g} s"):
-        await moody.hasty_compiler.rank(prior, {0: ({}, StaticFacts()), 1: ({}, StaticFacts())})
+        await moody.hasty_compiler.run(RankJob("endless", prior, dict.fromkeys(range(2), ({}, StaticFacts()))))
 
 
 async def test_the_workers_are_of_the_kind_meant(moody: Bench) -> None:
@@ -525,12 +532,12 @@ async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:
         [worker] = machine.compile_workers()
         group = []
         for index, scale in enumerate(SCALES[:3]):
-            lowered = await worker.lower(Candidate(index, config_key({"scale": scale}), {"scale": scale}))
+            lowered = await worker.run(LowerJob(Candidate(index, config_key({"scale": scale}), {"scale": scale})))
             assert isinstance(lowered, Lowered), lowered
             assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
             group.append(lowered)
         assert len({lowered.code_key for lowered in group}) == 3
-        artifacts = await worker.build(group)
+        artifacts = await worker.run(BuildJob(tuple(group)))
         assert [a.index for a in artifacts] == [0, 1, 2] and len({a.path for a in artifacts}) == 1
         library = Path(artifacts[0].path).read_bytes()  # type: ignore[union-attr]
         assert all(a.symbol.encode() in library for a in artifacts)  # type: ignore[union-attr]

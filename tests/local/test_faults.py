@@ -23,7 +23,7 @@ from atune.local import device_worker
 from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
-from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import parse_file_ref
@@ -100,8 +100,8 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
 
 async def built(machine: LocalMachine, *indices: int) -> list[Artifact]:
     worker = machine.compile_workers()[0]
-    lowered = [await worker.lower(Candidate(i, config_key({"x": i}), {"x": i})) for i in indices]
-    artifacts = await worker.build([one for one in lowered if isinstance(one, Lowered)])
+    lowered = [await worker.run(LowerJob(Candidate(i, config_key({"x": i}), {"x": i}))) for i in indices]
+    artifacts = await worker.run(BuildJob(tuple(one for one in lowered if isinstance(one, Lowered))))
     assert all(isinstance(one, Artifact) for one in artifacts)
     return artifacts  # type: ignore[return-value]
 

@@ -15,7 +15,6 @@ from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.compile_service import CompileService
 from atune.local.compile_worker import CompileContext, LocalCompileWorker
-from atune.local.entry_points import PROVE
 from atune.local.machine import LocalMachine
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
@@ -23,8 +22,9 @@ from atune.local.workers import Workers
 from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
+from atune.model.jobs import BuildJob, FindJob, LowerJob, ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import BuildJob, ProofJob, Session
+from atune.processes.messages import Session
 from atune.storage.artifact_store import ArtifactStore
 from atune.workload.workload import FileRef
 
@@ -44,14 +44,13 @@ class Answering(LocalCompileWorker):
     """A compile worker that gives the answer that it has."""
 
     answer: Any = None
-    asked: list[tuple[str, Any]]
+    asked: list[Any]
 
-    async def _call(self, entry: str, payload: bytes, limit_s: float | None = None) -> bytes:
-        job: Any = ProofJob if entry == PROVE else BuildJob
-        self.asked.append((entry, msgspec.msgpack.decode(payload, type=job)))
+    async def _call(self, job: Any, limit_s: float | None = None) -> Any:
+        self.asked.append(job)
         if isinstance(self.answer, Exception):
             raise self.answer
-        return msgspec.msgpack.encode(self.answer)
+        return self.answer
 
 
 @pytest.fixture
@@ -87,24 +86,24 @@ def library(folder: Path, name: str, code_key: str) -> Artifact:
 async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
     measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
     worker.answer = proof = Proof(index=3, plain=plain, seconds=1.5)
-    assert await worker.prove(CANDIDATE, measured) == proof
-    [(entry, job)] = worker.asked
-    assert entry == PROVE and (job.candidate, job.measured) == (CANDIDATE, measured)
+    assert await worker.run(ProveJob(CANDIDATE, measured)) == proof
+    [job] = worker.asked
+    assert isinstance(job, ProveJob) and (job.candidate, job.measured) == (CANDIDATE, measured)
     assert Path(job.path).parent == tmp_path / "artifacts"
     assert store.find_proof(KEY, measured.path) and not store.find_proof(PLAIN_KEY, plain.path)
     found = store.find(PLAIN_KEY, 3)
     assert found is not None and Path(found.path).read_bytes() == b"plain" and found.store_key == PLAIN_KEY
 
-    again = await worker.prove(CANDIDATE, measured)
+    again = await worker.run(ProveJob(CANDIDATE, measured))
     assert again == Proof(index=3) and len(worker.asked) == 1  # nothing is proven twice
 
 
 async def test_what_the_plain_steps_lowered_is_not_lowered_again(worker: Answering) -> None:
     lowered = Lowered(3, "code", "merge", (), StaticFacts(), 0.1, b"blob", plain=True)
     worker.answer = Proof(index=3)
-    await worker.prove(CANDIDATE, Artifact(3, "x.so", "K", (), "cuda", store_key=""), lowered)
-    [(_, job)] = worker.asked
-    assert isinstance(job, ProofJob) and job.lowered == lowered
+    await worker.run(ProveJob(CANDIDATE, Artifact(3, "x.so", "K", (), "cuda", store_key=""), lowered))
+    [job] = worker.asked
+    assert isinstance(job, ProveJob) and job.lowered == lowered
 
 
 async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(
@@ -112,9 +111,9 @@ async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(
 ) -> None:
     measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
     worker.answer = Proof(index=3, difference="the generated source", plain=plain)
-    assert await worker.prove(CANDIDATE, measured) == worker.answer
+    assert await worker.run(ProveJob(CANDIDATE, measured)) == worker.answer
     assert not store.find_proof(KEY, measured.path) and store.find(PLAIN_KEY, 3) is not None
-    await worker.prove(CANDIDATE, measured)
+    await worker.run(ProveJob(CANDIDATE, measured))
     assert len(worker.asked) == 2
 
 
@@ -123,7 +122,7 @@ async def test_what_may_not_be_kept_is_proven_each_time(worker: Answering, tmp_p
     measured, plain = library(tmp_path, "measured", ""), library(tmp_path, "plain", PLAIN_KEY)
     worker.answer = Proof(index=3, plain=plain)
     for _ in range(2):
-        assert await worker.prove(CANDIDATE, measured) == worker.answer
+        assert await worker.run(ProveJob(CANDIDATE, measured)) == worker.answer
     assert len(worker.asked) == 2 and not list((tmp_path / "store").rglob("*.json"))
 
 
@@ -139,7 +138,7 @@ async def test_a_worker_that_breaks_is_a_failure(
     worker: Answering, tmp_path: Path, error: Exception, kind: str, message: str
 ) -> None:
     worker.answer = error
-    answer = await worker.prove(CANDIDATE, library(tmp_path, "measured", KEY))
+    answer = await worker.run(ProveJob(CANDIDATE, library(tmp_path, "measured", KEY)))
     assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.detail) == (3, kind, "words")
     assert message in answer.message
 
@@ -147,7 +146,7 @@ async def test_a_worker_that_breaks_is_a_failure(
 async def test_what_the_worker_calls_a_failure_is_one(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
     worker.answer = Failure(index=3, kind="lower", message="the kernel raises now")
     measured = library(tmp_path, "measured", KEY)
-    assert await worker.prove(CANDIDATE, measured) == worker.answer
+    assert await worker.run(ProveJob(CANDIDATE, measured)) == worker.answer
     assert not store.find_proof(KEY, measured.path)
 
 
@@ -155,7 +154,7 @@ async def test_without_a_store_it_is_proven_each_time(worker: Answering, tmp_pat
     worker.context = replace(worker.context, store=RunStore())
     worker.answer = Proof(index=3)
     for _ in range(2):
-        assert await worker.prove(CANDIDATE, library(tmp_path, "measured", KEY)) == Proof(index=3)
+        assert await worker.run(ProveJob(CANDIDATE, library(tmp_path, "measured", KEY))) == Proof(index=3)
     assert len(worker.asked) == 2
 
 
@@ -169,17 +168,17 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
         await machine.discover()
         machine.accelerators(100)
         (worker,) = machine.compile_workers()
-        lowered = await worker.lower(candidate)
-        assert isinstance(lowered, Lowered) and await worker.find(lowered) is None
-        [measured] = await worker.build([lowered])
+        lowered = await worker.run(LowerJob(candidate))
+        assert isinstance(lowered, Lowered) and await worker.run(FindJob(lowered)) is None
+        [measured] = await worker.run(BuildJob((lowered,)))
         assert isinstance(measured, Artifact) and measured.store_key == lowered.store_key
         assert not measured.plain
-        proof = await worker.prove(candidate, measured)
+        proof = await worker.run(ProveJob(candidate, measured))
         assert isinstance(proof, Proof) and proof.difference == "" and proof.plain is not None, proof
         assert Path(proof.plain.path).is_file() and proof.plain.plain and proof.seconds > 0
-        assert await worker.prove(candidate, measured) == Proof(index=0)
+        assert await worker.run(ProveJob(candidate, measured)) == Proof(index=0)
         other = msgspec.structs.replace(measured, source_key="another", store_key="c" * 32)
-        refuted = await worker.prove(candidate, other)
+        refuted = await worker.run(ProveJob(candidate, other))
         assert isinstance(refuted, Proof) and refuted.difference == "the generated source"
 
 

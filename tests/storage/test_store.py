@@ -20,6 +20,7 @@ from atune.journal.events import ArtifactBuilt, Event
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
 from atune.model.candidate import Candidate, config_key
+from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.reporting.summary import summary_text
 from atune.storage.artifact_store import ArtifactStore
@@ -246,12 +247,12 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_b
         async with machine.open():
             await machine.discover()
             (worker,) = machine.compile_workers()
-            answer = await worker.lower(candidate)
+            answer = await worker.run(LowerJob(candidate))
             assert isinstance(answer, Lowered), answer
             if build:
                 if answer.blob:
-                    assert await worker.find(answer) is None
-                [built] = await worker.build([answer])
+                    assert await worker.run(FindJob(answer)) is None
+                [built] = await worker.run(BuildJob((answer,)))
                 assert isinstance(built, Artifact) and ("store" in built.why) != bool(answer.blob), built
             return answer
 

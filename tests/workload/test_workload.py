@@ -25,7 +25,7 @@ from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
-from atune.model.jobs import MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.testing import FakeMachine
@@ -392,9 +392,11 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
             assert len(spec.configs) == 2
             await machine.discover()
             [worker], [device] = machine.compile_workers(), machine.device_workers()
-            lowered = [await worker.lower(Candidate(i, f"k{i}", config)) for i, config in enumerate(spec.configs)]
+            lowered = [
+                await worker.run(LowerJob(Candidate(i, f"k{i}", config))) for i, config in enumerate(spec.configs)
+            ]
             assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
-            built = await worker.build(lowered)  # type: ignore[arg-type]
+            built = await worker.run(BuildJob(tuple(lowered)))  # type: ignore[arg-type]
             await device.run(StartJob())
             await device.run(PrepareJob(built[0].params))  # type: ignore[union-attr]
             answers = [await device.run(MeasureJob(artifact)) for artifact in built]  # type: ignore[arg-type]

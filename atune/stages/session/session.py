@@ -6,7 +6,6 @@ import tempfile
 
 import msgspec
 
-from atune.model.candidate import Candidate
 from atune.processes.messages import Session
 from atune.workload.sources import pin
 from atune.workload.workload import Workload, fingerprint, load
@@ -53,7 +52,3 @@ def loaded_as() -> str:
     """Return the fingerprint of the session's workload as it was loaded here."""
     workload()
     return _state.fingerprint
-
-
-def candidate_of(payload: bytes) -> Candidate:
-    return msgspec.msgpack.decode(payload, type=Candidate)

@@ -24,6 +24,7 @@ import atune
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
+from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.processes.server import services
 from atune.stages.accelerators import cicc, cicc_server
@@ -90,7 +91,7 @@ async def sources(ref: FileRef, configs: Sequence[dict[str, object]], arch: str)
         await machine.describe()
         await machine.discover()
         (worker,) = machine.compile_workers()
-        found = [await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
+        found = [await worker.run(LowerJob(Candidate(i, config_key(c), c))) for i, c in enumerate(configs)]
         return [msgspec.msgpack.decode(one.blob, type=Blob).source for one in found if isinstance(one, Lowered)]
 
 
@@ -372,7 +373,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
     atune.shutdown()  # another test's service would have the headers
     async with lowered(3, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready, machine.service.why
-        built = artifacts(list(await worker.build(group)))
+        built = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert [one.compiler for one in built] == ["cicc"] * 3
         assert len({one.path for one in built}) == 1
         assert "headers parsed in" in built[0].why
@@ -384,13 +385,13 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         (server,) = children(machine.service.pid)
         await given_up(worker, group, server)
         assert machine.service.ready
-        (again, *_) = artifacts(list(await worker.build(group)))
+        (again, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert again.compiler == "cicc"
 
         # Without the server nvcc takes over, and says why.
         os.kill(server, signal.SIGKILL)
         await until(machine, lambda: not machine.service.ready, 5)
-        (last, *_) = artifacts(list(await worker.build(group)))
+        (last, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
 
@@ -403,7 +404,7 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
     for n in range(3):
         async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (machine, worker, group):
             assert machine.service.ready, machine.service.why
-            built = artifacts(list(await worker.build(group[n:])))
+            built = artifacts(list(await worker.run(BuildJob(tuple(group[n:])))))
             assert [one.compiler for one in built] == ["cicc"]
             whys.append(built[0].why)
             pids.append(machine.service.pid)
@@ -429,7 +430,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
         service = machine.service.pid
         os.killpg(service, signal.SIGKILL)
         await until(machine, lambda: not machine.service.ready, 5)
-        (built,) = artifacts(list(await worker.build(group)))
+        (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert built.compiler == "nvcc"
         assert "SIGKILL" in built.why
 
@@ -439,7 +440,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 async def test_flags_are_for_nvcc() -> None:
     settings = CompileSettings(workers=1, accelerate="cicc", flags=("-DATUNE_TEST=1",))
     async with lowered(1, settings) as (_, worker, group):
-        (built,) = artifacts(list(await worker.build(group)))
+        (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert built.compiler == "nvcc"
         assert "compile flags are for nvcc" in built.why
 
@@ -464,6 +465,6 @@ async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     async with lowered(2, CompileSettings(workers=1)) as (machine, worker, group):
         assert not machine.service.ready, machine.service.why
-        built = artifacts(list(await worker.build(group)))
+        built = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert [one.compiler for one in built] == ["nvcc"] * 2
         assert "nvcc, because nvcc calls other programs" in built[0].why

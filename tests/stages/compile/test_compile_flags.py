@@ -16,6 +16,7 @@ from atune.journal.events import CandidateLowered, Event
 from atune.local.machine import LocalCompileWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workload.workload import FileRef, Workload
 
@@ -60,7 +61,7 @@ async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[L
     await machine.discover()
     worker = machine.compile_workers()[0]
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-    found = [await worker.lower(candidate) for candidate in candidates]
+    found = [await worker.run(LowerJob(candidate)) for candidate in candidates]
     assert all(isinstance(one, Lowered) for one in found), found
     return worker, [one for one in found if isinstance(one, Lowered)]
 
@@ -74,7 +75,7 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
         assert [one.merge_key == lowered[0].merge_key for one in lowered] == [True, False, False] * 2
         assert len({one.merge_key for one in lowered}) == 3
         for member in range(3):
-            built = await worker.build([lowered[member], lowered[member + 3]])
+            built = await worker.run(BuildJob((lowered[member], lowered[member + 3])))
             assert all(isinstance(one, Artifact) for one in built), built
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
@@ -101,12 +102,12 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
     async with machine.open():
         worker, (plain, flagged) = await lowered_all(machine)
         assert plain.merge_key != flagged.merge_key
-        assert await worker.find(plain) is None  # the store is empty: now cicc is started
+        assert await worker.run(FindJob(plain)) is None  # the store is empty: now cicc is started
         while machine.service.warming:
             await anyio.sleep(0.05)
         if not machine.service.ready:
             pytest.skip(reason=machine.service.why)
-        [first], [second] = await worker.build([plain]), await worker.build([flagged])
+        [first], [second] = await worker.run(BuildJob((plain,))), await worker.run(BuildJob((flagged,)))
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "cicc"
         assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")

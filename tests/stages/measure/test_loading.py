@@ -11,6 +11,7 @@ from atune.errors import WorkerError, WorkloadError
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
+from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.stages.compile.lowering import Blob
 from atune.workload.workload import FileRef
@@ -60,7 +61,7 @@ async def test_loading_is_in_no_candidates_deadline(
         await machine.discover()
         [worker] = machine.compile_workers()
         config = {"scale": 2.0}
-        assert isinstance(await worker.lower(Candidate(0, config_key(config), config)), Lowered)
+        assert isinstance(await worker.run(LowerJob(Candidate(0, config_key(config), config))), Lowered)
     assert mark.read_text() == "x"
 
 
@@ -110,12 +111,12 @@ async def test_an_imported_text_may_end_without_a_newline(
     async with machine.open():
         await machine.discover()
         [worker] = machine.compile_workers()
-        lowered = await worker.lower(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0}))
+        lowered = await worker.run(LowerJob(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0})))
         assert isinstance(lowered, Lowered), lowered
         source = msgspec.msgpack.decode(lowered.blob, type=Blob).source
         assert "#define TWICE 2.0f\n" in source
         if target == "c":
-            [built] = await worker.build([lowered])
+            [built] = await worker.run(BuildJob((lowered,)))
             assert isinstance(built, Artifact), built
 
 
