@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from cluster_agents import Loopback, LoopbackAgent
 from kernel_outputs import outputs_of
@@ -23,6 +21,7 @@ from atune.cluster.ray_cluster import connect_ray
 from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
+from atune.local.device_worker import DeviceContext
 from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
@@ -52,11 +51,8 @@ SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
 MODES = [
     "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
 ]  # fmt: skip
-BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
-IMPATIENT: Any = {
-    "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S, store=False),
-    "benchmark": BenchmarkSettings(benchmark_timeout_s=BENCHMARK_LIMIT_S, n_warmup=1, n_repeat=4),
-}
+LIMIT_S = 1.0
+"""The deadline of jobs that never end."""
 FAKE_FAILS: Any = {
     2: "mismatch", 3: "non_finite", 4: "unwritten", 5: "fault", 7: "lower", 8: "compile",
 }  # fmt: skip
@@ -79,16 +75,25 @@ def anyio_backend() -> str:
 
 
 class Bench:
-    """A machine at work: a compile worker, a device worker, and impatient twins of both with short deadlines."""
+    """A machine at work: a compile worker and a device worker."""
 
-    def __init__(self, kind: str, machine: Any, impatient: Any) -> None:
-        self.kind, self.machine, self.impatient = kind, machine, impatient
-        self.compiler, self.hasty_compiler = self.new_worker(machine), self.new_worker(impatient)
-        self.device, self.hasty_device = machine.device_workers()[0], impatient.device_workers()[0]
+    def __init__(self, kind: str, machine: Any) -> None:
+        self.kind, self.machine = kind, machine
+        self.compiler, self.device = machine.compile_workers()[0], machine.device_workers()[0]
         self._lowered: dict[int, Lowered] = {}
 
-    def new_worker(self, machine: Any) -> Any:
-        return machine.compile_workers()[0]
+    @contextmanager
+    def hasty(self) -> Iterator[None]:
+        """Give jobs that never end `LIMIT_S`. A node's workers are the local ones, so that nothing is new there."""
+        if self.kind not in ("fake", *LOCAL):
+            pytest.skip(reason="a node's workers are those of the kind «cpu»")
+        with pytest.MonkeyPatch.context() as patch:
+            if self.kind == "fake":
+                patch.setattr(self.machine, "compile", CompileSettings(compile_timeout_s=LIMIT_S))
+                patch.setattr(self.machine, "benchmark", BenchmarkSettings(benchmark_timeout_s=LIMIT_S))
+            patch.setattr(LocalCompileWorker, "_limit_s", LIMIT_S)
+            patch.setattr(DeviceContext, "limit_s", LIMIT_S)
+            yield
 
     def candidate(self, name: Any) -> Candidate:
         config = {"mode": name} if isinstance(name, str) else {"scale": name}
@@ -144,7 +149,7 @@ def two_ray_nodes(slow_compiler: None) -> Iterator[None]:
 def connected(kind: str) -> Any:
     """Return what a `ClusterMachine` takes for nodes of `kind`."""
     if kind == "agents":
-        return Loopback(2)
+        return Loopback(1)
     connect = connect_ray("auto")
     return connect if kind == "two Ray nodes" else partial(first_of, connect)
 
@@ -166,33 +171,23 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
             reference_ms=2.0 if moody else None,
         )
         machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
-        impatient: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
-        await stack.enter_async_context(impatient.open())
     elif kind not in LOCAL:
         connect = connected(kind)
         reference = parse_file_ref(f"{KERNELS}:{name}")
         settings = CompileSettings(store=False, accelerate=SPY, workers=1)
         machine = ClusterMachine(connect, reference, target="c", compile=settings)
-        hasty = msgspec.structs.replace(IMPATIENT["compile"], workers=1)
-        impatient = ClusterMachine(connect, reference, target="c", compile=hasty, benchmark=IMPATIENT["benchmark"])
-        await stack.enter_async_context(impatient.open())
-        await impatient.discover()
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
         target = "c" if kind == "cpu" else "cuda"
         accelerate = SPY if kind == "cpu" else "auto"  # none of atune's own is for the CPU
         settings = CompileSettings(store=False, accelerate=accelerate)  # a group is compiled here, not found
         machine = LocalMachine(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
-        impatient = None
     await stack.enter_async_context(machine.open())
     spec = await machine.describe()
     assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
     await machine.discover()
     machine.accelerators(len(spec.configs))
-    if impatient is None:  # the same processes' server, other deadlines
-        impatient = copy.copy(machine)
-        impatient.compile, impatient.benchmark = IMPATIENT["compile"], IMPATIENT["benchmark"]
-    return Bench(kind, machine, impatient)
+    return Bench(kind, machine)
 
 
 @pytest.fixture(scope="module", params=["fake", *real])
@@ -382,14 +377,15 @@ async def test_a_crash_costs_one_candidate_and_the_worker_starts_again(moody: Be
 
 async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
-    device = await moody.started(moody.hasty_device)
+    device = await moody.started(moody.device)
     await device.run(PrepareJob(ok.params))
     group = device._worker.pid if isinstance(device, LocalDeviceWorker) else 0
     started = time.monotonic()
-    answer = await device.run(MeasureJob(loop))
-    assert time.monotonic() - started < BENCHMARK_LIMIT_S + 1
+    with moody.hasty():
+        answer = await device.run(MeasureJob(loop))
+    assert time.monotonic() - started < LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (6, "timeout")
-    assert f"{BENCHMARK_LIMIT_S:g}" in answer.message and not device.alive
+    assert f"benchmark_timeout_s={LIMIT_S:g}" in answer.message and not device.alive
     assert not group or not processes(group)
     await device.run(StartJob())
     assert isinstance(await device.run(MeasureJob(ok)), Measurement)
@@ -411,15 +407,17 @@ async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moo
     if moody.kind == "cuda":
         pytest.skip(reason="the slow compiler stands in for g++")
     slow, ok = await moody.lowered("slow", "ok")
-    worker = moody.hasty_compiler
+    worker = moody.compiler
     await worker.run(BuildJob((ok,)))  # its worker is there now
     group = worker._worker.pid if isinstance(worker, LocalCompileWorker) else 0
     started = time.monotonic()
-    [answer] = await worker.run(BuildJob((slow,)))
-    assert time.monotonic() - started < COMPILE_LIMIT_S + 1
+    with moody.hasty():
+        [answer] = await worker.run(BuildJob((slow,)))
+    assert time.monotonic() - started < LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (9, "timeout")
     assert not group or not processes(group)  # the compiler too
-    assert isinstance(await worker.run(BuildJob((slow, ok))), GroupFailed)
+    with moody.hasty():
+        assert isinstance(await worker.run(BuildJob((slow, ok))), GroupFailed)
     [artifact] = await worker.run(BuildJob((ok,)))
     assert isinstance(artifact, Artifact)
 
@@ -449,10 +447,12 @@ async def test_a_cancelled_compile_is_killed_and_the_worker_goes_on(moody: Bench
 
 
 async def test_lowering_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
-    worker = moody.hasty_compiler
+    worker = moody.compiler
+    await worker.run(LowerJob(moody.candidate("ok")))  # its worker is there now
     started = time.monotonic()
-    answer = await worker.run(LowerJob(moody.candidate("slow lower")))
-    assert time.monotonic() - started < COMPILE_LIMIT_S + 2
+    with moody.hasty():
+        answer = await worker.run(LowerJob(moody.candidate("slow lower")))
+    assert time.monotonic() - started < LIMIT_S + 2
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (10, "timeout")
     assert isinstance(await worker.run(LowerJob(moody.candidate("ok"))), Lowered)
 
@@ -474,9 +474,10 @@ async def test_elaborating_answers_for_each_and_a_kernel_that_raises_is_a_failur
 async def test_elaborating_that_does_not_end_is_killed_and_is_one_candidates_fault(moody: Bench) -> None:
     if moody.kind == "fake":
         pytest.skip(reason="its script ends when it elaborates")
-    worker, slow, ok = moody.hasty_compiler, moody.candidate("slow lower"), moody.candidate("ok")
-    assert isinstance(await worker.run(ElaborateJob((slow, ok))), GroupFailed)
-    [answer] = await worker.run(ElaborateJob((slow,)))
+    worker, slow, ok = moody.compiler, moody.candidate("slow lower"), moody.candidate("ok")
+    with moody.hasty():
+        assert isinstance(await worker.run(ElaborateJob((slow, ok))), GroupFailed)
+        [answer] = await worker.run(ElaborateJob((slow,)))
     assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.doubt) == (10, "timeout", "")
     [answer] = await worker.run(ElaborateJob((ok,)))
     assert isinstance(answer, Elaborated) and answer.index == 0
@@ -507,8 +508,8 @@ async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) 
             pass
 
     prior = ship_function(endless, "prior")
-    with pytest.raises(UsageError, match=f"endless took more than compile_timeout_s={COMPILE_LIMIT_S:g} s"):
-        await moody.hasty_compiler.run(RankJob("endless", prior, dict.fromkeys(range(2), ({}, StaticFacts()))))
+    with moody.hasty(), pytest.raises(UsageError, match=f"endless took more than compile_timeout_s={LIMIT_S:g} s"):
+        await moody.compiler.run(RankJob("endless", prior, dict.fromkeys(range(2), ({}, StaticFacts()))))
 
 
 async def test_the_workers_are_of_the_kind_meant(moody: Bench) -> None:

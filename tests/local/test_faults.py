@@ -30,7 +30,7 @@ from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "fault_kernels.py"
-LIMIT_S = 5.0
+LIMIT_S = 2.0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from atune.system.deadline import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]
-LIMIT_S = 2.0
+LIMIT_S = 1.0
 
 
 @pytest.fixture
