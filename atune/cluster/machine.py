@@ -19,8 +19,7 @@ from atune.cluster.nodes import Agent, Node, NodeLost, none_left
 from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
 from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
-from atune.local.discovery import check_discovery
-from atune.local.machine import NEIGHBOURS
+from atune.local.machine import NEIGHBOURS, check_discovery
 from atune.local.workers import Workers
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target

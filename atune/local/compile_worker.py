@@ -1,19 +1,19 @@
-"""A compile worker on this machine."""
+"""A compile worker on this machine, and the artifact store as a run uses it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import anyio.to_thread
 import msgspec
 
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
 from atune.local.entry_points import COMPILE
 from atune.local.patience import Patience, Room, shortage
-from atune.local.run_store import RunStore
 from atune.local.workers import Workers, how_it_ended
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof
 from atune.model.jobs import (
@@ -31,8 +31,11 @@ from atune.model.jobs import (
 )
 from atune.processes.messages import Session
 from atune.processes.worker import Worker
+from atune.storage.artifact_store import ArtifactStore
 from atune.system.folders import made_folder
 from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
+
+T = TypeVar("T")
 
 COMPILE_NICE = 5
 """Niceness of the compile workers. The user's own programs and the device processes take precedence."""
@@ -278,3 +281,55 @@ def _keyed(built: Built, lowered: Lowered) -> Built:
     if isinstance(built, Failure):
         return built
     return msgspec.structs.replace(built, store_key=lowered.store_key if lowered.storable else "")
+
+
+class RunStore:
+    """Finds artifacts of earlier runs and keeps those of this one. After the first `OSError` it does nothing.
+
+    Such an error means that the store is read-only, full or gone.
+    """
+
+    def __init__(self, store: ArtifactStore | None = None) -> None:
+        self._store = store
+
+    @property
+    def used(self) -> bool:
+        """Whether the run still uses a store."""
+        return self._store is not None
+
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
+        if not lowered.storable:
+            return None
+        found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
+        if found is not None and lowered.blob:
+            await self.keep_lowered(lowered)
+        return found
+
+    async def keep(self, library: Iterable[Artifact]) -> None:
+        """Keep artifacts of one library under their keys. Skip those without a key."""
+        if good := [(one.store_key, one) for one in library if one.store_key]:
+            await self._do(lambda store: store.put(good))
+
+    async def keep_lowered(self, lowered: Lowered) -> None:
+        """Keep what a kernel was lowered to. Its library must be in the store."""
+        await self._do(lambda store: store.put_lowered(lowered))
+
+    async def find_proof(self, artifact: Artifact) -> bool:
+        """Tell whether an earlier run proved that the code of `artifact` is tilelang's own."""
+        key = artifact.store_key
+        return bool(key) and bool(await self._do(lambda store: store.find_proof(key, artifact.path)))
+
+    async def keep_proof(self, artifact: Artifact) -> None:
+        """Record the proof that the code of `artifact` is tilelang's own."""
+        if key := artifact.store_key:
+            await self._do(lambda store: store.put_proof(key, artifact.path))
+
+    async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
+        if self._store is None:
+            return None
+        try:
+            return await anyio.to_thread.run_sync(use, self._store)
+        except OSError:
+            self._store = None  # this run continues without a store
+            return None

@@ -8,8 +8,7 @@ import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.local.discovery import PLAIN, accelerators_for
-from atune.local.machine import LocalMachine
+from atune.local.machine import PLAIN, LocalMachine, accelerators_for
 from atune.local.service_state import Ready, Unused, Warming
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings

@@ -9,8 +9,7 @@ from services import SOFTMAX, artifacts, lowered
 from versions import accelerated
 
 import atune
-from atune.local.discovery import PLAIN
-from atune.local.machine import LocalMachine
+from atune.local.machine import PLAIN, LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob

@@ -14,10 +14,9 @@ import atune
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.compile_service import CompileService
-from atune.local.compile_worker import CompileContext, LocalCompileWorker
+from atune.local.compile_worker import CompileContext, LocalCompileWorker, RunStore
 from atune.local.machine import LocalMachine
 from atune.local.patience import Patience, Room
-from atune.local.run_store import RunStore
 from atune.local.workers import Workers
 from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
