@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import tilelang.language as T
@@ -9,9 +12,14 @@ import tilelang.language as T
 import atune
 
 N, TOTAL = 32, 8
+DYING = "ATUNE_TEST_DYING"
+"""Environment variable: a folder with an entry ``lower-X-NUMBER`` for each time that lowering X still kills its process."""
 
 
 def kernel(x: int) -> Any:
+    for left in Path(os.environ.get(DYING, "/nowhere")).glob(f"lower-{x}-*"):
+        left.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
     rounds = 200 + x if x else 1
 
     @T.prim_func

@@ -1,4 +1,4 @@
-"""SIGKILL of the fork server, of compile workers and of compilers: no candidate fails for it, and the winner stays."""
+"""SIGKILL of the fork server, and kills for want of memory: no candidate fails for it, and the winner stays."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from atune.journal.events import (
     BenchmarkFailed,
     BuildFailed,
     CandidateMeasured,
-    CompileRepeated,
     Event,
-    GroupSplit,
     Warned,
 )
 from atune.journal.replay import replay
 from atune.journal.writer import read
 from atune.local.machine import LocalMachine
-from atune.model.candidate import config_key
 from atune.model.settings import CompileSettings
 from atune.workload.workload import parse_file_ref
 
@@ -134,43 +131,6 @@ async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: 
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], object]]:
     with stand_in(tmp_path_factory.mktemp("bin")) as says:
         yield says
-
-
-GROUPED = CompileSettings(workers=1, group_size=4, store=False)
-DEATHS = {
-    "the worker by SIGKILL": "kill -KILL $PPID; sleep 300",
-    "the worker by SIGTERM": "kill -TERM $PPID; sleep 300",
-    "the compiler by SIGKILL": "kill -KILL $$",
-}
-
-
-@pytest.mark.parametrize("death", DEATHS)
-async def test_a_group_that_is_killed_while_it_compiles_is_put_back(
-    death: str, compiler: Callable[[str], object], tmp_path: Path
-) -> None:
-    compiler(f"mkdir {tmp_path}/once 2>/dev/null && {{ {DEATHS[death]}; }}\n")
-    heard = Listening(lambda events: False, lambda: None)
-    result = await tune(machine=machine_for("c", GROUPED), compile=GROUPED, on_event=heard)
-    [repeated] = heard.of(CompileRepeated)
-    assert len(repeated.indices) == 4 and "killed" in repeated.reason
-    assert heard.outcome() == (list(range(TOTAL)), []) and not heard.of(GroupSplit) and result.best_index == 0
-
-
-@pytest.mark.parametrize(
-    ("death", "kind"), [("kill -KILL $PPID; sleep 300", "worker_lost"), ("kill -SEGV $PPID; sleep 300", "crash")]
-)
-async def test_one_that_is_killed_each_time_fails_alone(
-    death: str, kind: str, compiler: Callable[[str], object]
-) -> None:
-    """By SIGKILL it is had again as long as others may be meant; SIGSEGV is its own doing."""
-    key = config_key({"x": 5})
-    compiler(f'for a; do case "$a" in *.cpp) grep -q {key} "$a" && {{ {death}; }};; esac; done\n')
-    heard = Listening(lambda events: False, lambda: None)
-    result = await tune(machine=machine_for("c", GROUPED), compile=GROUPED, on_event=heard)
-    measured, [failed] = heard.outcome()
-    assert (failed.index, failed.kind) == (5, kind) and heard.of(GroupSplit)
-    assert bool(heard.of(CompileRepeated)) == (kind == "worker_lost")
-    assert measured == [x for x in range(TOTAL) if x != 5] and result.best_index == 0
 
 
 async def test_fewer_workers_go_on_after_kills_for_want_of_memory(

@@ -1,0 +1,160 @@
+"""A compile worker that dies, on every machine: its candidates are tried again, and fail only if they are at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_agents import Loopback
+from fake_runs import Run
+from lost_kernels import DYING, TOTAL
+from stand_in_compiler import stand_in
+
+from atune.api.compile_all import compiled
+from atune.api.tuner import tune
+from atune.cluster.machine import ClusterMachine
+from atune.engine.run_state import Signals
+from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit
+from atune.journal.writer import read
+from atune.local.machine import LocalMachine
+from atune.model.artifact import Artifact
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.testing import FakeMachine, Script
+from atune.testing.script import Stage
+from atune.workload.workload import parse_file_ref
+
+pytestmark = pytest.mark.anyio
+KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
+TOGETHER = CompileSettings(workers=1, group_size=4, store=False)
+ALWAYS = 99
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Deaths:
+    """Has compile workers die at the candidates of its choice. A folder has an entry for each death that is left."""
+
+    def __init__(self, folder: Path, compiler: Callable[[str], object]) -> None:
+        self.folder, self.compiler = folder, compiler
+        self.script: dict[int, tuple[Stage, int]] = {}
+
+    def at(self, index: int, stage: Stage, times: int, how: str = "kill -KILL $PPID") -> None:
+        self.script[index] = stage, times
+        left = [self.folder / f"{stage}-{index}-{number}" for number in range(times)]
+        for one in left:
+            one.touch()
+        if stage == "build":  # the worker is the compiler's parent
+            key = config_key({"x": index})
+            die = " || ".join(f"rm {one}" for one in left)
+            self.compiler(
+                f'for a; do case "$a" in *.cpp) if grep -q {key} "$a"; then\n'
+                f"{{ {die}; }} 2>/dev/null && {{ {how}; sleep 300; }}\nfi;; esac; done\n"
+            )
+
+    async def run(self, kind: str, compile: CompileSettings = TOGETHER, **options: Any) -> Run:
+        """Tune on a machine of `kind`, and return the finished run."""
+        events: list[Event] = []
+        machine: Any
+        if kind == "fake":
+            machine = FakeMachine(TOTAL, Script(latency_ms=lambda c: 1.0 + c["x"], kills=self.script), workers=1)
+        elif kind == "agents":
+            machine = ClusterMachine(Loopback(1), parse_file_ref(KERNELS), target="c", compile=compile)
+        else:
+            machine = LocalMachine(parse_file_ref(KERNELS), target="c", compile=compile)
+        options = {"strategy": "exhaustive", "compile": compile, "on_event": events.append, **options}
+        run = Run(await tune(machine=machine, **options), events)
+        assert run.result.best_index == 0 and not run.of(BenchmarkFailed)
+        return run
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Callable[[str], object]]]:
+    """Yield the folder of the deaths that are left, which kernels know, and what takes the compiler's lines."""
+    folder = tmp_path_factory.mktemp("deaths")
+    with stand_in(tmp_path_factory.mktemp("bin")) as compiler, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DYING, str(folder))
+        yield folder, compiler
+
+
+@pytest.fixture
+def deaths(counted: tuple[Path, Callable[[str], object]]) -> Iterator[Deaths]:
+    folder, compiler = counted
+    yield Deaths(folder, compiler)
+    compiler("")
+    for left in folder.iterdir():
+        left.unlink()
+
+
+def all_but(*indices: int) -> list[int]:
+    return [index for index in range(TOTAL) if index not in indices]
+
+
+@pytest.mark.parametrize("kind", ["fake", "cpu"])
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_candidate_that_is_killed_twice_while_it_is_lowered_fails_alone(
+    kind: str, times: int, deaths: Deaths
+) -> None:
+    deaths.at(3, "lower", times)
+    run = await deaths.run(kind)
+    assert [event.indices for event in run.of(CompileRepeated)] == [(3,)]
+    failed = [(event.index, event.kind) for event in run.of(BuildFailed)]
+    assert failed == ([(3, "worker_lost")] if times == 2 else [])
+    assert run.measured() == (all_but(3) if times == 2 else all_but())
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("fake", "kill -KILL $PPID"), ("cpu", "kill -KILL $PPID"), ("agents", "kill -KILL $PPID"),
+        ("cpu", "kill -TERM $PPID"), ("cpu", "kill -KILL $$"),
+    ],
+)  # fmt: skip
+async def test_a_group_that_is_killed_while_it_compiles_is_put_back_whole(kind: str, how: str, deaths: Deaths) -> None:
+    """Its worker, or the compiler that the worker waits for."""
+    deaths.at(3, "build", 1, how)
+    run = await deaths.run(kind)
+    [repeated] = run.of(CompileRepeated)
+    assert len(repeated.indices) > 1 and 3 in repeated.indices and "killed" in repeated.reason
+    assert run.measured() == all_but() and not run.of(GroupSplit, BuildFailed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "failure"),
+    [("fake", "", "worker_lost"), ("cpu", "kill -KILL $PPID", "worker_lost"), ("cpu", "kill -SEGV $PPID", "crash")],
+)
+async def test_one_that_is_killed_each_time_is_found_by_halves(
+    kind: str, how: str, failure: str, deaths: Deaths
+) -> None:
+    """It may need more memory than there is. SIGSEGV is its own fault: nothing is repeated."""
+    deaths.at(5, "build", ALWAYS, how)
+    run = await deaths.run(kind)
+    [failed] = run.of(BuildFailed)
+    assert (failed.index, failed.kind) == (5, failure) and run.of(GroupSplit)
+    assert bool(run.of(CompileRepeated)) == (failure == "worker_lost") and run.measured() == all_but(5)
+
+
+async def test_all_killed_at_once_are_all_tried_again(deaths: Deaths) -> None:
+    deaths.script = dict.fromkeys(range(TOTAL), ("lower", 1))
+    run = await deaths.run("fake")
+    assert run.measured() == all_but() and not run.of(BuildFailed)
+
+
+async def test_what_is_put_back_is_in_the_journal(deaths: Deaths, tmp_path: Path) -> None:
+    deaths.at(3, "lower", 1)
+    await deaths.run("fake", journal=tmp_path / "j")
+    [event] = [e for e in read(tmp_path / "j") if isinstance(e, CompileRepeated)]
+    assert event.indices == (3,) and "killed" in event.reason
+
+
+async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
+    machine = FakeMachine(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
+    candidates = [Candidate(i, config_key(config), config) for i, config in enumerate(machine.configs)]
+    async with machine.open():
+        answers = await compiled(machine, candidates, Signals())
+    assert sorted(answers) == [0, 1, 2, 3] and all(isinstance(one, Artifact) for one in answers.values())
