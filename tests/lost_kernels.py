@@ -13,7 +13,7 @@ import atune
 
 N, TOTAL = 32, 8
 DYING = "ATUNE_TEST_DYING"
-"""Environment variable: a folder with an entry ``lower-X-NUMBER`` for each time that lowering X still kills its process."""
+"""Environment variable: a folder with an entry ``lower-X-NUMBER`` for each time that lowering X kills its process."""
 
 
 def kernel(x: int) -> Any:
