@@ -21,7 +21,6 @@ from atune.api.priors import chosen_prior, key_of
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.cluster.address import Cluster
-from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
 from atune.engine.strategies import strategy_name
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
@@ -29,7 +28,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.options import checked
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import MEASURING, BenchmarkSettings, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
 from atune.search.prior import OwnPrior, prior_setting
@@ -84,8 +83,8 @@ class Work:
             target=str(self.target),
             versions=self.versions,
             measuring={
-                **{name: compile[name] for name in MEASURING_COMPILE},
-                **{name: benchmark[name] for name in MEASURING_BENCHMARK},
+                **{name: compile[name] for name in MEASURING["compile"]},
+                **{name: benchmark[name] for name in MEASURING["benchmark"]},
             },
             search={
                 "strategy": strategy,

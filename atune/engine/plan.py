@@ -18,7 +18,7 @@ from atune.model.advice import Advice
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
 from atune.model.points import MOST_POINTS
-from atune.model.settings import Budget
+from atune.model.settings import MEASURING, Budget
 from atune.search.choosing import ORDERS, uses_prior
 from atune.search.guard import Guarded
 from atune.search.interface import Strategy
@@ -32,12 +32,6 @@ MOST_REFUSED = 10_000
 """How many points in a row constraints may refuse."""
 DEATHS = 2
 """A candidate is suspect after the whole program died this many times while it was being measured."""
-
-MEASURING_COMPILE = ("flags", "pass_configs", "target_host")
-MEASURING_BENCHMARK = (
-    "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "input_seed",
-)  # fmt: skip
-"""Settings that change a measurement."""
 
 
 @dataclass
@@ -249,7 +243,7 @@ def differences(
     if (header.strategy, header.settings.get("seed")) != (now.strategy, now.settings.get("seed")):
         was = f"{header.strategy} with seed {header.settings.get('seed')}"
         found.append(("settings", f"the strategy was {was} and is {now.strategy} with seed {now.settings.get('seed')}"))
-    for group, names in (("compile", MEASURING_COMPILE), ("benchmark", MEASURING_BENCHMARK)):
+    for group, names in MEASURING.items():
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
             if name in one and _plain(one[name]) != _plain(other.get(name)):

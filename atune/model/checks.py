@@ -21,12 +21,6 @@ def positive(where: str, name: str, value: float | None, *, optional: bool = Fal
         raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
 
 
-def whole(name: str, value: object) -> None:
-    """Raise `UsageError` unless `value` is a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} must be a whole number, got {value!r}")
-
-
 def path(name: str, value: object) -> None:
     """Raise `UsageError` unless `value` is a path as a text or a `Path`, or None."""
     if value is not None and not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):

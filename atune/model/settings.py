@@ -12,7 +12,7 @@ from atune.errors import UsageError
 from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
 from atune.model.checks import Settings
-from atune.model.options import Option
+from atune.model.options import Option, options_of
 
 ACCELERATORS = ("swizzle_lowering", "cicc")
 """Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
@@ -235,3 +235,10 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         flag="--energy", page="concepts.md#energy",
     )] = False
     # fmt: on
+
+
+MEASURING = {
+    group: tuple(name for name, field in options_of(kind).items() if field.option.measured)
+    for group, kind in {"compile": CompileSettings, "benchmark": BenchmarkSettings}.items()
+}
+"""Settings that change a measurement, by group."""
