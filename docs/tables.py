@@ -1,45 +1,90 @@
-"""Write the table of `atune tune`'s options into docs/options.md, from the options themselves: make tables."""
+"""Write the tables of options into the pages, from the options themselves: make tables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+from atune.api.options import ListenOptions, TuneOptions
 from atune.cli.main import SHARED
 from atune.cli.parsing import default_of, skips
 from atune.cli.tune_options import groups
-from atune.model.options import Field
+from atune.decorator.options import AutotuneOptions
+from atune.model.options import Field, options_of
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.options import SharedOptions
 
-PAGE = Path(__file__).parent / "options.md"
-BEGIN, END = "<!-- options: make tables writes them -->\n", "<!-- end of options -->\n"
-
-
-def table() -> str:
-    """Return the table."""
-    rows = ["| option | default | is |", "|---|---|---|"]
-    rows += [_row(field) for fields in groups().values() for field in fields]
-    rows += [f"| `{option}` | off | {text[0].upper()}{text[1:]}. |" for option, text in SHARED.items()]
-    return "\n".join([*rows, "| `--help` | | List the options. |"]) + "\n"
+DOCS = Path(__file__).parent
 
 
-def _row(field: Field) -> str:
-    option = field.option
-    flag, text = option.flag, option.doc.replace("``", "`")
-    spelled = f"`{flag} {option.metavar}`" if option.metavar else f"`{flag}`"
-    if option.action == "switch" or (field.default is True and not skips(field)):
-        spelled += f", `--no-{flag.removeprefix('--')}`"
-    default = default_of(field) or ("off" if field.plain is bool else "none")
-    text = f"Do not {text[0].lower()}{text[1:]}" if skips(field) else text
-    more = f" [More]({option.page})." if option.page else ""
-    cells = (cell.replace("|", "\\|") for cell in (spelled, default, f"{text}{more}"))
-    return f"| {' | '.join(cells)} |"
+def of_tune() -> Iterable[tuple[str, str, str]]:
+    """Yield the rows of `atune tune`'s options."""
+    for field in (field for fields in groups().values() for field in fields):
+        option = field.option
+        spelled = f"`{option.flag} {option.metavar}`" if option.metavar else f"`{option.flag}`"
+        if option.action == "switch" or (field.default is True and not skips(field)):
+            spelled += f", `--no-{option.flag.removeprefix('--')}`"
+        text = f"Do not {_text(field)[0].lower()}{_text(field)[1:]}" if skips(field) else _text(field)
+        yield spelled, default_of(field) or ("off" if field.plain is bool else "none"), text
+    for flag, text in SHARED.items():
+        yield f"`{flag}`", "off", f"{text[0].upper()}{text[1:]}."
+    yield "`--help`", "", "List the options."
 
 
-def page() -> str:
+def in_python() -> Iterable[tuple[str, str, str]]:
+    """Yield the rows of the options that the command line lacks."""
+    for kind, way in (
+        (TuneOptions, ""),
+        (CompileSettings, "CompileSettings."),
+        (BenchmarkSettings, "BenchmarkSettings."),
+    ):
+        for field in options_of(kind).values():
+            if not field.option.flag:
+                yield f"`{way}{field.name}`", _default(field), _text(field)
+
+
+def of_autotune() -> Iterable[tuple[str, str, str]]:
+    """Yield the rows of the decorator's options."""
+    for name, field in options_of(AutotuneOptions).items():
+        if name not in SharedOptions.__annotations__ and name not in ListenOptions.__annotations__:
+            yield f"`{name}`", _default(field), _text(field)
+    yield ", ".join(f"`{name}`" for name in SharedOptions.__annotations__), "", "As for `Workload`."
+    yield ", ".join(f"`{name}`" for name in ListenOptions.__annotations__), "", "As for `tune`."
+
+
+def _default(field: Field) -> str:
+    return field.option.unset or ("none" if field.default in (None, (), {}) else f"`{field.default}`")
+
+
+def _text(field: Field) -> str:
+    more = f" [More]({field.option.page})." if field.option.page else ""
+    return field.option.doc.replace("``", "`") + more
+
+
+TABLES: dict[tuple[str, str], Callable[[], Any]] = {
+    ("options.md", "options of tune"): of_tune,
+    ("options.md", "options in Python alone"): in_python,
+    ("decorator.md", "options of autotune"): of_autotune,
+}
+"""The tables, by page and by the mark above and below them."""
+
+
+def page(name: str) -> str:
     """Return the page as it should be."""
-    text = PAGE.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    return f"{text[:begin]}\n{table()}\n{text[end:]}"
+    text = (DOCS / name).read_text()
+    for (of, mark), rows in TABLES.items():
+        if of == name:
+            lines = ["| option | default | is |", "|---|---|---|"]
+            lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows()]
+            before, _, rest = text.partition(f"<!-- {mark}: make tables writes them -->\n")
+            _, found, after = rest.partition(f"<!-- end of {mark} -->\n")
+            assert found, f"{name} has no place for the {mark}"
+            shown = "\n".join(lines)
+            text = f"{before}<!-- {mark}: make tables writes them -->\n\n{shown}\n\n<!-- end of {mark} -->\n{after}"
+    return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for name in {name for name, _ in TABLES}:
+        (DOCS / name).write_text(page(name))

@@ -49,6 +49,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     key: Annotated[Any, Option(
         "The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument "
         "that is not tuned. An eager kernel's dimensions count as arguments.",
+        unset="all arguments", page="#keys",
     )]
     do_not_specialize: Annotated[str | Sequence[str], Option(
         "Names of arguments that do not count in the key.", default=(),
@@ -56,12 +57,14 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     hints: Annotated[Mapping[str, Any] | None, Option(
         "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
         "configuration. A value may be a `ByArch`. A hint must not be an axis too.",
+        page="#hints",
         fits=lambda it: isinstance(it, Mapping),
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, Option(
         "The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a "
         "``preset``.",
+        unset="the preset `default`", page="#presets",
     )]
     inputs: Annotated[Any, Option(
         "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
@@ -78,7 +81,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.",
         fits=is_sizes, must="must be a dict of sizes by name, such as {'n': 1024}",
     )]
-    target: Annotated[str | None, Option("As for `tune`. The default is that of `@tilelang.jit`.", check=check_target)]
+    target: Annotated[str | None, Option("As for `tune`.", check=check_target, unset="that of `@tilelang.jit`")]
     devices: Annotated[str | Sequence[str | int], Option("As for `tune`.", default="all")]
     cache: Annotated[bool | PathLike, Option(
         "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
@@ -93,6 +96,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     shipped: Annotated[PathLike | Sequence[PathLike], Option(
         "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
+        page="cache.md#shipping-results",
     )]
     # fmt: on
 

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
@@ -202,12 +203,16 @@ def documents(kind: type[Any]) -> Callable[[F], F]:
 
 def _entry(field: Field) -> str:
     default = field.option.unset or ("" if field.default in (None, ()) else repr(field.default))
-    return f"{field.name}\n    {field.option.doc}{default and f' Default: {default}.'}"
+    return f"{field.name}\n{_wrapped(field.option.doc + (default and f' Default: {default}.'), '    ')}"
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 116, initial_indent=indent, subsequent_indent=indent)
 
 
 def documented_fields(kind: type[Any]) -> str:
     """Return a line for each setting of `kind`, for its docstring."""
-    return "\n".join(f"`{field.name}`: {field.option.doc}" for field in options_of(kind).values())
+    return "\n".join(_wrapped(f"`{field.name}`: {field.option.doc}") for field in options_of(kind).values())
 
 
 MEANT: dict[str, tuple[str, ...]] = {
