@@ -20,7 +20,6 @@ from atune.cluster.libraries import Shelf
 from atune.cluster.messages import (
     AdoptJob,
     Answer,
-    DescribedByNode,
     DescribeJob,
     DiscoverJob,
     ExpectJob,
@@ -137,10 +136,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         machine = self._machine
         match job:
             case DescribeJob():
-                spec = await machine.describe(whole=job.whole)
-                return DescribedByNode(spec, machine.workload)
+                return await machine.describe(whole=job.whole)
             case AdoptJob():
-                await machine.adopt(job.workload, job.fingerprint)
+                machine.adopt(job.fingerprint)
             case LookupJob():
                 return await machine.look_up(job.places)
             case DiscoverJob():

@@ -96,11 +96,10 @@ class ClusterMachine:
         async with self._describing:  # `discover` asks at the same time
             listed = self.spec is not None and self.spec.configs
             if self._adopt is None or (whole and not self._whole and not listed):
-                described = await self._first(lambda node: node.ask(DescribeJob(whole)))
-                spec, workload = described.spec, described.workload
-                self._adopt, self._whole = AdoptJob(workload, spec.fingerprint), whole
+                spec = await self._first(lambda node: node.ask(DescribeJob(whole)))
+                self._adopt, self._whole = AdoptJob(spec.fingerprint), whole
                 self.spec = self.spec if self.spec is not None and listed else spec
-                self._workers.keep(spec.fingerprint, workload.modules)
+                self._workers.expect(spec.fingerprint)
         assert self.spec is not None
         return self.spec
 

@@ -32,23 +32,15 @@ class NodeFacts(msgspec.Struct, frozen=True):
     versions: dict[str, str]
 
 
-class DescribedByNode(msgspec.Struct, frozen=True):
-    """The description of the workload, and its reference with the texts of the modules that the node loaded."""
-
-    spec: WorkloadSpec
-    workload: WorkloadRef
-
-
-class DescribeJob(Job[DescribedByNode], frozen=True):
+class DescribeJob(Job[WorkloadSpec], frozen=True):
     """Describe the workload; see `Machine.describe`."""
 
     whole: bool = False
 
 
 class AdoptJob(Job[None], frozen=True):
-    """Take the workload as the run's first worker loaded it: the texts of its modules, and its fingerprint."""
+    """Refuse workers that load another workload than the run's first worker, by its `fingerprint`."""
 
-    workload: WorkloadRef
     fingerprint: str
 
 

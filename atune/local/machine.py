@@ -79,7 +79,7 @@ class LocalMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.acceleration = self.compile.acceleration
         self.server: ForkServer
-        self.workers = Workers(workload)
+        self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
         self._space = SpaceWorker(self.workers, spec, self.workers.what)
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
@@ -144,18 +144,15 @@ class LocalMachine:
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:
-            known = self.spec is not None  # the program described it, and its reference has the modules already
-            self.spec, modules = await self._space.describe(self._sent, whole=whole)
+            known = self.spec is not None  # the program described it
+            self.spec = await self._space.describe(self._sent, whole=whole)
             if not known:
-                self.workload = msgspec.structs.replace(self.workload, modules=modules)
-                self._sent = msgspec.structs.replace(self._sent, modules=modules)
-                self.workers.keep(self.spec.fingerprint, modules)
+                self.workers.expect(self.spec.fingerprint)
         return self.spec
 
-    async def adopt(self, workload: WorkloadRef, fingerprint: str) -> None:
-        """Take the workload as another machine's first worker loaded it; a worker that loads other work is refused."""
-        self.workload, self._sent = workload, await self._put_aside(workload)
-        self.workers.keep(fingerprint, workload.modules)
+    def adopt(self, fingerprint: str) -> None:
+        """Refuse workers that load other work than another machine's first worker did."""
+        self.workers.expect(fingerprint)
         self._space.adopt(self._sent)
 
     async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:

@@ -15,9 +15,8 @@ from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, Work
 from atune.local.entry_points import LIST_SPACE, LOAD_SPACE, LOOK_UP
 from atune.local.workers import Workers
 from atune.model.candidate import Candidate, Config, thaw
-from atune.processes.messages import Described, LoadSpace, LookUp, SpacePart
+from atune.processes.messages import LoadSpace, LookUp, SpacePart
 from atune.processes.worker import Worker
-from atune.workload.sources import Module
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 FILE_TIMEOUT_S = 120.0
@@ -39,18 +38,17 @@ class SpaceWorker:
         self._worker: Worker | None = None
         self._whole = False
 
-    async def describe(self, ref: WorkloadRef, *, whole: bool) -> tuple[WorkloadSpec, dict[str, Module]]:
+    async def describe(self, ref: WorkloadRef, *, whole: bool) -> WorkloadSpec:
         """Load the workload and describe its space. The process stays alive if the space is large.
 
-        Also returns the user's modules that were read. Raises `WorkloadError` if loading fails or hangs. Raises
-        `SpaceError`, with the function's name, if a function of the space fails or hangs.
+        Raises `WorkloadError` if loading fails or hangs. Raises `SpaceError`, with the function's name, if a function
+        of the space fails or hangs.
         """
         self._ref, self._whole = ref, whole
-        spec, modules = await self._workers.again_if_killed(self._describe)
-        self._ref = msgspec.structs.replace(ref, modules=modules)  # for loading it again
+        spec = await self._workers.again_if_killed(self._describe)
         if spec.size is None:
             await self._end()
-        return spec, modules
+        return spec
 
     def adopt(self, ref: WorkloadRef) -> None:
         """Take the workload as another machine described it. It is loaded at the first look."""
@@ -65,7 +63,7 @@ class SpaceWorker:
         found = msgspec.msgpack.decode(reply, type=list[Candidate | None])
         return [None if one is None else Candidate(one.index, one.key, thaw(one.config)) for one in found]
 
-    async def _describe(self) -> tuple[WorkloadSpec, dict[str, Module]]:
+    async def _describe(self) -> WorkloadSpec:
         await self._end()
         self._worker = worker = await self._workers.spawn("describe")
         asked = LoadSpace(self._ref, self._known is None, FILE_TIMEOUT_S)
@@ -73,8 +71,7 @@ class SpaceWorker:
             reply = await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
             raise WorkloadError(_hung_while_loading(self._what, error.detail)) from error
-        described = msgspec.msgpack.decode(reply, type=Described)
-        head = self._known or described.spec
+        head = self._known or msgspec.msgpack.decode(reply, type=WorkloadSpec | None)
         assert head is not None
         payload, configs = msgspec.msgpack.encode((self._whole, ANSWER_TIMEOUT_S)), list[Config]()
         while True:
@@ -82,7 +79,7 @@ class SpaceWorker:
             configs += part.configs
             if part.listing is not None:
                 listing = msgspec.structs.replace(part.listing, configs=tuple(configs))
-                return head.listing(listing), described.modules
+                return head.listing(listing)
 
     async def _look_up(self, asked: LookUp) -> bytes:
         if self._worker is None or not self._worker.alive:

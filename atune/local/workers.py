@@ -17,7 +17,7 @@ from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
 from atune.system.folders import made_folder
 from atune.system.paths import CACHE_VARIABLE, cache_folder
-from atune.workload.sources import Module, changed, written_since
+from atune.workload.source_files import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
 T = TypeVar("T")
@@ -38,19 +38,20 @@ def process_folders(run_dir: str) -> dict[str, str]:
 class Workers:
     """Forks the workers of one run from the fork server given to `attach`.
 
-    `workload`: the reference that they load.
+    `workload`: the reference that they load. `known`: its fingerprint in this program; empty if it is unknown.
     """
 
-    def __init__(self, workload: WorkloadRef) -> None:
+    def __init__(self, workload: WorkloadRef, known: str = "") -> None:
         self.what = workload.origin if isinstance(workload, FileRef) else "the workload"
         """The workload, for messages."""
         self._server: ForkServer
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
-        self._modules = workload.modules
+        self._files = workload.files
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
+        self._known = known or self._programs
         self._began = time.time()
 
     def attach(
@@ -75,38 +76,36 @@ class Workers:
         """Fork a worker of this run."""
         return await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
 
-    def keep(self, loaded_as: str, modules: Mapping[str, Module]) -> None:
-        """Set the fingerprint and the modules that the run's first worker loaded."""
-        self._loaded_as, self._modules = loaded_as, dict(modules)
+    def expect(self, loaded_as: str) -> None:
+        """Set the fingerprint that the run's first worker loaded."""
+        self._loaded_as = loaded_as
 
     def agree(self, loaded_as: str) -> None:
-        """Raise `WorkloadError` if a worker's workload has another fingerprint than the first worker's."""
+        """Raise `WorkloadError`, naming the edited files, if a worker loaded another workload than the first one.
+
+        The program's own workload counts, too, if a file was written since the run began.
+        """
         self._loaded_as = self._loaded_as or loaded_as
-        if loaded_as == self._loaded_as:
+        if loaded_as == self._loaded_as and loaded_as == (self._known or loaded_as):
             return
-        written = written_since(self._began, self._modules)
-        cause = f"; written since the run began: {', '.join(written)}" if written else ""
+        written = written_since(self._began, self._files)
+        if loaded_as == self._loaded_as and not written:
+            return  # `end_warnings` says so
+        cause = f"written since: {', '.join(written)}" if written else "something that it reads while loading changed"
         raise WorkloadError(
-            f"{self.what} loads as other work than at the run's start. The workers load the Python files of that time, "
-            f"so something else that it reads while loading has changed{cause}. Earlier measurements stay in "
-            "the journal. Undo the change and resume, or tune with another journal"
+            f"{self.what} loads as other work than at the run's start ({cause}). A run measures one version. Earlier "
+            "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
 
     def end_warnings(self) -> list[str]:
-        """Return warnings about files edited during the run, and about workers that loaded other work."""
-        found = []
-        if files := changed(self._modules):
-            found.append(
-                f"edited during the run: {', '.join(files)}; the result is for the text at the run's start, which all "
-                "workers used. Tune again for the new text"
-            )
+        """Return a warning if the workers loaded other work than the program has."""
         if self._programs and self._loaded_as not in ("", self._programs):
-            found.append(
+            return [
                 f"the workers loaded {self.what} as other work than this program has. The program changed a global "
                 "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
                 "work; pass such values as arguments, or restart the program"
-            )
-        return found
+            ]
+        return []
 
     @staticmethod
     async def begin(worker: Worker, session: Session) -> None:

@@ -8,8 +8,7 @@ from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.listing import Listing
-from atune.workload.sources import Module
-from atune.workload.workload import WorkloadRef, WorkloadSpec
+from atune.workload.workload import WorkloadRef
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -23,16 +22,6 @@ class Session(msgspec.Struct, frozen=True):
     device: str = ""
     accelerators: tuple[str, ...] = ()
     """Names of the active accelerators, in the order in which they wrap each other."""
-
-
-class Described(msgspec.Struct, frozen=True):
-    """The workload as the first worker of a run found it, and the user's modules that it read.
-
-    `spec`: None if it was not requested.
-    """
-
-    spec: WorkloadSpec | None
-    modules: dict[str, Module]
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -49,10 +38,7 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A workload to load before its space is requested. `described`: whether the answer includes its description.
-
-    The answer is the description without the space, if requested, and the user's modules that were read.
-    """
+    """A workload to load before its space is requested. `described`: whether to answer its `WorkloadSpec`."""
 
     ref: WorkloadRef
     described: bool

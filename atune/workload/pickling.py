@@ -12,7 +12,6 @@ import importlib.util
 import linecache
 import os
 import pickle
-import pickletools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from atune.system.places import located
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 from atune.workload.packing import Packed, pack, unpack
-from atune.workload.sources import Module, file_of, mentioned, show, spec_of
+from atune.workload.source_files import show
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -41,12 +40,15 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
     path: str
     name: str
-    modules: dict[str, Module] = {}
-    """The file and its imports as the run's first worker read them. Empty for that worker."""
 
     @property
     def origin(self) -> str:
         return f"{self.path}:{self.name}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that workers load."""
+        return (self.path,)
 
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
@@ -54,12 +56,12 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
 
     packed: Packed
     sources: dict[str, str]
-    """Text of the functions' files, by the file name in code objects."""
+    """Text of the files of parts that are sent by value, by the file name in code objects."""
     sys_path: tuple[str, ...]
     cwd: str
     origin: str = ""
-    modules: dict[str, Module] = {}
-    """The program's own modules that workers will import, as they were when the workload was packed."""
+    files: tuple[str, ...] = ()
+    """Files of the workload's parts."""
     loaded_as: str = ""
     """The program's own fingerprint of the workload, if a worker's must equal it."""
 
@@ -114,22 +116,20 @@ def ship(workload: Workload) -> PickleRef:
         finally:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
-    own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
+    parts = [part for _, part in parts_of(workload)]
+    by_value_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
     # Copied in one step, because other threads add entries.
-    names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
+    names = by_value_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
-    modules = mentioned((*_named_in(packed.stream), *(f.__module__ or "" for f in functions)), sources.values())
-    for module in by_value:  # workers do not import these, but later edits are still reported
-        modules.pop(module.__name__, None)
-        modules |= file_of(module)
-    known = fingerprint(workload) if all(_comes_by_name(part) for _, part in parts_of(workload)) else ""
-    return PickleRef(packed, sources, tuple(sys.path), working_folder(), modules=modules, loaded_as=known)
+    known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
+    files = tuple({file for part in parts if os.path.isabs(file := _file_of(part))})
+    return PickleRef(packed, sources, tuple(sys.path), working_folder(), files=files, loaded_as=known)
 
 
-def _named_in(blob: bytes) -> set[str]:
-    """Return the loaded modules that a pickle names."""
-    texts = {argument for _, argument, _ in pickletools.genops(blob) if isinstance(argument, str)}
-    return {name for text in texts for name in text.split(" ") if name in sys.modules}
+def _file_of(part: Any) -> str:
+    """Return the file that defines `part`; empty if it is not a function."""
+    code: CodeType | None = getattr(function_of(part), "__code__", None)
+    return "" if code is None else code.co_filename
 
 
 def _without_kernels(workload: Workload) -> Workload:
@@ -298,7 +298,7 @@ def _run_file(path: str) -> ModuleType:
     name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_of(name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
@@ -307,7 +307,11 @@ def _run_file(path: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        # Read once, so that inspect shows the text that runs, and without Python's compiled file of an older text.
+        text = Path(path).read_bytes()
+        code = compile(text, path, "exec", dont_inherit=True)
+        show({path: importlib.util.decode_source(text)})
+        exec(code, module.__dict__)
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, (SpaceError, WorkloadError)):

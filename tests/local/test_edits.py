@@ -1,4 +1,4 @@
-"""The workload's files edited while a run has them: one run measures one version, and says that there is another."""
+"""The workload's files edited during a run: it measures one version, and ends if a worker loads another."""
 
 from __future__ import annotations
 
@@ -141,40 +141,51 @@ MOMENTS: dict[str, type[Event]] = {
 
 
 def situations() -> Iterator[Any]:
-    """Each way to give a workload, each file and each moment; the rarer of them are slow tests."""
-    for given, which, moment in itertools.product((by_file, by_reference, by_value), AFTER, MOMENTS):
-        rare = given is not by_file and (which == "helper" or not moment.startswith("in the middle"))
+    """Each way to give a workload that workers load from files, each file and each moment; the rarer are slow tests."""
+    ways = [(by_file, "main"), (by_file, "helper"), (by_reference, "main"), (by_reference, "helper")]
+    for (given, which), moment in itertools.product([*ways, (by_value, "helper")], MOMENTS):
+        rare = not (given is by_file and which == "main") and not moment.startswith("in the middle")
         marks = [pytest.mark.asked] if rare else []
         yield pytest.param(given, which, MOMENTS[moment], marks=marks, id=f"{given.__name__}, {which}, {moment}")
 
 
 @pytest.mark.parametrize(("given", "which", "when"), list(situations()))
-def test_an_edited_file_changes_nothing_in_a_run_under_way(
-    work: Found, given: Callable[[Path], Any], which: str, when: type[Event]
+def test_an_edited_file_ends_the_run_and_is_named(
+    work: Found, given: Callable[[Path], Any], which: str, when: type[Event], tmp_path: Path
 ) -> None:
-    result = tuned(given(work[0]), once(when, lambda: edit(work, which)))
-    is_the_first_version(result)
+    """What was measured stays in the journal."""
+    journal = tmp_path / "journal.jsonl"
     file = work[0] if which == "main" else work[0].with_name(f"{work[1]}.py")
-    [said] = [warning for warning in result.warnings if "edited" in warning]
-    assert str(file) in said and "Tune again" in said
-    assert not [warning for warning in result.warnings if "other work" in warning]
+    with pytest.raises(WorkloadError, match=rf"other work than at the run's start .*{file.name}.* resume"):
+        tuned(given(work[0]), once(when, lambda: edit(work, which)), journal=journal)
+    events = [json.loads(line)["event"]["event"] for line in journal.read_text().splitlines()]
+    assert events[-1] == "run_interrupted"
+    assert when is not CandidateMeasured or "candidate_measured" in events
 
 
-def test_a_file_removed_during_the_run_is_still_loaded(work: Found) -> None:
-    helper = work[0].with_name(f"{work[1]}.py")
-    result = tuned(by_file(work[0]), once(RunStarted, lambda: (work[0].unlink(), helper.unlink())))
-    is_the_first_version(result)
+def test_a_workload_that_was_sent_by_value_does_not_read_its_file_again(work: Found) -> None:
+    is_the_first_version(tuned(by_value(work[0]), once(RunStarted, lambda: edit(work, "main"))))
+
+
+def test_a_file_removed_during_the_run_ends_it(work: Found) -> None:
+    with pytest.raises(WorkloadError, match=r"main_helper\w+\.py cannot be loaded: FileNotFoundError"):
+        tuned(by_file(work[0]), once(RunStarted, work[0].unlink))
+
+
+def test_an_edit_of_comments_ends_no_run(work: Found) -> None:
+    def comment() -> None:
+        work[0].write_text(f"# the first line\n{work[0].read_text()}")
+
+    is_the_first_version(tuned(by_file(work[0]), once(RunStarted, comment)))
 
 
 @pytest.mark.parametrize("given", [by_file, by_reference, by_value])
-def test_touched_files_without_another_text_are_not_worth_a_word(work: Found, given: Callable[[Path], Any]) -> None:
+def test_touched_files_without_another_text_end_no_run(work: Found, given: Callable[[Path], Any]) -> None:
     def touch() -> None:
         for path in (work[0], work[0].with_name(f"{work[1]}.py")):
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 100))
 
-    result = tuned(given(work[0]), once(RunStarted, touch))
-    is_the_first_version(result)
-    assert not [warning for warning in result.warnings if "edited" in warning]
+    is_the_first_version(tuned(given(work[0]), once(RunStarted, touch)))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +198,7 @@ def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
 ) -> None:
     """What was measured stays; `resume` refuses the other work, and goes on where the change was undone."""
     journal, data = tmp_path / "journal.jsonl", tmp_path / "data.json"
-    with pytest.raises(WorkloadError, match=r"loads as other work .* written since .*data\.json.*resume"):
+    with pytest.raises(WorkloadError, match=r"loads as other work .*written since: .*data\.json.*resume"):
         tuned(given(work[0]), once(when, lambda: data.write_text("200.0")), journal=journal)
     events = [json.loads(line)["event"]["event"] for line in journal.read_text().splitlines()]
     assert events[-1] == "run_interrupted"

@@ -7,7 +7,7 @@ import tempfile
 import msgspec
 
 from atune.processes.messages import Session
-from atune.workload.sources import pin
+from atune.workload.source_files import keep_texts
 from atune.workload.workload import Workload, fingerprint, load
 
 
@@ -42,9 +42,9 @@ def session() -> Session:
 
 def workload() -> Workload:
     if _state.workload is None:
-        pin(_state.session.ref.modules)
         _state.workload = load(_state.session.ref)
         _state.fingerprint = fingerprint(_state.workload)
+        keep_texts()
     return _state.workload
 
 

@@ -15,11 +15,10 @@ from itertools import islice
 import msgspec
 
 from atune.model.candidate import Candidate, Config, space_hash
-from atune.processes.messages import Described, LoadSpace, LookUp, SpacePart
+from atune.processes.messages import LoadSpace, LookUp, SpacePart
 from atune.workload.kernel_site import Sought, locate
 from atune.workload.listing import Candidates, Listing
 from atune.workload.pickling import FileRef
-from atune.workload.sources import pin, pinned
 from atune.workload.space_survey import survey
 from atune.workload.workload import Workload, head, load
 
@@ -45,13 +44,12 @@ _state = _State()
 
 
 def load_space(payload: bytes) -> bytes:
-    """Load a workload: `LoadSpace` → `Described`."""
+    """Load a workload: `LoadSpace` → its `WorkloadSpec` without the space, or None if it was not requested."""
     asked = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _telling(asked.deadline_s):
-        pin(asked.ref.modules)
         _state.workload, _state.candidates = load(asked.ref), None
         spec = head(_state.workload, asked.ref.origin) if asked.described else None
-        return msgspec.msgpack.encode(Described(spec, pinned()))
+        return msgspec.msgpack.encode(spec)
 
 
 def list_space(payload: bytes) -> bytes:
