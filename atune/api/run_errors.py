@@ -11,7 +11,6 @@ import tempfile
 from atune.errors import AtuneError, UsageError
 from atune.journal.result import TuneResult
 from atune.local.patience import machine_error
-from atune.reporting.summary import failure_summary, first_failure_lines
 from atune.system.shortage import shortage_of
 
 
@@ -59,6 +58,8 @@ def too_many_files(error: OSError) -> UsageError:
 
 def no_winner_message(result: TuneResult) -> str:
     """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
+    from atune.reporting.summary import failure_summary, first_failure_lines  # rare, and not needed to import atune
+
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
     counts = (

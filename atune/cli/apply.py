@@ -17,10 +17,9 @@ import anyio
 from atune.api.resume import read_state
 from atune.cli.output import print_message, print_out, write_output
 from atune.errors import UsageError
-from atune.journal.printing import describe_config, printable
 from atune.journal.result import TuneResult
 from atune.local.questions import locate_kernel
-from atune.model.candidate import RESERVED, Config, thaw
+from atune.model.candidate import RESERVED, Config, describe_config, printable, thaw
 from atune.workload.default_edits import Change, write_defaults
 from atune.workload.kernel_site import KernelSite, Sought
 from atune.workload.workload import parse_file_ref

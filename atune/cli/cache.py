@@ -54,7 +54,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.json:
         print_out(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
-    from atune.journal.printing import describe_config, printable
+    from atune.model.candidate import describe_config, printable
 
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
@@ -72,7 +72,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.errors import UsageError
-    from atune.journal.printing import printable
+    from atune.model.candidate import printable
     from atune.reporting.export import table
 
     cache = _cache(arguments)
@@ -149,7 +149,7 @@ def _plain(entry: CacheEntry) -> dict[str, Any]:
 
 def _problem(problem: Any) -> str:
     """Return a key as arguments by name, such as ``M=64, dtype=float32``."""
-    from atune.journal.printing import printable
+    from atune.model.candidate import printable
 
     if not isinstance(problem, dict):
         return printable(repr(problem))

@@ -18,10 +18,9 @@ from atune.cli.main import OK
 from atune.cli.output import NO_WINNER, fitted, print_out
 from atune.engine.run_state import Signals
 from atune.errors import UsageError
-from atune.journal.printing import printable
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure
-from atune.model.candidate import Candidate, config_key
+from atune.model.candidate import Candidate, config_key, printable
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.progress import duration
 from atune.workload.workload import FileRef

@@ -15,10 +15,10 @@ import msgspec
 from atune.cli.main import OK
 from atune.cli.output import USAGE, print_message, print_out
 from atune.errors import TargetError
-from atune.journal.printing import describe_config, printable
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
 from atune.local.questions import discover, survey_space
+from atune.model.candidate import describe_config, printable
 from atune.model.settings import Budget
 from atune.processes.messages import Discovery
 from atune.reporting.progress import duration

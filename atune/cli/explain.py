@@ -152,7 +152,7 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
 def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
     """Tell which configurations do not compile, and why, and return the exit status."""
     from atune.cli.output import NO_WINNER, print_err, print_message, print_out
-    from atune.journal.printing import describe_config, printable
+    from atune.model.candidate import describe_config, printable
 
     for failure in failures:
         asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"

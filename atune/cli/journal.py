@@ -287,7 +287,7 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.main import show
     from atune.cli.output import print_message
     from atune.journal.merge import merge
-    from atune.journal.printing import printable
+    from atune.model.candidate import printable
 
     result = merge(arguments.journal, arguments.output)
     for text in result.warnings:

@@ -21,9 +21,9 @@ from atune.cli.parsing import with_flags
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
 from atune.journal.events import Event, RunResumed, RunStarted
-from atune.journal.printing import printable
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
+from atune.model.candidate import printable
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search.choosing import check_name

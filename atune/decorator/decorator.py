@@ -18,9 +18,8 @@ from atune.decorator.options import AutotuneOptions, OnMiss, checked
 from atune.decorator.presets import TUNING
 from atune.decorator.winners import Winner
 from atune.errors import UsageError
-from atune.journal.printing import describe_config, printable
 from atune.journal.result import TuneResult
-from atune.model.candidate import Config
+from atune.model.candidate import Config, describe_config, printable
 from atune.model.options import documents, refuse_unknown
 from atune.storage.result_cache import ResultCache
 from atune.system import syntax

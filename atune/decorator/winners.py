@@ -21,9 +21,8 @@ from atune.decorator.call import Call, text_of
 from atune.decorator.options import OnMiss
 from atune.decorator.single_flight import SingleFlight
 from atune.errors import CacheMiss, UsageError
-from atune.journal.printing import printable
 from atune.journal.result import TuneResult
-from atune.model.candidate import Config
+from atune.model.candidate import Config, printable
 from atune.model.notices import warn_caller
 from atune.storage.result_key import CacheEntry, read_exported
 

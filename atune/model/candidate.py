@@ -132,3 +132,13 @@ def thaw(config: Mapping[str, Any]) -> Config:
     if not any(isinstance(v, (list, dict)) for v in config.values()):
         return dict(config)
     return {k: tuples(v) for k, v in config.items()}
+
+
+def describe_config(config: Config) -> str:
+    """Return `config` as ``name=value`` words, safe to print: no control characters, whoever wrote the journal."""
+    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
+
+
+def printable(text: str) -> str:
+    """Return `text` as one line without control characters: a journal may come from a stranger."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.printing import printable
 from atune.journal.result import Record, TuneResult
+from atune.model.candidate import printable
 from atune.model.occupancy import occupancy_of
 from atune.model.roofline import in_thousands
 from atune.reporting.export import ranking

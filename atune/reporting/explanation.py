@@ -12,11 +12,11 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
-from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts, source_path
+from atune.model.candidate import describe_config, printable
 from atune.model.explained import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
 from atune.model.measurement import Timing

@@ -14,9 +14,9 @@ from typing import Any
 
 from atune.errors import UsageError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured
-from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, TuneResult
+from atune.model.candidate import describe_config, printable
 
 FORMATS = ("csv", "parquet", "t4")
 DECIMALS, MOST_DECIMALS = 4, 9

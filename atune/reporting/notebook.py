@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from atune.journal.printing import describe_config, printable
 from atune.journal.result import Record, TuneResult
+from atune.model.candidate import describe_config, printable
 from atune.model.space import Space
 from atune.reporting.candidates import columns
 from atune.reporting.export import ranking

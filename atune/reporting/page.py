@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from atune.journal.candidate_state import Improvement
-from atune.journal.printing import describe_config, printable
 from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
-from atune.model.candidate import Config
+from atune.model.candidate import Config, describe_config, printable
 from atune.model.roofline import Roofline, in_thousands
 from atune.reporting.explanation import LIKELY
 from atune.reporting.hosts import by_host, measured_on

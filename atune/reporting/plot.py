@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from atune.journal.printing import describe_config
 from atune.journal.result import Record, TuneResult
+from atune.model.candidate import describe_config
 from atune.model.layouts import Picture
 
 WIDTH, HEIGHT = 720, 260

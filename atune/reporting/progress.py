@@ -15,9 +15,8 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
-from atune.journal.printing import describe_config, printable
 from atune.journal.state import State
-from atune.model.candidate import Config
+from atune.model.candidate import Config, describe_config, printable
 from atune.model.settings import Budget
 from atune.reporting.displays import in_notebook
 from atune.reporting.hosts import Hosts

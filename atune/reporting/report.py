@@ -20,10 +20,10 @@ from atune.journal.events import (
     ReferenceMeasured,
     RunResumed,
 )
-from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
 from atune.journal.state import State
+from atune.model.candidate import describe_config, printable
 from atune.model.measurement import Timing
 from atune.reporting.candidates import candidates_section
 from atune.reporting.hosts import host_of

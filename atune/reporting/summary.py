@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.printing import describe_config, printable
 from atune.journal.result import Ratio, Record, TuneResult
-from atune.model.candidate import Config
+from atune.model.candidate import Config, describe_config, printable
 from atune.model.roofline import Roofline
 from atune.reporting.importance import axis_importance
 from atune.reporting.progress import duration
