@@ -64,7 +64,7 @@ class Work:
         self.benchmark = options.get("benchmark") or BenchmarkSettings()
         self.prior = chosen_prior(options.get("prior"), ship=False)
         self.budget = budget_of(options)
-        self.spec: WorkloadSpec = describe(workload)
+        self.spec: WorkloadSpec = describe(workload, seed=self.options.get("seed", 0))
         self.cluster = Cluster.parse(options.get("cluster"))
         given = options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
         self.target, self.devices = discover(*given) if self.cluster is None else discover_there(self.cluster, *given)
@@ -107,9 +107,7 @@ class Work:
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Tell whether the space contains a configuration."""
-        if self.spec.size is None:
-            return config_key(config) in self._keys
-        return self.workload.space.points(self.workload.arguments).place(config) is not None
+        return config_key(config) in self._keys
 
     @cached_property
     def _keys(self) -> frozenset[str]:
@@ -150,10 +148,9 @@ class Work:
                 self.spec.total,
                 self.budget,
                 learns=self.options.get("pipeline", True),
-                prior=self.spec.size is None and there_is(self.prior, figures_for(self.target, self.devices)),
+                prior=there_is(self.prior, figures_for(self.target, self.devices)),
                 own_prior=isinstance(self.prior, OwnPrior),
             ),
-            spread=True,
             settings={
                 "compile": msgspec.to_builtins(self.compile),
                 "benchmark": msgspec.to_builtins(self.benchmark),

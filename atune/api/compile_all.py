@@ -74,7 +74,7 @@ def compile_all(
     checked("compile_all", {"compile": compile, "target": target}, TuneOptions)
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
-    spec = describe(workload, whole=True)
+    spec = describe(workload)
     # The caller gets these kernels without a final benchmark or proof, so they are compiled as tilelang does.
     exact = BenchmarkSettings(n_final=0)
     machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)

@@ -58,7 +58,7 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
     machine = LocalMachine(workload, target=target, devices=(), compile=settings, benchmark=exact)
     signals = Signals()
     async with machine.open(wake=signals.wake):
-        spec = await machine.describe(whole=True)
+        spec = await machine.describe()
         if not spec.configs:
             raise UsageError("the space is empty: no configuration satisfies the constraints")
         chosen, _ = await machine.discover()

@@ -136,11 +136,11 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         machine = self._machine
         match job:
             case DescribeJob():
-                return await machine.describe(whole=job.whole)
+                return await machine.describe(seed=job.seed)
             case AdoptJob():
                 machine.adopt(job.fingerprint)
             case LookupJob():
-                return await machine.look_up(job.places)
+                return await machine.look_up(job.configs, around=job.around)
             case DiscoverJob():
                 if job.target:
                     machine.target_text, machine.device_names = job.target, job.devices

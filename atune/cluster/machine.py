@@ -21,7 +21,7 @@ from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
 from atune.local.machine import NEIGHBOURS, check_discovery
 from atune.local.workers import Workers
-from atune.model.candidate import Candidate
+from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.processes.background import background
@@ -65,8 +65,6 @@ class ClusterMachine:
         self._found: Discovery | None = None
         self._adopt: AdoptJob | None = None
         """The workload as a node described it."""
-        self._whole = False
-        """Whether a node was asked for the whole space."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = ignored
         self._tasks: TaskGroup
@@ -92,19 +90,19 @@ class ClusterMachine:
                     self._warn = ignored
             shutil.rmtree(run_dir, ignore_errors=True)
 
-    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+    async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         async with self._describing:  # `discover` asks at the same time
             listed = self.spec is not None and self.spec.configs
-            if self._adopt is None or (whole and not self._whole and not listed):
-                spec = await self._first(lambda node: node.ask(DescribeJob(whole)))
-                self._adopt, self._whole = AdoptJob(spec.fingerprint), whole
+            if self._adopt is None:
+                spec = await self._first(lambda node: node.ask(DescribeJob(seed)))
+                self._adopt = AdoptJob(spec.fingerprint)
                 self.spec = self.spec if self.spec is not None and listed else spec
                 self._workers.expect(spec.fingerprint)
         assert self.spec is not None
         return self.spec
 
-    async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
-        return await self._first(lambda node: node.ask(LookupJob(tuple(places))))
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> Sequence[Config]:
+        return await self._first(lambda node: node.ask(LookupJob(tuple(configs), around)))
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose those of the run.

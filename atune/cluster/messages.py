@@ -6,7 +6,7 @@ import msgspec
 
 from atune import errors
 from atune.cluster.libraries import Library
-from atune.model.candidate import Candidate
+from atune.model.candidate import Config
 from atune.model.jobs import CompileJob, DeviceJob, Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
@@ -35,7 +35,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 class DescribeJob(Job[WorkloadSpec], frozen=True):
     """Describe the workload; see `Machine.describe`."""
 
-    whole: bool = False
+    seed: int = 0
 
 
 class AdoptJob(Job[None], frozen=True):
@@ -44,10 +44,11 @@ class AdoptJob(Job[None], frozen=True):
     fingerprint: str
 
 
-class LookupJob(Job[list[Candidate | None]], frozen=True):
-    """Look up candidates of a large space; see `Machine.look_up`."""
+class LookupJob(Job[list[Config]], frozen=True):
+    """Look up configurations of a large space; see `Machine.look_up`."""
 
-    places: tuple[int, ...]
+    configs: tuple[Config, ...]
+    around: bool = False
 
 
 class DiscoverJob(Job[Discovery], frozen=True):

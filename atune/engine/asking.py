@@ -9,7 +9,7 @@ import anyio.to_thread
 from atune.engine.plan import Plan
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
-from atune.search.choosing import QUICK, UNTAUGHT
+from atune.search.choosing import kind_of
 from atune.search.guard import Guarded
 from atune.search.interface import AHEAD
 from atune.search.recording import reason_of
@@ -23,14 +23,11 @@ class Asking:
 
     def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
         self._run, self._scheduled = run, scheduled
-        self.learns = plan.name not in UNTAUGHT
-        self._quick = plan.name in QUICK
+        kind = kind_of(plan.name)
+        self.learns, self._quick = kind.learns, kind.quick
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._news = deque[Outcome]()
-        state = run.recorder.state
-        self.heard = state.last_seq if self.learns and state.resumed else 0
-        """`seq` of the last outcome that a learning strategy was told of."""
         self.expected_ms: float | None = None
         """The best latency, ms, that the strategy expected when it was last asked."""
 
@@ -74,5 +71,3 @@ class Asking:
             outcome = self._news.popleft()
             reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
             self.strategy.tell(outcome.index, outcome.latency_ms, reason)
-            if self.learns:
-                self.heard = outcome.seq

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.advising import Advise, Advised, advised, recalled
+from atune.engine.advising import Advise, advised
 from atune.engine.aside import computed
 from atune.engine.asking import Asking
 from atune.engine.audit import Audit
@@ -28,16 +28,14 @@ from atune.engine.ending import keep_time
 from atune.engine.final import FinalStage, Find
 from atune.engine.interfaces import Machine
 from atune.engine.layout_choice import LayoutChoice, layout_choice
-from atune.engine.plan import Plan, check_places, finished, plan_new, plan_rest, proposed
-from atune.engine.pool import drawn_pool, pools
+from atune.engine.plan import Plan, check_same_work, finished, planned
 from atune.engine.proof import Proofs, ProofStage
-from atune.engine.proposals import LookUp, endless, looked_up
 from atune.engine.proposing import Proposing
 from atune.engine.recorded import Recorded
 from atune.engine.resuming import record_resumed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.engine.strategies import check_ranked, strategy_name
+from atune.engine.strategies import Search, strategy_name
 from atune.journal.events import SCHEMA, RunFinished, RunStarted, Warned
 from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact
@@ -47,8 +45,7 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.background import background
 from atune.search import forest
 from atune.search.advice import no_advice
-from atune.search.choosing import AUTO as STRATEGY_AUTO
-from atune.search.choosing import QUICK, may_be_forest
+from atune.search.choosing import kind_of, may_be_forest
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
 from atune.search.interface import Strategy
@@ -91,7 +88,6 @@ class Engine:
         """The strategy's name as in the header, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.find, self.accept, self.advise = find, accept, advise
-        self._look_up: LookUp = machine.look_up
         self._run = Run(recorder)
         self._early_warnings: list[str] | None = []
         """Warnings from before the start is recorded; None afterwards."""
@@ -99,8 +95,8 @@ class Engine:
         self._strategy: Guarded | None = None
         """None until it is made, which waits for the survey of the space if there is one."""
         self._figures: Figures | None = None
-        self._counted: int | None = None
-        """The number of candidates of a large space, once all its places were looked up."""
+        self._drawn_by = seed
+        """The seed of the strategy, and of the draw from a large space: that of the header."""
 
     def _warn(self, message: str) -> None:
         """Record a warning of the machine, once the run's start is recorded."""
@@ -142,7 +138,7 @@ class Engine:
         layouts = await self._layouts(plan)
         asking = Asking(run, plan, scheduled)
         proposing = Proposing(
-            run, plan, asking, self._look_up,
+            run, plan, asking, machine.look_up,
             strategy=self._strategy, prior=self.prior, figures=self._figures,
             seed=self.seed, seconds=self.budget.seconds, layouts=layouts,
         )  # fmt: skip
@@ -175,16 +171,15 @@ class Engine:
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 await run.measured.wait()
-            self._note_extent(plan, proposing)
+            self._note_extent(plan)
             await run.outcomes.acknowledge()
             asking.tell()
             await ProofStage(run, proofs, measuring, final.hold).settle()
             syncing.cancel_scope.cancel()
 
-    def _note_extent(self, plan: Plan, proposing: Proposing) -> None:
-        """Note how much of the space was proposed: whether the budget ended it, and what a large space holds."""
-        self._counted = proposing.counted
-        if proposing.all_budgeted and (most := self.budget.most(plan.total)) is not None and most < plan.total:
+    def _note_extent(self, plan: Plan) -> None:
+        """Note whether the budget admitted only a part of the space."""
+        if (most := self.budget.most(plan.total)) is not None and most < plan.total:
             self._ended_by = "budget"
 
     def _audit_of(self, skips: bool, layouts: LayoutChoice | None) -> Audit | None:
@@ -195,11 +190,11 @@ class Engine:
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
         """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""
         specs: list[WorkloadSpec] = []
-        state = self.recorder.state
-        listed = state.header is not None and not state.header.large  # older versions listed every space
+        header = self.recorder.state.header
+        self._drawn_by = self.seed if header is None else int(header.settings.get("seed") or 0)
 
         async def describe() -> None:
-            specs.append(await self.machine.describe(whole=listed))
+            specs.append(await self.machine.describe(seed=self._drawn_by))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(describe)
@@ -213,69 +208,42 @@ class Engine:
 
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start. Returns None if a resumed run has no work left."""
-        state, budget = self.recorder.state, self.budget
+        state, budget, before = self.recorder.state, self.budget, self.recorder.state.header
         layout_choice(spec, {}, self.compile.layouts)
         self._figures = figures_for(target, devices)
         prior = there_is(self.prior, self._figures)
         self.strategy_name = strategy_name(
-            self.strategy, state.header, spec.total, budget,
-            learns=self.pipeline, prior=prior, own_prior=self._own_prior, listed=spec.size is None,
+            self.strategy, before, spec.total, budget,
+            learns=self.pipeline, prior=prior, own_prior=isinstance(self.prior, OwnPrior),
         )  # fmt: skip
-        asked = partial(advised, self.advise, spec, devices)
-        told = await (asked(self._look_up) if state.header is None else recalled(state.header, spec, self._look_up))
-        pool = await self._pool(spec, told)
-        own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
         header = await computed(spec, partial(self._header, spec, target, devices))
-        if state.header is None:
-            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, told.advice, pool)
-            plan = await computed(spec, new)
-            await self._make_strategy(plan, spec)
+        remarks, accepted, advice = list[str](), tuple[str, ...](), () if before is None else before.advice
+        if before is None:
+            advice, remarks = await advised(self.advise, spec, devices, self.machine.look_up)
+        else:
+            accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, self.accept)
+        own = None if isinstance(self.strategy, str) else self.strategy
+        search = Search(own or self.strategy_name, self._drawn_by, budget, spec.default, advice)
+        plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
+        await self._make_strategy(plan, spec)
+        if before is None:
             active, unused = self.machine.accelerators(plan.to_compile)
-            self.recorder.emit(RunStarted, **header, advice=told.advice, accelerators=active, unused=dict(unused))
-            for remark in (*spec.remarks, *endless(spec, budget), *told.remarks):
+            header |= {"total": plan.total, "advice": advice, "accelerators": active, "unused": dict(unused)}
+            self.recorder.emit(RunStarted, **header)
+            for remark in (*spec.remarks, *remarks):
                 self.recorder.emit(Warned, message=remark)
             return plan
-        check_places(state.header, spec)
-        now = RunStarted(seq=0, time=0, mono=0, **header)
-        places = [entry.index for entry in proposed(state)] if spec.size is not None else []
-        known = await looked_up(places, self._look_up)
-        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, prior, pool)
-        plan = await computed(spec, rest)
-        await self._make_strategy(plan, spec)
         if finished(state, budget) and plan.empty:
             return None
-        record_resumed(self.recorder, self.machine, plan, header["versions"])
-        if self.advise is not no_advice and not state.header.advice:
+        record_resumed(self.recorder, self.machine, plan, header["versions"], accepted)
+        if self.advise is not no_advice and not before.advice:
             self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
         return plan
-
-    @property
-    def _own_prior(self) -> bool:
-        return isinstance(self.prior, OwnPrior)
-
-    async def _pool(self, spec: WorkloadSpec, told: Advised) -> dict[int, Candidate]:
-        """Return the candidates of a large space that a prior ranks, or from which a strategy begins to learn.
-
-        Raises `UsageError` if the user asks for a ranking and there is nothing to rank.
-        """
-        header, own_prior = self.recorder.state.header, self._own_prior
-        seed = self.seed if header is None else int(header.settings.get("seed") or 0)
-        pool = await drawn_pool(spec, self.strategy_name, seed, self._look_up)
-        if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO) and not own_prior:
-            self.strategy_name = "random"
-        check_ranked(spec, self.strategy_name, own_prior=own_prior, drawn=pool is not None)
-        surveyed = self.recorder.state.surveyed
-        if pools(self.strategy_name):
-            pool = {**told.there, **(pool or {})}
-        if pool and surveyed is not None:
-            added = [place for place in surveyed.indices if place not in pool]
-            pool |= await looked_up(added, self._look_up)
-        return pool or {}
 
     async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:
         """Make the strategy, if it need not wait for the survey."""
         if not plan.to_survey:
-            quick = plan.name in QUICK  # other strategies may import libraries, and fit models
+            quick = kind_of(plan.name).quick  # others may import libraries, and fit models
             self._strategy = await computed(spec, partial(plan.strategy, self.recorder.state), quick=quick)
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
@@ -288,7 +256,7 @@ class Engine:
             "kernel": spec.kernel,
             "space": spec.identity(),
             "total": spec.total,
-            "large": spec.size is not None,
+            "points": spec.points,
             "default": spec.default,
             "arguments": spec.arguments,
             "flops": spec.flops,
@@ -296,7 +264,6 @@ class Engine:
             "target": target,
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,
-            "spread": True,
             "settings": {
                 "compile": msgspec.to_builtins(self.compile),
                 "benchmark": msgspec.to_builtins(self.benchmark),
@@ -323,7 +290,6 @@ class Engine:
             reason=self._run.stopping or self._ended_by,
             kernel=winner,
             out_idx=spec.out_idx,
-            total=self._counted,
         )
 
     async def _layouts(self, plan: Plan) -> LayoutChoice | None:

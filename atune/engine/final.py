@@ -9,7 +9,6 @@ import anyio.to_thread
 
 from atune.engine.benchmark_stage import BETWEEN, Measuring
 from atune.engine.interfaces import CompileWorker, DeviceWorker
-from atune.engine.plan import GONE
 from atune.engine.proof import Proofs
 from atune.engine.ranking import equal_best, final_order, unsettled
 from atune.engine.run_state import Run
@@ -197,8 +196,7 @@ class FinalStage:
         async def rebuild(worker: CompileWorker) -> None:
             while missing:
                 index = missing.pop(0)
-                candidate = self.candidates.get(index)
-                failed = GONE if candidate is None else await self._rebuild(worker, candidate)
+                failed = await self._rebuild(worker, self.candidates[index])
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
                     self.emit(Warned, worker=worker.name, message=f"{message}: it is not in the final")

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from atune.model.candidate import Candidate
+from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.jobs import A, Job
 from atune.workload.workload import WorkloadSpec
@@ -69,12 +69,12 @@ class Machine(Protocol):
         """
         ...
 
-    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
-        """Describe the workload: list its space, or count the points of a large one. `whole` lists a large one, too."""
+    async def describe(self, *, seed: int = 0) -> WorkloadSpec:
+        """Describe the workload: list its space, or of a large one what `seed` draws."""
         ...
 
-    async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
-        """Return the candidates at the first one or more `places` of a large space; None for refused ones."""
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> Sequence[Config]:
+        """Return those of `configs` that a large space has, drawn or not; or, `around` them, its nearest ones."""
         ...
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:

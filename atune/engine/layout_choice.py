@@ -86,9 +86,9 @@ def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most:
     """
     if most is None:
         return None
-    if spec.size is not None:
-        raise UsageError(f"layouts={most}: the space has {spec.size:,} points and is not listed: give fewer, or leave "
-                         "layouts out")  # fmt: skip
+    if spec.points is not None:
+        raise UsageError(f"layouts={most}: the space has {spec.points:,} points, of which only some are searched: give "
+                         "fewer, or leave layouts out")  # fmt: skip
     if not spec.layout_axes:
         raise UsageError(
             f"layouts={most}: the space has no axis of layouts to choose from: give one that atune.layout.fragments(), "

@@ -14,7 +14,6 @@ import msgspec
 
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.interfaces import CompileWorker
-from atune.engine.plan import GONE
 from atune.engine.run_state import Run
 from atune.errors import AtuneError, MachineError
 from atune.journal.events import Warned, WinnerProven
@@ -70,12 +69,9 @@ class Proofs:
 
     async def _proof_of(self, artifact: Artifact) -> Proof | Failure:
         index, lost = artifact.index, ""
-        candidate = self.candidates.get(index)
-        if candidate is None:  # measured by an earlier part of the run
-            return Failure(index, "lower", GONE)
         for _, worker in zip(range(TRIES), cycle(self.workers), strict=False):
             try:
-                return await worker.run(ProveJob(candidate, artifact, self._lowered.get(index)))
+                return await worker.run(ProveJob(self.candidates[index], artifact, self._lowered.get(index)))
             except MachineError:
                 raise
             except AtuneError as error:  # no measurement depends on it

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
+from atune.engine.advising import LookUp
 from atune.engine.asking import Asking
 from atune.engine.audit import Audit
 from atune.engine.interfaces import CompileWorker
 from atune.engine.layout_choice import LayoutChoice
 from atune.engine.plan import Plan, proposed
-from atune.engine.proposals import Listed, LookedUp, LookUp
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.engine.survey import ORDERING_S, SHARE_OF_TIME, Survey, drawn, refine
-from atune.errors import SpaceError
-from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed, Warned
+from atune.engine.survey import BEST, ORDERING_S, SHARE_OF_TIME, Survey, drawn
+from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, Config
-from atune.model.grid import grid_of
 from atune.model.jobs import RankJob
-from atune.search.choosing import BEST_FIRST
+from atune.search.choosing import EXHAUSTIVE
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
 from atune.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
@@ -55,10 +53,6 @@ class Proposing:
         self._prior, self._figures, self._answers = prior, figures, dict[int, float]()
         self._seed, self._seconds, self._layouts = seed, seconds, layouts
         asking.strategy = strategy
-        self.counted: int | None = None
-        """The number of candidates of a large space, once all its places were looked up."""
-        self.all_budgeted = False
-        """Whether the budget ended the proposals, and not the space."""
 
     async def serve(
         self,
@@ -82,51 +76,38 @@ class Proposing:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
                 asking.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
-            proposals = self._proposals(asking.strategy)
-            await self._ask(proposals, propose)
+            await self._ask(propose)
             scheduled.proposing = False
             if audit is not None:
                 await audit.serve(scheduled, plan.candidates, propose.send)
-        if proposals.exhausted and run.spec.size is not None and not asking.learns and not plan.pool:
-            self.counted = len(proposed(run.recorder.state))
-            if not self.counted:
-                raise SpaceError("Space is empty: no configuration satisfies the constraints")
-        else:
-            self.all_budgeted = True
         run.wake()
 
     def _last_proposed(self) -> list[int]:
         """Return what the strategy proposed last before the run was interrupted.
 
-        The run may have ended before the candidate's other layouts were proposed. Empty if the space lost it.
+        The run may have ended before the candidate's other layouts were proposed.
         """
-        last = [entry.index for entry in proposed(self._run.recorder.state) if not entry.beside][-1:]
-        return [index for index in last if index in self._plan.candidates]
+        return [entry.index for entry in proposed(self._run.recorder.state) if not entry.beside][-1:]
 
-    async def _ask(self, proposals: Listed | LookedUp, propose: MemoryObjectSendStream[Candidate]) -> None:
+    async def _ask(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         run, asking, count = self._run, self._asking, 0
         while count < self._plan.proposable and not run.stopping:
             await asking.turn()
-            new = None if run.stopping else await proposals.next()
-            while new is not None and self._was_proposed(new.index):
-                new = await proposals.next()
-            if new is None:
+            index = None if run.stopping else await asking.ask()
+            while index is not None and run.recorder.state.entry(index).key:
+                index = await asking.ask()  # it was proposed before or beside another, or failed in the survey
+            if index is None:
                 break
-            await self._propose(new, propose)
-            await self._propose_beside(new.index, propose)
+            await self._propose(self._plan.candidates[index], propose)
+            await self._propose_beside(index, propose)
             count += 1
-
-    def _was_proposed(self, index: int) -> bool:
-        """Tell whether a candidate was proposed beside another, or failed in the survey. Strategies do not know."""
-        entry = self._run.recorder.state.entry(index)
-        return entry.beside or entry.surveyed
 
     async def _propose(
         self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, beside: bool = False
     ) -> None:
         asking = self._asking
         asking.proposed(new.index)
-        said: dict[str, Any] = {"heard": asking.heard, "expected_ms": asking.expected_ms, "beside": beside}
+        said: dict[str, Any] = {"expected_ms": asking.expected_ms, "beside": beside}
         self._run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
         await propose.send(new)
         self._run.wake()
@@ -138,15 +119,6 @@ class Proposing:
             if not state.entry(other).key:
                 await self._propose(self._plan.candidates[other], propose, beside=True)
 
-    def _proposals(self, strategy: Guarded) -> Listed | LookedUp:
-        if self._run.spec.size is None:
-            return Listed(self._plan.candidates, self._asking.ask)
-        return LookedUp(
-            self._plan.candidates, strategy, self._asking, self._look_up,
-            stopping=lambda: bool(self._run.stopping),
-            warn=lambda message: self._run.recorder.emit(Warned, message=message),
-        )  # fmt: skip
-
     # ---- the survey
 
     async def _survey(self, workers: Sequence[CompileWorker]) -> None:
@@ -156,9 +128,9 @@ class Proposing:
         fails or returns something invalid.
         """
         run, recorder = self._run, self._run.recorder
-        candidates = self._plan.candidates if self._plan.listed else self._plan.pool
+        candidates = self._plan.candidates
         began = recorder.elapsed_s
-        limits = [ORDERING_S] if self._plan.name == BEST_FIRST and self._tries_all(candidates) else []
+        limits = [ORDERING_S] if self._plan.name == EXHAUSTIVE and self._tries_all() else []
         limits += [] if self._seconds is None else [SHARE_OF_TIME * self._seconds]
         until = began + min(limits, default=float("inf"))
         survey = Survey(
@@ -166,9 +138,9 @@ class Proposing:
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,
         )
         await survey.run(workers)
-        if not self._plan.listed and (grid := grid_of(run.spec.axes)) is not None:
-            scores = partial(self._scores, survey, workers[0])
-            await refine(survey, grid, candidates, scores, self._look_up, partial(survey.run, workers))
+        added = await self._neighbours(survey, workers[0]) if run.spec.points is not None else []
+        survey.add(added)
+        await survey.run(workers)
         found = await self._columns(survey, workers[0])
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:
@@ -176,12 +148,20 @@ class Proposing:
             one = candidates[index]
             recorder.emit(CandidateProposed, index=index, key=one.key, config=one.config, surveyed=True)
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
-        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **found)
+        configs = tuple(candidate.config for candidate in added)
+        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), added=configs, **found)
         run.outcomes.sync_soon()
 
-    def _tries_all(self, candidates: Collection[int]) -> bool:
-        """Tell whether the budget admits all of `candidates`, so that a survey of them decides only their order."""
-        return self._plan.proposable + len(proposed(self._run.recorder.state)) >= len(candidates)
+    async def _neighbours(self, survey: Survey, worker: CompileWorker) -> list[Candidate]:
+        """Add the neighbours of what has the best estimates to a large space, and return them."""
+        scores = await self._scores(survey, worker)
+        best = sorted(scores, key=lambda index: (scores[index], index))[:BEST]
+        near = await self._look_up([survey.candidates[index].config for index in best], around=True)
+        return self._plan.add(near)
+
+    def _tries_all(self) -> bool:
+        """Tell whether the budget admits all candidates, so that a survey of them decides only their order."""
+        return self._plan.proposable + len(proposed(self._run.recorder.state)) >= self._plan.total
 
     async def _columns(self, survey: Survey, worker: CompileWorker) -> dict[str, Any]:
         """Return the fields of `SpaceSurveyed`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from atune.engine.interfaces import Machine
-from atune.engine.plan import GONE, Plan
-from atune.journal.events import BenchmarkFailed, CandidatePruned, JournalRepaired, RunResumed
+from atune.engine.plan import Plan
+from atune.journal.events import BenchmarkFailed, JournalRepaired, RunResumed
 from atune.journal.recorder import Recorder
 
 
-def record_resumed(recorder: Recorder, machine: Machine, plan: Plan, versions: dict[str, str]) -> None:
+def record_resumed(
+    recorder: Recorder, machine: Machine, plan: Plan, versions: dict[str, str], accepted: tuple[str, ...]
+) -> None:
     """Record that a further part begins, and settle the candidates that need no work."""
     state, emit, journal = recorder.state, recorder.emit, recorder.journal
     if journal is not None and journal.torn_bytes:
@@ -18,13 +20,10 @@ def record_resumed(recorder: Recorder, machine: Machine, plan: Plan, versions: d
         RunResumed,
         part=state.resumed.part + 1 if state.resumed else 1,
         versions=versions,
-        total=plan.total if plan.total != state.total else None,
-        accepted=plan.accepted,
+        accepted=accepted,
         accelerators=active,
         unused=dict(unused),
     )
     for index, device in plan.suspects.items():
         message = "suspect: the whole program died twice while this candidate was being measured"
         emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
-    for index in plan.gone:
-        emit(CandidatePruned, index=index, reason=GONE)

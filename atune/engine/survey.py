@@ -5,27 +5,22 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 
 from atune.engine.interfaces import CompileWorker
-from atune.engine.proposals import LookUp, looked_up
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate
-from atune.model.grid import Grid
 from atune.model.jobs import ElaborateJob, GroupFailed
-
-Estimate = Callable[[], Awaitable[Mapping[int, float]]]
-Run = Callable[[], Awaitable[None]]
 
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK, SHARES = 16, 2
 """A worker gets at most `CHUNK` candidates at once: those left, divided by `SHARES` times the workers. So all workers
 end together. A worker answers with those done in its time slice."""
-ROUNDS, BEST = 8, 8
-"""In a large space: rounds that survey neighbours, and of how many of the best estimates."""
+BEST = 8
+"""Of how many of the best estimates the neighbours are surveyed, too, in a large space."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
@@ -85,26 +80,3 @@ class Survey:
             self.facts[answer.index] = answer.facts
         elif not answer.doubt:
             self.failures[answer.index] = answer
-
-
-async def refine(
-    survey: Survey, grid: Grid, pool: dict[int, Candidate], estimate: Estimate, look_up: LookUp, run: Run
-) -> None:
-    """Survey the neighbours of what has the best estimates in a large space, then theirs, and add them to its `pool`.
-
-    `estimate` returns estimates by place; `run` elaborates what was added to `survey`.
-    """
-    seen, around = set(pool), dict[int, Candidate]()
-    for _ in range(ROUNDS):
-        estimates = await estimate()
-        best = sorted(estimates, key=lambda place: (estimates[place], place))[:BEST]
-        new = dict.fromkeys(other for place in best for other in grid.neighbours(place) if other not in seen)
-        places = list(new)[: max(0, MOST - len(seen))]
-        seen.update(places)
-        found = await looked_up(places, look_up)
-        if not found:
-            break
-        around |= found
-        survey.add(list(found.values()))
-        await run()
-    pool.update((place, around[place]) for place in sorted({*survey.facts, *survey.failures} & around.keys()))

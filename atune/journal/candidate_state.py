@@ -32,11 +32,9 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """A smaller index with the same code."""
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
-    heard: int = 0
-    """As in `CandidateProposed`; so is `surveyed`."""
     surveyed: bool = False
+    """As in `CandidateProposed`; so is `beside`."""
     beside: bool = False
-    """As `CandidateProposed` has it."""
     place: Place | None = None
     """Its key in the ranking, while it is measured."""
 

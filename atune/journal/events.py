@@ -57,21 +57,16 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
     space: str
-    """SHA-256 of the candidates' keys in order; of a large space, of its axes."""
+    """SHA-256 of the candidates' keys in order, without those that are advised."""
     total: int
-    large: bool = False
-    """Whether the space is not listed: `total` counts its points, constraints refuse some of them, and a candidate's
-    index is its place among them."""
+    points: int | None = None
+    """Points of a large space, before its constraints, of which the seed drew the candidates."""
     default: int | None = None
     """Index of the default configuration, where the space holds it."""
     arguments: dict[str, Any]
     target: Target
     devices: tuple[str, ...]
     strategy: str
-    spread: bool = False
-    """Whether random draws spread over the axes; those of before were plainly shuffled."""
-    known: int = 0
-    """Candidates that come first, and that earlier runs tried: no strategy proposed them."""
     settings: dict[str, Any]
     versions: dict[str, str]
     accelerators: tuple[str, ...] = ()
@@ -92,8 +87,6 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     index: int
     key: str
     config: dict[str, Any]
-    heard: int = 0
-    """`seq` up to which a strategy that learns had been told of outcomes."""
     expected_ms: float | None = None
     """The best latency that the strategy expected of the space then, where it expects one."""
     surveyed: bool = False
@@ -114,6 +107,8 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
     facts: dict[str, tuple[float | None, ...]] = {}
     seconds: float = 0.0
     """Seconds that it took, on all compile workers at once."""
+    added: tuple[dict[str, Any], ...] = ()
+    """Configurations of a large space that it added: neighbours of the best estimates. Their indices come last."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
@@ -319,8 +314,6 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     out_idx: tuple[int, ...] = ()
     """Positions of the kernel's output parameters."""
-    total: int | None = None
-    """How many candidates a large space holds, once all its places were looked up."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
@@ -339,8 +332,6 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     part: int
     """Counts from 1; the run's first part is 0."""
     versions: dict[str, str]
-    total: int | None = None
-    """Size of the space, where it has grown since."""
     accepted: tuple[str, ...] = ()
     """Accepted differences from earlier parts, a sentence each."""
     accelerators: tuple[str, ...] = ()

@@ -99,8 +99,6 @@ class State:
         """The start of the latest part, if the run has several."""
         self.kept: Artifact | None = None
         """The latest winner's library in the cache folder."""
-        self.totals: list[int] = []
-        """Size of the space at the start, and after each growth on resume."""
         self.skipped: dict[int, str] = {}
         """Candidates skipped as likely to lose, with the reason. An audit may have measured them since."""
         self.warnings: list[str] = []
@@ -112,8 +110,6 @@ class State:
         self._wall = WallTime()
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
-        self._counted: int | None = None
-        """Number of candidates of a large space, once all its places were looked up."""
         self._ranking: list[Place] = []
         """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
 
@@ -126,7 +122,7 @@ class State:
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
                 self.expected_ms = event.expected_ms
-                entry.heard, entry.surveyed, entry.beside = event.heard, event.surveyed, event.beside
+                entry.surveyed, entry.beside = event.surveyed, event.beside
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)
@@ -157,7 +153,6 @@ class State:
         match event:
             case RunStarted():
                 self.header = event
-                self.totals = [event.total]
             case DeviceReady():
                 self.devices[event.device.id] = event.device
             case DeviceExcluded():
@@ -176,7 +171,6 @@ class State:
             case RunFinished():
                 self.finished, self.interrupted = event, None
                 self.kept = event.kernel or self.kept
-                self._counted = event.total
                 self._measuring.clear()
             case RunInterrupted():
                 self.finished, self.interrupted = None, event
@@ -247,10 +241,9 @@ class State:
 
     @property
     def total(self) -> int:
-        """Candidates of the space. For a large one, an upper bound until all its places were looked up."""
-        if self._counted is not None:
-            return self._counted
-        return self.totals[-1] if self.totals else 0
+        """Candidates of the space, with those that the survey added."""
+        added = 0 if self.surveyed is None else len(self.surveyed.added)
+        return 0 if self.header is None else self.header.total + added
 
     @property
     def stored(self) -> int:
@@ -271,8 +264,6 @@ class State:
         self._deaths.update(self._measuring.keys())
         self._measuring.clear()
         self.resumed = event
-        if event.total is not None:
-            self.totals.append(event.total)
         self.finished = self.interrupted = self.proven = None
 
     def _made(self, index: int) -> Entry:

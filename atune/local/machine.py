@@ -24,7 +24,7 @@ from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
 from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, process_folders
-from atune.model.candidate import Candidate
+from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
 from atune.processes.background import background
@@ -142,10 +142,10 @@ class LocalMachine:
         """Make the folders that the run's processes write to, and return their environment variables."""
         return {**process_folders(self.run_dir), **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})}
 
-    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+    async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:
             known = self.spec is not None  # the program described it
-            self.spec = await self._space.describe(self._sent, whole=whole)
+            self.spec = await self._space.describe(self._sent, seed)
             if not known:
                 self.workers.expect(self.spec.fingerprint)
         return self.spec
@@ -155,8 +155,8 @@ class LocalMachine:
         self.workers.expect(fingerprint)
         self._space.adopt(self._sent)
 
-    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
-        return await self._space.look_up(places)
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
+        return await self._space.look_up(configs, around=around)
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = self._question()

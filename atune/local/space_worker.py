@@ -14,7 +14,7 @@ import atune
 from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, WorkloadError
 from atune.local.entry_points import LIST_SPACE, LOAD_SPACE, LOOK_UP
 from atune.local.workers import Workers
-from atune.model.candidate import Candidate, Config, thaw
+from atune.model.candidate import Config, thaw
 from atune.processes.messages import LoadSpace, LookUp, SpacePart
 from atune.processes.worker import Worker
 from atune.workload.workload import WorkloadRef, WorkloadSpec
@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class SpaceWorker:
-    """Describes a workload and looks up candidates in a large space, in a worker that can be killed.
+    """Lists a workload's space, or draws from it and looks configurations up, in a worker that can be killed.
 
     `known`: the description without the space if the caller has it; otherwise the worker makes it. `what`: the
     workload's name in messages.
@@ -36,17 +36,16 @@ class SpaceWorker:
         self._workers, self._known, self._what = workers, known, what
         self._ref: WorkloadRef
         self._worker: Worker | None = None
-        self._whole = False
 
-    async def describe(self, ref: WorkloadRef, *, whole: bool) -> WorkloadSpec:
-        """Load the workload and describe its space. The process stays alive if the space is large.
+    async def describe(self, ref: WorkloadRef, seed: int) -> WorkloadSpec:
+        """Load the workload and describe its space. The process stays alive if `seed` drew from a large one.
 
         Raises `WorkloadError` if loading fails or hangs. Raises `SpaceError`, with the function's name, if a function
         of the space fails or hangs.
         """
-        self._ref, self._whole = ref, whole
-        spec = await self._workers.again_if_killed(self._describe)
-        if spec.size is None:
+        self._ref = ref
+        spec = await self._workers.again_if_killed(partial(self._describe, seed))
+        if spec.points is None:
             await self._end()
         return spec
 
@@ -54,16 +53,17 @@ class SpaceWorker:
         """Take the workload as another machine described it. It is loaded at the first look."""
         self._ref = ref
 
-    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
-        """Return the candidates at the first of `places`, at least one. None marks a refused one.
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
+        """Return those of `configs` that the space has, or their neighbours.
 
         Raises `SpaceError`, with the constraint's name, if a constraint hangs, fails or ends the process.
         """
-        reply = await self._workers.again_if_killed(partial(self._look_up, LookUp(tuple(places), ANSWER_TIMEOUT_S)))
-        found = msgspec.msgpack.decode(reply, type=list[Candidate | None])
-        return [None if one is None else Candidate(one.index, one.key, thaw(one.config)) for one in found]
+        reply = await self._workers.again_if_killed(
+            partial(self._look_up, LookUp(tuple(configs), around, ANSWER_TIMEOUT_S))
+        )
+        return [thaw(config) for config in msgspec.msgpack.decode(reply, type=list[Config])]
 
-    async def _describe(self) -> WorkloadSpec:
+    async def _load(self) -> tuple[Worker, WorkloadSpec | None]:
         await self._end()
         self._worker = worker = await self._workers.spawn("describe")
         asked = LoadSpace(self._ref, self._known is None, FILE_TIMEOUT_S)
@@ -71,9 +71,13 @@ class SpaceWorker:
             reply = await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
             raise WorkloadError(_hung_while_loading(self._what, error.detail)) from error
-        head = self._known or msgspec.msgpack.decode(reply, type=WorkloadSpec | None)
+        return worker, msgspec.msgpack.decode(reply, type=WorkloadSpec | None)
+
+    async def _describe(self, seed: int) -> WorkloadSpec:
+        worker, described = await self._load()
+        head = self._known or described
         assert head is not None
-        payload, configs = msgspec.msgpack.encode((self._whole, ANSWER_TIMEOUT_S)), list[Config]()
+        payload, configs = msgspec.msgpack.encode((seed, ANSWER_TIMEOUT_S)), list[Config]()
         while True:
             part = msgspec.msgpack.decode(await self._answer(worker, LIST_SPACE, payload), type=SpacePart)
             configs += part.configs
@@ -82,10 +86,10 @@ class SpaceWorker:
                 return head.listing(listing)
 
     async def _look_up(self, asked: LookUp) -> bytes:
-        if self._worker is None or not self._worker.alive:
-            await self._describe()
-        assert self._worker is not None
-        return await self._answer(self._worker, LOOK_UP, msgspec.msgpack.encode(asked))
+        worker = self._worker
+        if worker is None or not worker.alive:
+            worker, _ = await self._load()
+        return await self._answer(worker, LOOK_UP, msgspec.msgpack.encode(asked))
 
     async def _answer(self, worker: Worker, entry: str, payload: bytes) -> bytes:
         try:

@@ -1,12 +1,12 @@
-"""The points of a space for one problem: count, read at a place, draw and walk them without enumeration."""
+"""The points of a space for one problem: counted, read at a place, drawn, and found, without enumeration."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,15 +14,11 @@ import msgspec
 
 from atune.errors import SpaceError
 from atune.model.candidate import Config, config_key, normalise
-from atune.model.grid import Grid, Positions, text_of
 from atune.model.layouts import LayoutAxis
-from atune.model.permutation import Permutation
 from atune.model.questions import Question
 
-MOST_POINTS = 2**63 - 1
-"""Larger indices become floating-point numbers in a journal."""
-SAMPLED_KEYS = 1000
-"""Number of configurations that identify a long list."""
+SHUFFLED = 1_000_000
+"""Up to this many points are shuffled as a list, to draw them; of more, a draw may repeat a point."""
 
 
 class Points(ABC):
@@ -49,31 +45,17 @@ class Points(ABC):
         """Names of the axes that lay out fragments and loops."""
         return ()
 
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """A SHA-256 that identifies these points, without constraints and without enumeration."""
-
     @abstractmethod
     def raw(self, place: int) -> Config:
         """Return the configuration at `place` as it was given, without checking constraints."""
 
     @abstractmethod
-    def _plain(self, place: int, raw: Config) -> Config:
-        """Return the configuration at `place` in plain values."""
+    def plain(self, place: int) -> Config:
+        """Return the configuration at `place` in plain values, without checking constraints."""
 
     @abstractmethod
     def _find(self, config: Config) -> int | None:
         """Return the place of a configuration of plain values, without checking constraints."""
-
-    def plain(self, place: int) -> Config:
-        """Return the configuration at `place` in plain values, without checking constraints."""
-        return self._plain(place, self.raw(place))
-
-    def at(self, place: int) -> Config | None:
-        """Return the configuration at `place`; None if a constraint refuses it."""
-        raw = self.raw(place)
-        return self._plain(place, raw) if self.admits(raw) else None
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
         """Tell whether every constraint admits a configuration, given in the form that constraints see."""
@@ -92,65 +74,60 @@ class Points(ABC):
         """Yield every configuration in order, as it was given, without checking constraints."""
         return map(self.raw, range(self.size))
 
-    def drawn(self, seed: int) -> Iterator[Config]:
-        """Yield the configurations of `given` in a random-looking order that `seed` decides."""
-        shuffled = Permutation(self.size, seed)
-        return (self.raw(shuffled[position]) for position in range(self.size))
+    def drawn(self, seed: int) -> Iterator[int]:
+        """Yield places in a random order that `seed` decides: each once, or of more than `SHUFFLED` without an end."""
+        rng = random.Random(seed)
+        if self.size <= SHUFFLED:
+            order = list(range(self.size))
+            rng.shuffle(order)
+            return iter(order)
+        return iter(lambda: rng.randrange(self.size), None)
 
-    def walk(self) -> Iterator[tuple[int, Config]]:
-        """Yield each admitted place, in order, with its configuration."""
-        for place, raw in enumerate(self.given()):
-            if self.admits(raw):
-                yield place, self._plain(place, raw)
+    def walk(self) -> Iterator[Config]:
+        """Yield each admitted configuration, in order."""
+        return (self.plain(place) for place, raw in enumerate(self.given()) if self.admits(raw))
 
-    def sample(self, seed: int) -> Iterator[int]:
-        """Yield each admitted place once, in a random-looking order that `seed` decides."""
-        shuffled = Permutation(self.size, seed)
-        for position in range(self.size):
-            if self.admits(self.raw(place := shuffled[position])):
-                yield place
-
-    def neighbours(self, place: int) -> Iterator[int]:
-        """Yield, for each axis and direction, the nearest place that constraints admit."""
-        here = self.plain(place)
+    def neighbours(self, config: Mapping[str, Any]) -> Iterator[Config]:
+        """Yield, for each axis and direction, the nearest configuration that constraints admit."""
         for name, values in self.axes.items():
-            if name not in here:
+            at = self._position(name, config.get(name))
+            if at is None:
                 continue
-            at = self._positions.of(name, here[name])
-            assert at is not None, "the value at a place is one of its axis"
             for way in (range(at - 1, -1, -1), range(at + 1, len(values))):
-                for step in way:
-                    there = self._find({**here, name: normalise(values[step], name)})
-                    if there is not None and self.admits(self.raw(there)):
-                        yield there
-                        break
+                others = ({**config, name: normalise(values[step], name)} for step in way)
+                found = next((other for other in others if self.place(other) is not None), None)
+                if found is not None:
+                    yield found
+
+    def _position(self, name: str, value: Any) -> int | None:
+        """Return the first position of a plain value on the axis `name`; None if the axis lacks it."""
+        values = self.axes[name]
+        if isinstance(values, range):
+            return values.index(value) if type(value) is int and value in values else None
+        return self._positions[name].get(text_of(value))
 
     @cached_property
-    def _positions(self) -> Positions:
-        return Positions({name: _plain_values(name, values) for name, values in self.axes.items()})
+    def _positions(self) -> dict[str, dict[bytes, int]]:
+        """Positions by the texts of values, because True, 1 and 1.0 are three values, and journals have lists."""
+        return {
+            name: {text_of(normalise(value, name)): at for at, value in reversed(list(enumerate(values)))}
+            for name, values in self.axes.items()
+            if not isinstance(values, range)
+        }
 
 
 class Product(Points):
-    """All combinations of the values of axes, the last axis varying fastest.
-
-    Raises `SpaceError` for more points than a journal can number.
-    """
+    """All combinations of the values of axes, the last axis varying fastest."""
 
     def __init__(self, axes: Mapping[str, Sequence[Any]], where: Sequence[Question]) -> None:
         super().__init__(where)
         self._axes = axes
-        self._plain_axes = {normalise(str(name), "Space"): _plain_values(name, v) for name, v in axes.items()}
+        plain_axes = {normalise(str(name), "Space"): _plain_values(name, v) for name, v in axes.items()}
         self.size = math.prod(map(len, axes.values()))
         lengths = list(map(len, axes.values()))
         strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
-        self._raw_steps = [(n, v, s, len(v)) for (n, v), s in zip(self._axes.items(), strides, strict=True)]
-        self._plain_steps = [(n, v, s, len(v)) for (n, v), s in zip(self._plain_axes.items(), strides, strict=True)]
-        if self.size > MOST_POINTS:
-            shape = " × ".join(map(str, lengths[:8])) + (" × …" if len(lengths) > 8 else "")
-            raise SpaceError(
-                f"Space: {len(axes)} axes ({shape}) have more than 2**63 points, "
-                "which no journal numbers: give fewer axes, or fewer values"
-            )
+        self._raw_steps = [(n, v, s, len(v)) for (n, v), s in zip(axes.items(), strides, strict=True)]
+        self._plain_steps = [(n, v, s, len(v)) for (n, v), s in zip(plain_axes.items(), strides, strict=True)]
 
     @property
     def axes(self) -> Mapping[str, Sequence[Any]]:
@@ -161,47 +138,22 @@ class Product(Points):
         """Names of the axes that lay out fragments and loops."""
         return tuple(name for name, values in self._axes.items() if isinstance(values, LayoutAxis))
 
-    @property
-    def plain_axes(self) -> Mapping[str, Sequence[Any]]:
-        """The axes in plain values, as in candidates."""
-        return self._plain_axes
-
-    @property
-    def identity(self) -> str:
-        return _digest([[name, list(values)] for name, values in self._plain_axes.items()])
-
     def given(self) -> Iterator[Config]:
-        return _combinations(self._axes)
-
-    def walk(self) -> Iterator[tuple[int, Config]]:
-        both = zip(self.given(), _combinations(self._plain_axes), strict=True)
-        return ((place, plain) for place, (raw, plain) in enumerate(both) if self.admits(raw))
+        names = tuple(self._axes)
+        return (dict(zip(names, values, strict=True)) for values in itertools.product(*self._axes.values()))
 
     def raw(self, place: int) -> Config:
         return {name: values[place // step % length] for name, values, step, length in self._raw_steps}
 
-    def _plain(self, place: int, raw: Config) -> Config:
+    def plain(self, place: int) -> Config:
         return {name: values[place // step % length] for name, values, step, length in self._plain_steps}
 
     def _find(self, config: Config) -> int | None:
-        return self._grid.find(config)
-
-    @cached_property
-    def _grid(self) -> Grid:
-        return Grid(self._plain_axes)
-
-    @cached_property
-    def _positions(self) -> Positions:
-        return self._grid.positions
-
-    def twice(self) -> str:
-        """Return the text of a value that an axis has twice; empty if none."""
-        for name, places in self._grid.positions.by_axis.items():
-            values = self._plain_axes[name]
-            if len(places) < len(values):
-                again = next(value for i, value in enumerate(values) if places[text_of(value)] != i)
-                return f"axis {name!r} has {again!r} twice"
-        return ""
+        if config.keys() != self._axes.keys():
+            return None
+        steps = {name: step for name, _, step, _ in self._raw_steps}
+        positions = {name: self._position(name, value) for name, value in config.items()}
+        return None if None in positions.values() else sum((at or 0) * steps[name] for name, at in positions.items())
 
 
 class Listed(Points):
@@ -219,21 +171,15 @@ class Listed(Points):
                 found.setdefault(name, {}).setdefault(text_of(value), value)
         return {name: tuple(values.values()) for name, values in found.items()}
 
-    @property
-    def identity(self) -> str:
-        step = max(1, self.size // SAMPLED_KEYS)
-        keys = [config_key(self.plain(place)) for place in range(0, self.size, step)]
-        return _digest([self.size, keys])
-
     def raw(self, place: int) -> Config:
         config = self._configs[place]
         if not isinstance(config, Mapping):
             raise SpaceError(f"Space: config {place} is {config!r}; a config is a dict of arguments")
         return dict(config)
 
-    def _plain(self, place: int, raw: Config) -> Config:
+    def plain(self, place: int) -> Config:
         where = f"Space: config {place}"
-        return {normalise(str(n), where): normalise(v, f"{where}: {n!r}") for n, v in raw.items()}
+        return {normalise(str(n), where): normalise(v, f"{where}: {n!r}") for n, v in self.raw(place).items()}
 
     def _find(self, config: Config) -> int | None:
         return self._places.get(config_key(config))
@@ -244,14 +190,10 @@ class Listed(Points):
         return {config_key(self.plain(place)): place for place in places}
 
 
+def text_of(value: Any) -> bytes:
+    """Return a plain value as text, which tells apart what Python takes for equal, such as True and 1."""
+    return msgspec.json.encode(value, order="deterministic")
+
+
 def _plain_values(name: str, values: Sequence[Any]) -> Sequence[Any]:
     return values if isinstance(values, range) else tuple(normalise(v, f"Space: axis {name!r}") for v in values)
-
-
-def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[Config]:
-    names = tuple(axes)
-    return (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
-
-
-def _digest(parts: Iterable[Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(list(parts), order="deterministic")).hexdigest()

@@ -15,7 +15,7 @@ from atune.model.questions import Question
 
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of points that is enumerated, and of configurations that is read from a generator."""
+"""Most candidates of a space: of more points the seed draws this many, and a generator is read up to here."""
 SMALL = 500
 """Points that can be enumerated within a few milliseconds."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]

@@ -53,9 +53,10 @@ class SpacePart(msgspec.Struct, frozen=True):
 
 
 class LookUp(msgspec.Struct, frozen=True):
-    """Places of a large space whose candidates are requested."""
+    """Configurations of which those that the space has are requested, or their neighbours if `around` is set."""
 
-    places: tuple[int, ...]
+    configs: tuple[Config, ...]
+    around: bool
     deadline_s: float
 
 

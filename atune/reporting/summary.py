@@ -64,8 +64,7 @@ def _count_lines(result: TuneResult) -> list[str]:
         f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
     )
     left = f", {result.remaining} remaining" if result.remaining else ""
-    points = "points    " if result.remaining and result.header is not None and result.header.large else "candidates"
-    lines = [f"{points} {result.total}: {counts}{left}; {duration(result.wall_s)}"]
+    lines = [f"candidates {result.total}: {counts}{left}; {duration(result.wall_s)}"]
     lines += [f"           {line}" for line in failure_lines(result)]
     return lines + [f"             {line}" for line in first_failure_lines(result)]
 

@@ -17,13 +17,12 @@ from atune.errors import UsageError
 from atune.journal.result import TuneResult
 from atune.model.advice import Advice
 from atune.model.candidate import Config, config_key
-from atune.model.grid import grid_of
 from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000
 """How many ratios a header holds for all sources together: the best of each, about 30 bytes a ratio."""
-MOST_PLACES = 1024
-"""The same for a large space, in which each is looked up."""
+MOST_OTHERS = 256
+"""How many of the best configurations are looked up in a large space, for all sources together."""
 
 Measured = Mapping[str, tuple[Config, float]]
 """Configurations with their latency, ms, by key."""
@@ -67,13 +66,13 @@ def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
 def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
     """Return the advice for `spec`, an item for each experience, and remarks for the user.
 
-    Advice for a large space has the places of its configurations, some of which constraints may refuse. Raises
-    `UsageError` for experience of another kernel or without any of this space's configurations. It also does for a
-    list that is too long to be searched.
+    Advice for a large space has configurations besides those that were drawn, some of which it may lack. Raises
+    `UsageError` for experience of another kernel or without any of this space's configurations.
     """
     if not experiences:
         return (), []
     found, remarks, find = [], list[str](), finder(spec)
+    drawn = {config_key(config) for config in spec.configs} if spec.points is not None else set[str]()
     for each in experiences:
         if not same_kernel(each.name, each.kernel, spec):
             raise UsageError(
@@ -84,29 +83,19 @@ def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tu
             raise nothing_shared(each.source, len(each.measured), spec)
         if each.kernel and spec.kernel and each.kernel != spec.kernel:
             remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
-        most = MOST_RATIOS if spec.size is None else MOST_PLACES
+        most = MOST_RATIOS if spec.points is None else MOST_OTHERS
         advice = _advice(each, known, most // len(experiences))
-        places = {} if spec.size is None else {key: known[key] for key in advice.ratios}
-        found.append(replace(advice, places=places))
+        others = {} if spec.points is None else {k: each.measured[k][0] for k in advice.ratios if k not in drawn}
+        found.append(replace(advice, others=others))
     return tuple(found), remarks
 
 
-def finder(spec: WorkloadSpec) -> Callable[[Measured], dict[str, int]]:
-    """Return a function that returns where `spec` has configurations, by key: their index, or place if it is large.
-
-    In a large space constraints are not asked. Raises `UsageError` if it is a list, whose places only a worker knows.
-    """
-    if spec.size is None:
-        here = {config_key(config): index for index, config in enumerate(spec.configs)}
-        return lambda measured: {key: here[key] for key in measured if key in here}
-    grid = grid_of(spec.axes)
-    if grid is None:
-        raise UsageError(
-            f"warm: the space is a list of {spec.size:,} configurations, in which those of other runs are not looked "
-            "up. Leave out warm= (--warm), or give axes in place of the list"
-        )
-    places = grid.find
-    return lambda measured: {key: at for key, (config, _) in measured.items() if (at := places(config)) is not None}
+def finder(spec: WorkloadSpec) -> Callable[[Measured], list[str]]:
+    """Return a function that returns the keys that `spec` has; all of them for a large space, which is not asked."""
+    if spec.points is not None:
+        return list
+    here = {config_key(config) for config in spec.configs}
+    return lambda measured: [key for key in measured if key in here]
 
 
 def nothing_shared(source: str, count: int, spec: WorkloadSpec) -> UsageError:

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from atune.errors import UsageError
-from atune.model.candidate import Config
-from atune.model.grid import Grid
 from atune.model.settings import Budget
-from atune.search.encoding import Encoding
 from atune.search.interface import Searched, Strategy, check_strategy
-from atune.search.orders import LARGE, Begun, BestFirst, Exhaustive, Random, Ranked, first_of
-from atune.search.spread import spread_order, spread_places
+from atune.search.orders import LARGE, Begun, Exhaustive, Random, Ranked, first_of
 
-if TYPE_CHECKING:
-    from atune.search.learner import Learner
 
-AUTO = "auto"
-ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, "random": Random}
-"""Strategies that know nothing about candidates: plain orders."""
-PRIOR = Ranked.name
-BEST_FIRST = BestFirst.name
-UNTAUGHT = (*ORDERS, PRIOR, BEST_FIRST)
-"""Strategies that learn nothing from outcomes."""
-LEARNING = ("forest",)
-"""Strategies that need the space's configurations, and learn from outcomes."""
-NAMES = (*UNTAUGHT, *LEARNING)
-SHOWN = (AUTO, *NAMES)
+def _forest(searched: Searched) -> Strategy:
+    from atune.search.forest import Forest
+
+    return Forest(searched)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of atune's strategies. `learns`: from outcomes. `quick`: it answers within about a millisecond."""
+
+    make: Callable[[Searched], Strategy] | None = None
+    """None for a strategy of the user's."""
+    learns: bool = False
+    quick: bool = True
+
+
+AUTO, EXHAUSTIVE, RANDOM, PRIOR, FOREST = "auto", Exhaustive.name, Random.name, Ranked.name, "forest"
+KINDS = {
+    EXHAUSTIVE: Kind(Exhaustive),
+    RANDOM: Kind(Random),
+    PRIOR: Kind(Ranked),
+    FOREST: Kind(_forest, learns=True, quick=False),
+}
+SHOWN = (AUTO, *KINDS)
 """The names that a user may give, for messages."""
 FEW = 8
 """With budgets of up to this many candidates, learning does not help."""
 FEW_RANKED = 16
 """With a prior, budgets of up to this many candidates follow it alone: all are compiled at once."""
-QUICK = UNTAUGHT
-"""Strategies that answer within about a millisecond."""
+
+
+def kind_of(name: str) -> Kind:
+    """Return what is known of the strategy called `name`."""
+    return KINDS.get(name, Kind(learns=True, quick=False))
 
 
 def check_known(strategy: str | Strategy) -> None:
@@ -51,7 +60,7 @@ def check_known(strategy: str | Strategy) -> None:
 def check_name(name: str) -> None:
     """Raise `UsageError` for an unknown strategy, or one whose library is not installed."""
     check_known(name)
-    if name == "forest":
+    if name == FOREST:
         from atune.search.forest import needs
 
         needs()
@@ -68,74 +77,32 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
         check_name(strategy)
     else:
         check_known(strategy)
-    if own_prior and not uses_prior(strategy):
-        name = strategy if isinstance(strategy, str) else strategy.name
-        others = ", ".join((PRIOR, BEST_FIRST, *LEARNING))
-        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {others}")
-    if not pipeline and strategy not in (AUTO, *UNTAUGHT):
-        name = strategy if isinstance(strategy, str) else strategy.name
+    name = strategy if isinstance(strategy, str) else strategy.name
+    if own_prior and (name == RANDOM or not (isinstance(strategy, str) or hasattr(strategy, "begin"))):
+        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {PRIOR}, {EXHAUSTIVE}, {FOREST}")
+    if not pipeline and name != AUTO and kind_of(name).learns:
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
 
 
-def make_order(
-    name: str,
-    total: int,
-    seed: int,
-    *,
-    listed: bool = True,
-    configs: Sequence[Config] | None = None,
-    grid: Grid | None = None,
-) -> Exhaustive | Random:
-    """Return the order called `name` over `total` candidates.
-
-    `listed`: whether the space is listed. The orders of listed spaces never change, because journals depend on them.
-    `configs`, or the `grid` of a large space: a random order spreads over their axes. Without them it is a plain
-    shuffle, as in older versions.
-    """
-    if name == "random" and grid is not None:
-        return Random(total, seed, order=spread_places(grid, seed))
-    if name == "random" and configs is not None:
-        return Random(total, seed, order=_spread(configs, seed))
-    return ORDERS[name](total, seed, listed=listed)
-
-
-def _spread(configs: Sequence[Config], seed: int) -> Iterator[int]:
-    """Yield positions of `configs`. Does the slow work at once, because later items are taken in the event loop."""
-    encoding = Encoding(configs)
-    order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], seed)
-    return chain([first] if (first := next(order, None)) is not None else [], order)
-
-
-def make_learner(name: str, searched: Searched) -> Learner:
-    """Return the learning strategy called `name`. Raises `UsageError` if its library is not installed."""
-    from atune.search.forest import Forest
-
-    return Forest(searched)
-
-
-def uses_prior(strategy: str | Strategy) -> bool:
-    """Tell whether a strategy, given itself or by name, uses a prior."""
-    return strategy not in ORDERS if isinstance(strategy, str) else hasattr(strategy, "begin")
+def uses_prior(strategy: str | Strategy, total: int) -> bool:
+    """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
+    if not isinstance(strategy, str):
+        return hasattr(strategy, "begin")
+    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > LARGE)
 
 
 def make_strategy(name: str, searched: Searched) -> Strategy:
-    """Return the strategy called `name` over a listed space. Raises `UsageError` as `check_name` does."""
+    """Return the strategy called `name`. Raises `UsageError` as `check_name` does."""
     check_name(name)
     if name == AUTO:
         total, known = len(searched.configs), searched.prior is not None
         name = chosen(total, searched.budget, limited=searched.budget is not None, prior=known)
-    if name not in UNTAUGHT:
-        return make_learner(name, searched)
-    indices = list(searched.configs)
-    order: Strategy
-    if name == PRIOR:
-        order = Ranked(searched)
-    elif name == BEST_FIRST:
-        order = BestFirst(searched)
-    else:
-        configs = list(searched.configs.values())
-        order = _Of(make_order(name, len(indices), searched.seed, configs=configs), indices)
-    return Begun(order, first_of(searched.elsewhere, searched.budget)) if searched.elsewhere else order
+    kind = KINDS[name]
+    assert kind.make is not None
+    strategy = kind.make(searched)
+    if kind.learns or not searched.elsewhere:  # those that learn begin with the advised ones by themselves
+        return strategy
+    return Begun(strategy, first_of(searched.elsewhere, searched.budget))
 
 
 def chosen(
@@ -146,42 +113,24 @@ def chosen(
     learns: bool = True,
     prior: bool = False,
     own_prior: bool = False,
-    listed: bool = True,
 ) -> str:
     """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
     `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `learns`: whether
     outcomes come before all is proposed. `prior`: whether there is any prior. `own_prior`: whether the user gave one.
-    `listed`: whether the space is listed.
     """
     from atune.search.forest import available
 
     if not limited or (budget is not None and budget >= total):
-        ordered = BEST_FIRST if prior and listed and total > LARGE else "exhaustive"
-        return PRIOR if own_prior else ordered
+        return PRIOR if own_prior else EXHAUSTIVE
     ranked = own_prior or prior
-    if not learns or (budget is not None and budget <= (FEW_RANKED if ranked else FEW)):
-        return PRIOR if ranked else "random"
-    if available():
-        return "forest"
-    return PRIOR if ranked else "random"
+    few = budget is not None and budget <= (FEW_RANKED if ranked else FEW)
+    if learns and not few and available():
+        return FOREST
+    return PRIOR if ranked else RANDOM
 
 
 def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, learns: bool) -> bool:
     """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
     few = budget.candidates is not None and budget.candidates <= FEW
-    return strategy == "forest" or (strategy in (None, AUTO) and learns and budget.limited and not few)
-
-
-class _Of:
-    """Turns an order of positions into an order of the indices at these positions."""
-
-    def __init__(self, order: Exhaustive | Random, indices: list[int]) -> None:
-        self.name, self._order, self._indices = order.name, order, indices
-
-    def ask(self) -> int | None:
-        position = self._order.ask()
-        return None if position is None else self._indices[position]
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
+    return strategy == FOREST or (strategy in (None, AUTO) and learns and budget.limited and not few)

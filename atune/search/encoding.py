@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from atune.model.candidate import Config
-from atune.model.grid import Grid, text_of
+from atune.model.points import text_of
 from atune.search.interface import by_prior
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Encoding:
         names = dict.fromkeys(name for config in configs for name in config)
         axes = [Axis(name, configs) for name in names]
         varied = [axis for axis in axes if len(axis.values) > 1]
-        self.axes: Sequence[Axis | GridAxis] = varied
+        self.axes = varied
         self.places = [tuple(axis.position(config) for axis in varied) for config in configs]
         """Each candidate's position on each axis."""
         self.at: dict[tuple[int, ...], int] = {}
@@ -75,16 +75,12 @@ class Encoding:
         found.pop(candidate, None)
         return list(found)
 
-    def _ways(self, axis: Axis | GridAxis, here: int) -> Iterator[Sequence[int]]:
+    def _ways(self, axis: Axis, here: int) -> Iterator[Sequence[int]]:
         if axis.ordered:
             yield range(here - 1, -1, -1)
             yield range(here + 1, len(axis.values))
         else:
             yield from ([other] for other in range(len(axis.values)) if other != here)
-
-    def find(self, genes: Sequence[int]) -> int | None:
-        """Return the candidate with these positions on the axes, or None."""
-        return self.at.get(tuple(genes))
 
     @cached_property
     def features(self) -> NDArray[np.float64]:
@@ -96,55 +92,7 @@ class Encoding:
         return np.concatenate(columns, axis=1) if columns else np.zeros((len(self.places), 1))
 
 
-class GridAxis:
-    """One axis of a grid as an `Axis`: its values in the given order, however many there are."""
-
-    def __init__(self, name: str, values: Sequence[Any]) -> None:
-        self.name, self.values = name, values
-        self.ordered = isinstance(values, range) or all(isinstance(v, (int, float)) for v in values)
-        ends = values and (values[0], values[-1]) if isinstance(values, range) else values
-        self.logarithmic = self.ordered and min(ends) > 0
-
-
-class GridEncoding(Encoding):
-    """Encodes some places of a grid, numbered in order of arrival. Asking for another place adds it.
-
-    `indices`: the places. `positions`: their numbers, by place. Both grow.
-    """
-
-    def __init__(self, grid: Grid, indices: list[int], positions: dict[int, int]) -> None:
-        self.grid, self._indices, self._positions = grid, indices, positions
-        self._varied = [number for number, length in enumerate(grid.lengths) if length > 1]
-        every = [GridAxis(name, values) for name, values in grid.axes.items()]
-        self.axes = [every[number] for number in self._varied]
-        self.places = [self._genes(place) for place in indices]
-
-    def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis by one or two steps; constraints may refuse some."""
-        return [self.number(place) for place in self.grid.neighbours(self._indices[candidate])]
-
-    def find(self, genes: Sequence[int]) -> int | None:
-        """Return the candidate with these positions on the axes that vary."""
-        digits = [0] * len(self.grid.lengths)
-        for number, gene in zip(self._varied, genes, strict=True):
-            digits[number] = gene
-        return self.number(self.grid.place(digits))
-
-    def number(self, place: int) -> int:
-        """Return the candidate at a place of the grid."""
-        if place not in self._positions:
-            self._positions[place] = len(self._indices)
-            self._indices.append(place)
-            self.places.append(self._genes(place))
-            self.__dict__.pop("features", None)
-        return self._positions[place]
-
-    def _genes(self, place: int) -> tuple[int, ...]:
-        digits = self.grid.digits(place)
-        return tuple(digits[number] for number in self._varied)
-
-
-def _columns(axis: Axis | GridAxis, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def _columns(axis: Axis, positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return one axis' columns, of shape (positions, columns)."""
     import numpy as np
 

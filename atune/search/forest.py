@@ -36,6 +36,8 @@ each `BATCH` is drawn at random."""
 TRUST, TRUST_FROM = 0.5, 8
 """The forest sees other runs' ratios while they order this search's own better half as its latencies do: if Spearman's
 rank correlation is above `TRUST`, of `TRUST_FROM` candidates at least."""
+MOST_SCORED = 8192
+"""Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
 POLISHED = 0.15
 """Share of a budget that is reserved for neighbours of the best."""
 
@@ -80,8 +82,6 @@ class Forest(Learner):
             return self.beginning(rng, first)
         if (around := self._polish()) and self.best is not None:
             return around
-        if self.grid is not None and self.best is not None:
-            self.new_neighbours(self.best)  # from now on the forest ranks these with all others
         size = LEAST if len(self.asked) < EARLY else BATCH
         drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
         return [*self._chosen(rng, size - len(drawn)), *drawn]
@@ -101,6 +101,10 @@ class Forest(Learner):
 
     def _chosen(self, rng: random.Random, count: int) -> list[int]:
         left = self.left()
+        if len(left) > MOST_SCORED:
+            best = [candidate for candidate in self.ranked if candidate not in self.asked][: MOST_SCORED // 2]
+            near = [] if self.best is None else self.new_neighbours(self.best)
+            left = list(dict.fromkeys([*best, *near, *rng.sample(left, MOST_SCORED // 2)]))
         scores = self._scores(rng, left)
         ties = [rng.random() for _ in left]
         order = sorted(range(len(left)), key=lambda i: (-scores[i], ties[i]))
@@ -109,8 +113,6 @@ class Forest(Learner):
     def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
         """Return the forest's score for each of `candidates`."""
 
-        if len(self._features) < len(self.indices):
-            self._features = self._rows()
         known, labels, weights = self._lessons()
         features = self._seen()
         forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)

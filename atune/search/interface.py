@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from atune.errors import UsageError
 from atune.model.candidate import Config
-from atune.model.grid import Grid
 
 AHEAD = 2
 """How many candidates for each compile worker a learning strategy may have outstanding."""
@@ -20,10 +19,10 @@ DUPLICATE = "duplicate"
 class Strategy(Protocol):
     """Proposes candidates by index. No two of its methods are ever called at the same time.
 
-    Its proposals may depend only on its seed and on its earlier calls, because a resumed run repeats these with a new
-    object. Three attributes are optional. `begin` gets the `Searched` before any other call. `most_outstanding`, an
-    int, is how many proposed candidates may lack an outcome at that moment. `expected_best()` returns the best latency,
-    ms, that it now expects of the space, or None. It changes nothing.
+    A resumed run tells a new object all earlier outcomes before it asks, also of candidates that this object did not
+    propose. What it proposes of these is passed over. Three attributes are optional. `begin` gets the `Searched` before
+    any other call. `most_outstanding`, an int, is how many proposed candidates may lack an outcome at that moment.
+    `expected_best()` returns the best latency, ms, that it now expects of the space, or None. It changes nothing.
     """
 
     name: str
@@ -48,9 +47,7 @@ class Searched:
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
     or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates beside
     their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: a
-    candidate's latency on other problems or devices, as a multiple of the best there. It may be wrong here. `grid`: the
-    places of a space that is too large to list; `configs` has some of them. A strategy may propose others. It is not
-    told of places that constraints refuse.
+    candidate's latency on other problems or devices, as a multiple of the best there. It may be wrong here.
     """
 
     configs: Mapping[int, Config]
@@ -60,7 +57,6 @@ class Searched:
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     elsewhere: Mapping[int, float] = field(default_factory=dict)
     default: int | None = None
-    grid: Grid | None = None
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:

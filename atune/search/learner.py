@@ -7,16 +7,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from atune.search.encoding import Encoding, GridEncoding
+from atune.search.encoding import Encoding
 from atune.search.expected import expected_latency
 from atune.search.interface import DUPLICATE, Searched, by_prior
 from atune.search.orders import first_of
-from atune.search.spread import spread_places
 
 BATCH = 8
 """How many candidates are proposed at once, without learning in between."""
-MORE = 512
-"""How many places of a grid are added after all others were proposed."""
 OF_TOLD = 4
 """For this many known candidates, one more may be outstanding."""
 
@@ -24,8 +21,7 @@ OF_TOLD = 4
 class Learner(ABC):
     """Proposes in batches. A batch depends only on the seed, and on the proposals and outcomes before it.
 
-    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices. On a
-    grid there are more than those: neighbours and children get the next numbers.
+    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
     """
 
     name: str
@@ -33,14 +29,8 @@ class Learner(ABC):
     def __init__(self, searched: Searched) -> None:
         self.indices = list(searched.configs)
         self._positions = {index: position for position, index in enumerate(self.indices)}
-        self.grid = searched.grid
-        self.encoding = (
-            Encoding(list(searched.configs.values()))
-            if self.grid is None
-            else GridEncoding(self.grid, self.indices, self._positions)
-        )
+        self.encoding = Encoding(list(searched.configs.values()))
         self.seed, self.budget = searched.seed, searched.budget
-        self._draws = iter(()) if self.grid is None else spread_places(self.grid, self.seed)
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
@@ -64,7 +54,7 @@ class Learner(ABC):
         return len(self.asked) - len(self._told)
 
     def ask(self) -> int | None:
-        while len(self.asked) < len(self.indices) or self._grown():
+        while len(self.asked) < len(self.indices):
             if not self._batch:
                 self._batch.extend(dict.fromkeys(self.propose(self._random())))
             candidate = self._batch.popleft()
@@ -85,7 +75,6 @@ class Learner(ABC):
             self.latencies[candidate] = latency_ms
         elif reason != DUPLICATE:
             self.failures[candidate] = reason
-        self.learn(candidate)
 
     def expected_best(self) -> float | None:
         """Return the best latency, ms, that the prior predicts, measured or not; None without a prediction."""
@@ -99,27 +88,9 @@ class Learner(ABC):
     def _estimate(self, candidate: int) -> float:
         return float(self._estimates.get(self.indices[candidate], float("inf")))
 
-    def _grown(self) -> bool:
-        """Add further places of the grid, drawn as the first ones were; tell whether there are any."""
-        if not isinstance(self.encoding, GridEncoding):
-            return False
-        before = len(self.indices)
-        for place in self._draws:
-            self.encoding.number(place)
-            if len(self.indices) == before + MORE:
-                break
-        return len(self.indices) > before
-
     @abstractmethod
     def propose(self, rng: random.Random) -> Sequence[int]:
         """Return at least one candidate that was not proposed yet. At least one exists."""
-
-    def learn(self, candidate: int) -> None:  # noqa: B027
-        """Take note that something was told of `candidate`."""
-
-    def forget_batch(self) -> None:
-        """Drop the current batch, so that the next `ask` makes a new one."""
-        self._batch.clear()
 
     @property
     def best(self) -> int | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
-from itertools import chain
+from itertools import chain, islice
 
-from atune.model.permutation import Permutation
+from atune.search.encoding import Encoding
 from atune.search.interface import Searched, Strategy, by_prior
-from atune.search.spread import spread_places
+from atune.search.spread import SPREAD, spread_order
 
 NEIGHBOURHOOD = 8
 """How many neighbours in the space are proposed in a row, because they may share work."""
@@ -26,29 +26,34 @@ FIRST = 4
 
 
 class Exhaustive:
-    """Every candidate: small spaces in their own order, large ones spread over the space, neighbours together.
+    """Every candidate: small spaces in their own order, larger ones in blocks of neighbours, which share work.
 
-    Spaces often list their large and costly configurations last. Proposing some early keeps their compiles from ending
-    last. It also makes early measurements more representative. Steps of the golden ratio spread best (Knuth, The Art of
-    Computer Programming, volume 3, 6.4).
+    The blocks with the prior's best estimates come first, so that the winner is likely to be known early. The others
+    are spread over the space, because spaces often list their large and costly configurations last: proposing some
+    early keeps their compiles from ending last. It also makes early measurements more representative. Steps of the
+    golden ratio spread best (Knuth, The Art of Computer Programming, volume 3, 6.4).
     """
 
     name = "exhaustive"
 
-    def __init__(self, total: int, seed: int = 0, *, listed: bool = True) -> None:
-        self._total = total
-        self._blocks = Spread(-(-total // NEIGHBOURHOOD)) if total > LARGE else range(-(-total // NEIGHBOURHOOD))
-        self._block = 0
-        self._row = iter(range(0))
+    def __init__(self, searched: Searched) -> None:
+        prior, blocks = searched.prior or {}, dict[int, list[int]]()
+        for index in sorted(searched.configs):
+            blocks.setdefault(index // NEIGHBOURHOOD, []).append(index)
+        numbers = list(blocks)
+        if len(searched.configs) > LARGE:
+            estimates = {
+                block: min(prior[index] for index in members if index in prior)
+                for block, members in blocks.items()
+                if not prior.keys().isdisjoint(members)
+            }
+            best = nsmallest(math.ceil(LEADING * len(blocks)), estimates, key=lambda block: (estimates[block], block))
+            places = Spread(len(blocks))
+            numbers = list(dict.fromkeys([*best, *(numbers[places[position]] for position in range(len(places)))]))
+        self._order = chain.from_iterable(blocks[block] for block in numbers)
 
     def ask(self) -> int | None:
-        index = next(self._row, None)
-        if index is None and self._block < len(self._blocks):
-            start = self._blocks[self._block] * NEIGHBOURHOOD
-            self._row = iter(range(start, min(start + NEIGHBOURHOOD, self._total)))
-            self._block += 1
-            index = next(self._row)
-        return index
+        return next(self._order, None)
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
@@ -86,48 +91,17 @@ def floor_sum(n: int, divisor: int, step: int, start: int) -> int:
     return total
 
 
-class BestFirst:
-    """Every candidate, like `Exhaustive`; but first those neighbourhoods that hold the prior's best estimates.
-
-    So the winner is likely to be known early. Neighbours stay together, because they share work. What follows is spread
-    over the space, because an order by estimates has the costliest compiles last. On a grid, all other places follow.
-    """
-
-    name = "best-first"
-
-    def __init__(self, searched: Searched) -> None:
-        prior, blocks = searched.prior or {}, dict[int, list[int]]()
-        for index in sorted(searched.configs):
-            blocks.setdefault(index // NEIGHBOURHOOD, []).append(index)
-        estimates = {
-            block: min(prior[index] for index in members if index in prior)
-            for block, members in blocks.items()
-            if not prior.keys().isdisjoint(members)
-        }
-        best = nsmallest(math.ceil(LEADING * len(blocks)), estimates, key=lambda block: (estimates[block], block))
-        numbers, places = list(blocks), Spread(len(blocks))
-        spread = [numbers[places[position]] for position in range(len(places))]
-        order = chain.from_iterable(blocks[block] for block in dict.fromkeys([*best, *spread]))
-        self._order = chain(order, _others(searched))
-
-    def ask(self) -> int | None:
-        return next(self._order, None)
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
-
-
 class Random:
-    """Every candidate once, in an order that depends on the seed alone. Pays under a budget.
-
-    `order`: positions in that order, such as one that spreads over axes. Without it `total` candidates are shuffled;
-    those of a space that is not `listed` are permuted, so that nothing is listed here either.
-    """
+    """Every candidate once, in an order that the seed draws: the first ones spread over the axes."""
 
     name = "random"
 
-    def __init__(self, total: int, seed: int = 0, *, listed: bool = True, order: Iterator[int] | None = None) -> None:
-        self._order = order if order is not None else iter(_shuffled(total, seed) if listed else _permuted(total, seed))
+    def __init__(self, searched: Searched) -> None:
+        indices = list(searched.configs)
+        encoding = Encoding(list(searched.configs.values()))
+        order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], searched.seed)
+        begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
+        self._order = (indices[position] for position in chain(begin, order))
 
     def ask(self) -> int | None:
         return next(self._order, None)
@@ -163,8 +137,7 @@ def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
 class Ranked:
     """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
 
-    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too. On a
-    grid, all other places follow, drawn by the seed.
+    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
     """
 
     name = "prior"
@@ -177,27 +150,10 @@ class Ranked:
         if default is not None and default in order[1:]:
             order.remove(default)
             order.insert(1, default)
-        self._order = chain(order, _others(searched))
+        self._order = iter(order)
 
     def ask(self) -> int | None:
         return next(self._order, None)
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
-
-
-def _others(searched: Searched) -> Iterator[int]:
-    """Yield all places of a grid that are not among the candidates, drawn by the seed; none without a grid."""
-    places = () if searched.grid is None else spread_places(searched.grid, searched.seed)
-    return (place for place in places if place not in searched.configs)
-
-
-def _shuffled(total: int, seed: int) -> list[int]:
-    order = list(range(total))
-    random.Random(seed).shuffle(order)
-    return order
-
-
-def _permuted(total: int, seed: int) -> Iterator[int]:
-    order = Permutation(total, seed)
-    return (order[position] for position in range(total))

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from atune.search.choosing import AUTO, UNTAUGHT, check_name, chosen, make_strategy, uses_prior
+from atune.search.choosing import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
 from atune.search.guard import Guarded
 from atune.search.interface import AHEAD, Searched, Strategy
 from atune.search.recording import Recording
@@ -88,7 +88,7 @@ def simulate_run(
     if searched.prior is not None:
         line.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
-    ahead = AHEAD * workers if strategy.name not in UNTAUGHT else most
+    ahead = AHEAD * workers if kind_of(strategy.name).learns else most
     order: list[int] = []
     told: list[int] = []
     curve: list[float] = []
@@ -223,7 +223,11 @@ def simulate(
     """
     check_name(strategy)
     figures = figures_for(recording.target, recording.devices)
-    known = told_of(recording.configs, recording.facts, figures) if prior and uses_prior(strategy) else {}
+    known = (
+        told_of(recording.configs, recording.facts, figures)
+        if prior and uses_prior(strategy, len(recording.configs))
+        else {}
+    )
     if strategy == AUTO:
         limited, there = budget is not None or seconds is not None, known.get("prior") is not None
         strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)

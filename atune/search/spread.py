@@ -2,11 +2,10 @@
 
 | function | draws from | knows |
 |---|---|---|
-| `spread_places` | all places of a grid | nothing |
 | `spread_order` | a list of candidates | nothing |
 | `spread_more` | what is left of a list | what was taken before, which counts as drawn |
 
-The first two draw each axis in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979). A
+The first draws each axis in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979). A
 round has each value once, in a new order. After n draws, each of an axis' L values has occurred n/L times, rounded.
 Rounds may fail, because constraints refuse the point or it was taken before. Then a few candidates are drawn plainly,
 and the one with the rarest values is taken.
@@ -18,9 +17,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-
-from atune.model.grid import Grid
-from atune.model.permutation import Permutation
 
 SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
@@ -34,8 +30,9 @@ def rounds(length: int, seed: str) -> Iterator[int]:
     """Yield positions on an axis, each once a round, in an order that `seed` decides."""
     number = 0
     while True:
-        order = Permutation(length, random.Random(f"{seed} {number}").getrandbits(63))
-        yield from (order[position] for position in range(length))
+        order = list(range(length))
+        random.Random(f"{seed} {number}").shuffle(order)
+        yield from order
         number += 1
 
 
@@ -44,17 +41,6 @@ def points(lengths: Sequence[int], seed: int) -> Iterator[tuple[int, ...]]:
     axes = [rounds(length, f"{seed} axis {axis}") for axis, length in enumerate(lengths)]
     while True:
         yield tuple(next(axis) for axis in axes)
-
-
-def spread_places(grid: Grid, seed: int) -> Iterator[int]:
-    """Yield each place of a grid once: first spread ones, then the others as a permutation. Few are remembered."""
-    early = dict[int, None]()
-    for digits, _ in zip(points(grid.lengths, seed), range(min(SPREAD, grid.size // 4)), strict=False):
-        if (place := grid.place(digits)) not in early:
-            early[place] = None
-            yield place
-    order = Permutation(grid.size, seed)
-    yield from (place for place in map(order.__getitem__, range(grid.size)) if place not in early)
 
 
 def spread_order(places: Sequence[tuple[int, ...]], lengths: Sequence[int], seed: int) -> Iterator[int]:

@@ -59,12 +59,10 @@ def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, K
     def add(event: Event) -> None:
         events.append(msgspec.structs.replace(event, seq=len(events), time=header.time, mono=0.0))
 
-    count = 0
     for index, config in enumerate(configs):
         key = config_key(config)
         if (found := known.get(key)) is None:
             continue
-        count += 1
         add(CandidateProposed(seq=0, time=0, mono=0, index=index, key=key, config=config))
         if found.code_key:
             lowered = CandidateLowered(
@@ -76,5 +74,4 @@ def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, K
                 add(CandidateAliased(seq=0, time=0, mono=0, index=index, same_as=first))
                 continue
         add(msgspec.structs.replace(found.outcome, index=index))
-    events[0] = msgspec.structs.replace(header, known=count)
     return events

@@ -77,7 +77,7 @@ class FakeMachine:
         device_name: str = "a fake device",
         target: str = "c",
     ) -> None:
-        self._points = Candidates(Workload(_kernel, configs)) if isinstance(configs, Space) else None
+        self._workload = Workload(_kernel, configs) if isinstance(configs, Space) else None
         self.configs: list[Config] = []
         if isinstance(configs, int):
             self.configs = [{"x": i} for i in range(configs)]
@@ -88,8 +88,6 @@ class FakeMachine:
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default = default
-        self.looked_up: list[int] = []
-        """Places of a large space, in the order of the requests."""
         self.described = self.configs
         """The answer of `describe`. Tests of a changed space give it another order or number."""
         self.fingerprint = fingerprint or "fake"
@@ -145,7 +143,7 @@ class FakeMachine:
             finally:
                 self.closed += 1
 
-    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+    async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         await anyio.lowlevel.checkpoint()
         spec = WorkloadSpec(
             name="fake",
@@ -157,24 +155,21 @@ class FakeMachine:
             has_reference=self.script.reference_ms is not None,
             out_idx=(-1,),
         )
-        if self._points is None:
+        if self._workload is None:
             return msgspec.structs.replace(spec, configs=tuple(self.described))
-        spec = spec.listing(listing(self._points.workload, whole=whole))
+        spec = spec.listing(listing(self._workload, seed))
         self.configs = list(spec.configs)
         return spec
 
-    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
         await anyio.lowlevel.checkpoint()
-        assert self._points is not None, "the space is listed"
-        self.looked_up += places
-        return [self._points.at(place) for place in places]
+        assert self._workload is not None, "all of the space is listed"
+        return Candidates(self._workload).admitted(configs, around=around)
 
     def config_of(self, index: int) -> Config:
         """Return the configuration of a candidate."""
         if index in self._given:
             return self._given[index]
-        if self._points is not None and not self.configs:
-            return self._points.points.plain(index)
         return self.configs[index]
 
     def given(self, candidate: Candidate) -> None:

@@ -1,9 +1,10 @@
-"""A workload's candidates: listed in order, or looked up by place if the space is too large to list."""
+"""A workload's candidates: all of its space in order, or a draw from a large one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,8 +21,7 @@ from atune.model.candidate import (
     normalise,
     space_hash,
 )
-from atune.model.grid import AxisValues
-from atune.model.points import Points, Product
+from atune.model.points import Points
 from atune.model.space import LARGE
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import signature_of
@@ -29,87 +29,98 @@ from atune.workload.introspect import signature_of
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
-MOST_LISTED = 4_000_000
-"""Most points of a space that is enumerated for a journal whose run listed it."""
+LOOKS, ENOUGH = 500_000, 1_000
+"""After this many looks no more is drawn if so many candidates were found."""
+MOST_LOOKS = 5_000_000
+"""Looks at drawn points after which no more is drawn, however few were found."""
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Description of a workload's space: its configurations, or only its number of points."""
+    """Description of a workload's space: its configurations, and what is known of it."""
 
     configs: tuple[Config, ...] = ()
     space: str = ""
-    """SHA-256 that identifies the space: over the candidates' keys, or over the axes of a large space."""
+    """SHA-256 over the candidates' keys in order."""
     default: int | None = None
-    size: int | None = None
-    """Points of a space that is too large to list, before its constraints."""
+    points: int | None = None
+    """Points of a space, before its constraints, of which the configurations are a draw; None if they are all."""
     remarks: tuple[str, ...] = ()
-    """A remark on the space for the user."""
+    """Remarks on the space for the user."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
-    axes: tuple[AxisValues, ...] = ()
-    """Axes of a large space that is a product of axes."""
     layout_axes: tuple[str, ...] = ()
-    """Names of a listed space's axes that lay out fragments and loops."""
+    """Names of the axes that lay out fragments and loops."""
 
 
 class Candidates:
-    """The candidates of `workload`. Creating this object calls none of its functions.
+    """The candidates of `workload`, in order. Creating this object asks no constraint.
 
-    A space of more than `LARGE` points is `large`. It is not enumerated, and a candidate's index is its place in the
-    product of the axes. `whole` lists it up to `MOST_LISTED` points, and raises `SpaceError` above. Raises
-    `SpaceError` and `WorkloadError` for configurations that do not fit the kernel.
+    Of a space of more than `LARGE` points they are a draw: its default configuration, then what `seed` draws and
+    constraints admit, `LARGE` at most. Raises `SpaceError` and `WorkloadError` for configurations that do not fit the
+    kernel.
     """
 
-    def __init__(self, workload: Workload, *, whole: bool = False) -> None:
-        self.workload = workload
+    def __init__(self, workload: Workload, seed: int = 0) -> None:
+        self.workload, self._seed = workload, seed
         self._fit = _Fit(workload)
-        self.points = workload.space.points(workload.arguments, MOST_LISTED if whole else LARGE)
-        self.large = self.points.size > LARGE and not whole
-        if whole and self.points.size > MOST_LISTED:
-            raise SpaceError(
-                f"Workload {workload.name}: the space has {self.points.size:,} points, and no more than "
-                f"{MOST_LISTED:,} are listed: give its axes fewer values"
-            )
-        if self.large and isinstance(self.points, Product):
-            if twice := self.points.twice():
-                raise SpaceError(f"Workload {workload.name}: {twice}; give each value once")
-            self._fit.check(self.points.plain(0), f"Workload {workload.name}, config 0")
+        self.points = workload.space.points(workload.arguments)
+        self.large = self.points.size > LARGE
+        self._keys: list[str] = []
+        self._default: int | None = None
 
-    def listed(self) -> Iterator[Candidate]:
-        """Yield every candidate, in order. Raises `SpaceError` for duplicates and for an empty space."""
+    def listed(self) -> Iterator[Candidate | None]:
+        """Yield every candidate, in order; None for a drawn point that is none, as there may be many in a row.
+
+        Raises `SpaceError` for duplicates and for an empty space.
+        """
         seen: dict[str, int] = {}
-        for _, config in self.points.walk():
+        for config in self._drawn() if self.large else self.points.walk():
+            if config is None:
+                yield None
+                continue
             index = len(seen)
-            candidate = self._made(index, config, index)
+            self._fit.check(config, f"Workload {self.workload.name}, config {index}")
+            candidate = Candidate(index, config_key(config), config)
             if candidate.key in seen:
                 raise SpaceError(
                     f"Workload {self.workload.name}, config {index}: {config} occurs twice, first as config "
                     f"{seen[candidate.key]}"
                 )
             seen[candidate.key] = index
+            self._keys.append(candidate.key)
+            if self._default is None and self.is_default(candidate):
+                self._default = index
             yield candidate
         if not seen:
             raise self.workload.space.empty(self.workload.arguments)
 
-    def at(self, place: int) -> Candidate | None:
-        """Return the candidate of a large space at `place`, or None if a constraint refuses it."""
-        config = self.points.at(place)
-        return None if config is None else self._made(place, config, place)
+    def _drawn(self) -> Iterator[Config | None]:
+        points, found = self.points, set[int]()
+        default = self._fit.default(points.plain(0))
+        first = None if default is None else points.place(default)
+        for looks, place in enumerate(chain([] if first is None else [first], points.drawn(self._seed))):
+            if len(found) == LARGE or looks >= (LOOKS if len(found) >= ENOUGH else MOST_LOOKS):
+                return
+            new = place not in found and points.admits(points.raw(place))
+            found.update([place] if new else [])
+            yield points.plain(place) if new else None
 
     def is_default(self, candidate: Candidate) -> bool:
         """Tell whether a candidate is the default configuration."""
         return self._fit.default_key(candidate.config) == candidate.key
 
-    def overview(self) -> Listing:
-        """Describe a large space without enumerating it. Raises `WorkloadError` if it lacks the given default."""
-        points, default = self.points, None
-        config = self._fit.default(points.plain(0))
-        if config is not None and (isinstance(points, Product) or self.workload.default is not None):
-            default = points.place(config)
-        self.check_default(default)
-        axes = points.plain_axes.items() if isinstance(points, Product) else ()
-        kept = tuple(AxisValues.of(name, values) for name, values in axes)
-        return Listing((), points.identity, default, points.size, self.remarks(), self.kernel(), kept)
+    def described(self, configs: tuple[Config, ...] = ()) -> Listing:
+        """Describe the space with `configs`, once all was listed. Raises `WorkloadError` if it lacks the default."""
+        self.check_default(self._default)
+        return Listing(
+            configs,
+            space_hash(self._keys),
+            self._default,
+            self.points.size if self.large else None,
+            self._remarks(),
+            kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
+            self.points.layout_axes,
+        )
 
     def check_default(self, default: int | None) -> None:
         """Raise `WorkloadError` if a default was given and the space lacks it."""
@@ -119,8 +130,19 @@ class Candidates:
                 f"Workload {self.workload.name}: the default {self.workload.default} is not in the space: {why}"
             )
 
-    def remarks(self) -> tuple[str, ...]:
-        """Return the remark on the space for the user, or an empty text."""
+    def admitted(self, configs: Iterable[Config], *, around: bool = False) -> list[Config]:
+        """Return those of `configs` that the space has, also if they were not drawn; or the neighbours of `configs`."""
+        if around:
+            near = (other for config in configs for other in self.points.neighbours(config))
+            return list({config_key(other): other for other in near}.values())
+        return [config for config in configs if self.points.place(config) is not None]
+
+    def _remarks(self) -> tuple[str, ...]:
+        if self.large:
+            return (
+                f"the space has {self.points.size:,} points: the run searches {len(self._keys):,} candidates that its "
+                "seed draws, and with a prior the neighbours of the best estimates",
+            )
         if not self.points.cut:
             return ()
         return (
@@ -128,26 +150,11 @@ class Candidates:
             "out; give axes and constraints, of which any part can be tried",
         )
 
-    def kernel(self) -> str:
-        """Return the kernel's fingerprint without the defaults of parameters that the configurations set."""
-        return kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names)
 
-    def _made(self, index: int, config: Config, place: int) -> Candidate:
-        self._fit.check(config, f"Workload {self.workload.name}, config {place}")
-        return Candidate(index, config_key(config), config)
-
-
-def listing(workload: Workload, *, whole: bool = False) -> Listing:
-    """Enumerate the space of `workload`, or describe a large one. Raises `SpaceError` and `WorkloadError`."""
-    candidates = Candidates(workload, whole=whole)
-    if candidates.large:
-        return candidates.overview()
-    found = list(candidates.listed())
-    default = next((c.index for c in found if candidates.is_default(c)), None)
-    candidates.check_default(default)
-    configs, identity = tuple(c.config for c in found), space_hash(c.key for c in found)
-    layouts = candidates.points.layout_axes
-    return Listing(configs, identity, default, None, candidates.remarks(), candidates.kernel(), layout_axes=layouts)
+def listing(workload: Workload, seed: int = 0) -> Listing:
+    """Enumerate the space of `workload`, or draw from a large one. Raises `SpaceError` and `WorkloadError`."""
+    candidates = Candidates(workload, seed)
+    return candidates.described(tuple(c.config for c in candidates.listed() if c is not None))
 
 
 def check_names(workload: Workload) -> None:

@@ -63,7 +63,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
     points = workload.space.points(workload.arguments, most)
     size, until = None if points.cut else points.size, time.monotonic() + most_s
     refused, keys, looked_at = [0] * len(workload.space.where), [], 0
-    for raw in points.given() if points.size <= most else points.drawn(seed=0):
+    for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
         if looked_at == most or time.monotonic() > until:
             break
         looked_at += 1

@@ -14,7 +14,6 @@ import msgspec
 
 from atune.errors import WorkloadError
 from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash
-from atune.model.grid import AxisValues
 from atune.model.options import checked, complete, documents, refuse_unknown
 from atune.model.space import Space
 from atune.workload.amounts import amount
@@ -97,12 +96,12 @@ class Workload:
         check_names(self)
 
     def candidates(self) -> list[Candidate]:
-        """Enumerate the space. Raises `SpaceError` if a configuration does not fit the kernel."""
-        return list(Candidates(self, whole=True).listed())
+        """Enumerate the space, or draw from a large one. Raises `SpaceError` for what does not fit the kernel."""
+        return [candidate for candidate in Candidates(self).listed() if candidate is not None]
 
     def default_config(self, candidates: Sequence[Candidate]) -> int | None:
         """Return the index of the default configuration, or None if the space lacks it."""
-        known = Candidates(self, whole=True)
+        known = Candidates(self)
         found = next((candidate.index for candidate in candidates if known.is_default(candidate)), None)
         known.check_default(found)
         return found
@@ -115,7 +114,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     origin: str
     arguments: dict[str, Any]
     configs: tuple[Config, ...]
-    """The space in order. Empty for a large space."""
+    """The candidates in order: all of the space, or a draw from a large one."""
     default: int | None
     fingerprint: str
     has_reference: bool
@@ -125,20 +124,18 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     space: str = ""
-    """SHA-256 that identifies the space. Empty if it is that of the configurations' keys in order."""
-    size: int | None = None
-    """Points of a large space, including refused ones. A candidate's index is its place among them."""
+    """SHA-256 over the configurations' keys in order; empty if it is not computed yet."""
+    points: int | None = None
+    """Points of a space, before its constraints, of which the configurations are a draw; None if they are all."""
     remarks: tuple[str, ...] = ()
-    """A remark on the space for the user."""
-    axes: tuple[AxisValues, ...] = ()
-    """Axes of a large space that is a product of axes."""
+    """Remarks on the space for the user."""
     layout_axes: tuple[str, ...] = ()
-    """Names of a listed space's axes that lay out fragments and loops."""
+    """Names of the axes that lay out fragments and loops."""
 
     @property
     def total(self) -> int:
-        """Number of candidates. An upper bound for a large space."""
-        return len(self.configs) if self.size is None else self.size
+        """Number of candidates."""
+        return len(self.configs)
 
     def identity(self) -> str:
         """Return the fingerprint of the space."""
@@ -165,10 +162,9 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
     )
 
 
-def describe(workload: Workload, origin: str = "", *, whole: bool = False) -> WorkloadSpec:
-    """Enumerate and fingerprint `workload`. Raises `SpaceError` and `WorkloadError`.
+def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpec:
+    """Enumerate and fingerprint `workload`; of a large space `seed` draws candidates: see `atune.workload.listing`.
 
-    A large space is enumerated only if `whole` is set: see `atune.workload.listing`.
+    Raises `SpaceError` and `WorkloadError`.
     """
-    found = listing(workload, whole=whole)
-    return head(workload, origin).listing(found)
+    return head(workload, origin).listing(listing(workload, seed))

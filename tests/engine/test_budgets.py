@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
-from event_streams import Stream, timing
 from fake_runs import finish
 
 from atune import resume, tune
-from atune.engine.plan import proposed as proposed_of
-from atune.engine.strategies import _Continued
-from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned, Event, RunStarted
+from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned, Event
 from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.state import State
-from atune.journal.writer import line_of
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import config_key
-from atune.model.grid import Grid
 from atune.model.settings import CompileSettings
-from atune.model.space import Space
 from atune.reporting.summary import summary
-from atune.search.choosing import make_order, make_strategy
-from atune.search.interface import Searched, Strategy
-from atune.search.spread import spread_places
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
 ONE = CompileSettings(group_size=1)
-AXES = {f"d{i}": list(range(10)) for i in range(7)}
-GRID = Grid(AXES)
 
 
 def heavy(config: dict[str, Any]) -> StaticFacts:
@@ -58,83 +43,6 @@ async def until_measured(count: int, journal: Path, machine: FakeMachine, **opti
 
         await tune(machine=machine, journal=journal, on_event=listen, **options)
     assert scope.cancelled_caught
-
-
-@pytest.mark.parametrize(("strategy", "budget"), [("forest", 60)])
-async def test_a_strategy_that_learns_searches_a_space_too_large_to_list(
-    tmp_path: Path, strategy: str, budget: int
-) -> None:
-    """It comes far below what as many random ones reach, and only to points that the constraints admit."""
-    script = Script(latency_ms=lambda c: 1.0 + sum(abs(v - 4) for v in c.values()))
-    space = Space(AXES, where=lambda d0, d1: d0 <= d1)
-    options: dict[str, Any] = {"budget": budget, "seed": 1}
-    found = await tune(machine=FakeMachine(space, script), strategy=strategy, journal=tmp_path / "j", **options)
-    drawn = await tune(machine=FakeMachine(space, script), strategy="random", **options)
-    assert found.measured == budget and all(r.config["d0"] <= r.config["d1"] for r in found.records)
-    assert found.latency_ms is not None and drawn.latency_ms is not None
-    assert found.latency_ms < drawn.latency_ms
-
-
-def admitted(place: int) -> bool:
-    return GRID.digits(place)[0] <= GRID.digits(place)[1]
-
-
-def asked_next(strategy: Strategy) -> int:
-    """Return what is asked for next of what the constraints admit, as a run asks."""
-    while (place := strategy.ask()) is not None:
-        if admitted(place):
-            return place
-    raise AssertionError("nothing is left")
-
-
-@pytest.mark.parametrize("name", ["forest"])
-async def test_a_search_of_a_large_space_goes_on_as_the_uninterrupted_one(name: str) -> None:
-    """The journal has neither the points that constraints refused nor that they were asked for."""
-    pool = {p: GRID.config(p) for p in islice(filter(admitted, spread_places(GRID, 3)), 200)}
-    searched = Searched(pool, 3, 60, grid=GRID)
-    stream, whole = Stream(total=GRID.size), make_strategy(name, searched)
-    order = []
-    for count in range(40):
-        heard = stream.events[-1].seq
-        order.append(place := asked_next(whole))
-        config, ms = GRID.config(place), 1.0 + sum(abs(digit - 4) for digit in GRID.digits(place))
-        stream.add(CandidateProposed, index=place, key=config_key(config), config=config, heard=heard)
-        if count < 30:
-            stream.add(CandidateMeasured, index=place, device="cpu", timing=timing(ms), checked=True)
-            whole.tell(place, timing(ms).latency_ms)
-    state = State()
-    for event in stream.events:
-        state.apply(event)
-    again = _Continued(proposed_of(state), [make_strategy(name, searched)], state, refused=True)
-    assert [asked_next(again) for _ in range(8)] == [asked_next(whole) for _ in range(8)]
-    assert len(set(order) - pool.keys()) > 0 or name == "forest"
-
-
-@pytest.mark.parametrize("strategy", ["forest"])
-async def test_an_interrupted_search_of_a_large_space_tries_its_budget(tmp_path: Path, strategy: str) -> None:
-    def machine() -> FakeMachine:
-        return FakeMachine(Space(AXES, where=lambda d0, d1: d0 <= d1), workers=1)
-
-    options: dict[str, Any] = {"budget": 50, "strategy": strategy, "seed": 3, "compile": ONE}
-    await until_measured(30, tmp_path / "part", machine(), **options)
-    before = proposed(tmp_path / "part")
-    await resume(tmp_path / "part", machine=machine())
-    tried = proposed(tmp_path / "part")
-    assert tried[: len(before)] == before and len(set(tried)) == len(tried) == 50
-
-
-async def test_a_journal_of_before_goes_on_in_its_order(tmp_path: Path) -> None:
-    """Its header does not say that draws spread: they were plainly shuffled."""
-    configs = [{"x": x, "y": y} for x in range(8) for y in range(8)]
-    await until_measured(10, tmp_path / "j", FakeMachine(configs), strategy="random", seed=5, budget=40)
-    spread = proposed(tmp_path / "j")
-    header = next(iter(read(tmp_path / "j")))
-    assert isinstance(header, RunStarted) and header.spread
-    (tmp_path / "old").write_bytes(line_of(msgspec.structs.replace(header, spread=False)))
-    await resume(tmp_path / "old", machine=FakeMachine(configs))
-    order = make_order("random", 64, 5)
-    plain = [order.ask() for _ in range(40)]
-    assert proposed(tmp_path / "old") == plain and plain[: len(spread)] != spread
 
 
 async def test_likely_losers_are_skipped_under_a_budget_and_tried_without_one() -> None:

@@ -48,6 +48,7 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
+from atune.search.interface import Searched
 from atune.search.orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -366,7 +367,7 @@ async def test_random_order_depends_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("total", [1, 64, 65, 100, 288, 1001])
 def test_exhaustive_proposes_all_and_spreads_large_spaces(total: int) -> None:
-    strategy = Exhaustive(total)
+    strategy = Exhaustive(Searched({index: {} for index in range(total)}))
     order = [index for index in iter(strategy.ask, None) if index is not None]
     assert sorted(order) == list(range(total)) and order[0] == 0
     if total <= LARGE:

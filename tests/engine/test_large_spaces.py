@@ -1,189 +1,169 @@
-"""Runs over spaces that are too large to list: under a budget, resumed, and to their end."""
+"""Runs over spaces of more than 100,000 points: what the seed draws is searched, with the neighbours of the best."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from atune.api.resume import resume
-from atune.api.tuner import tune
-from atune.engine import aside, engine, proposals
+from atune import resume, tune
+from atune.engine import aside, engine
 from atune.errors import JournalError, SpaceError
-from atune.journal.events import CandidateMeasured, CandidateProposed, Event, RunStarted, Warned
+from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed, Warned
 from atune.journal.merge import merge
+from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.writer import read
-from atune.model.space import LARGE, Space
+from atune.model.artifact import Access, StaticFacts, Work
+from atune.model.space import Space
 from atune.testing import FakeMachine, Script
+from atune.workload import listing
 
 pytestmark = pytest.mark.anyio
 
 DIGITS = {f"d{i}": list(range(10)) for i in range(9)}
-SCRIPT = Script(latency_ms=lambda c: 1.0 + sum(abs(v - 4) for v in c.values()) / 10)
+N = 3000
+
+
+@pytest.fixture(autouse=True)
+def small_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "LARGE", N)
 
 
 def fits(d0: int, d1: int) -> bool:
     return d0 <= d1
 
 
-def fake(where: Any = (), axes: Any = DIGITS, **options: Any) -> FakeMachine:
-    return FakeMachine(Space(axes, where=where), SCRIPT, **options)
+def far(config: Mapping[str, Any]) -> int:
+    """Return how far a point is from the best, by steps along the axes."""
+    return sum(abs(value - 4) for value in config.values())
+
+
+def large(where: Any = fits, axes: Any = DIGITS, target: str = "c", **script: Any) -> FakeMachine:
+    """Return a machine whose prior, if the target has one, is right."""
+
+    def moved(config: Mapping[str, Any]) -> StaticFacts:
+        work = Work(reads=(Access(n_bytes=1e6 * (1 + far(config)), axes="x"),), threads=128)
+        return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
+
+    scripted = Script(**{"facts": moved, "latency_ms": lambda c: 1.0 + far(c), **script})
+    return FakeMachine(Space(axes, where=where), scripted, target=target, workers=1)
+
+
+def kept(journal: Path, kind: type[Event]) -> list[Any]:
+    return [event for event in read(journal) if isinstance(event, kind)]
 
 
 def proposed(journal: Path) -> list[tuple[int, str]]:
-    return [(e.index, e.key) for e in read(journal) if isinstance(e, CandidateProposed)]
+    return [(e.index, e.key) for e in kept(journal, CandidateProposed)]
 
 
-async def until_measured(count: int, journal: Path, machine: FakeMachine, **options: Any) -> None:
-    """Run until so many are measured in this part, then cancel."""
-    seen: list[Event] = []
-    with anyio.CancelScope() as scope:
-
-        def listen(event: Event) -> None:
-            seen.extend([event] if isinstance(event, CandidateMeasured) and machine.opened else [])
-            if len(seen) == count:
-                scope.cancel()
-
-        await tune(machine=machine, journal=journal, on_event=listen, **options)
-    assert scope.cancelled_caught
+def cut_before(journal: Path, count: int) -> None:
+    """Leave the journal as it was when the program died before its proposal number `count`."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    at = [number for number, event in enumerate(read(journal)) if isinstance(event, CandidateProposed)][count]
+    journal.write_bytes(b"".join(lines[:at]))
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
-async def test_a_budget_of_a_billion_points_looks_few_of_them_up(tmp_path: Path, strategy: str) -> None:
-    machine = fake(fits)
-    result = await tune(machine=machine, budget=100, strategy=strategy, journal=tmp_path / "j")
-    assert result.measured == 100 and result.total == 10**9
-    assert len(set(machine.looked_up)) == len(machine.looked_up) < 1000
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest", None])
+async def test_a_billion_points_are_tuned_under_a_budget(tmp_path: Path, strategy: str | None) -> None:
+    result = await tune(machine=large(), budget=40, strategy=strategy, journal=tmp_path / "j")
+    assert result.measured == 40 and result.total == N
     assert all(record.config["d0"] <= record.config["d1"] for record in result.records)
     assert replay(tmp_path / "j").best_config == result.best_config
+    [header] = kept(tmp_path / "j", RunStarted)
+    assert (header.total, header.points) == (N, 10**9)
+    assert any("has 1,000,000,000 points: the run searches 3,000" in e.message for e in kept(tmp_path / "j", Warned))
 
 
-async def test_the_seed_alone_decides_what_a_budget_tries(tmp_path: Path) -> None:
+async def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
     tried = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        await tune(machine=fake(fits), budget=30, strategy="random", seed=seed, journal=tmp_path / name)
+        await tune(machine=large(), budget=30, strategy="random", seed=seed, journal=tmp_path / name)
         tried.append(proposed(tmp_path / name))
-    assert tried[0] == tried[1] != tried[2]
+    assert tried[0] == tried[1] and not {key for _, key in tried[0]} & {key for _, key in tried[2]}
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
-async def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(tmp_path: Path, strategy: str) -> None:
-    await tune(machine=fake(fits), budget=40, strategy=strategy, seed=3, journal=tmp_path / "whole")
-    for part in (7, 5):
-        journal, options = tmp_path / "part", {"budget": 40, "strategy": strategy, "seed": 3}
-        await until_measured(part, journal, fake(fits), **options)
-    result = await resume(journal, machine=fake(fits))
-    assert proposed(journal) == proposed(tmp_path / "whole")
-    measured = [e.index for e in read(journal) if isinstance(e, CandidateMeasured)]
-    assert sorted(measured) == sorted(index for index, _ in proposed(journal))
-    assert result.best_config == replay(tmp_path / "whole").best_config
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest"])
+async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Path, strategy: str) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=large(), budget=24, strategy=strategy, seed=3, journal=journal)
+    whole = proposed(journal)
+    cut_before(journal, 12)
+    result = await resume(journal, machine=large())
+    assert result.measured == 24 == len(set(proposed(journal))) and proposed(journal)[:12] == whole[:12]
+    assert strategy == "forest" or proposed(journal) == whole
+    assert (await resume(journal, machine=large(), budget=30)).measured == 30
 
 
-async def test_a_finished_budget_goes_on_with_a_larger_one(tmp_path: Path) -> None:
-    await tune(machine=fake(fits), budget=25, strategy="random", journal=tmp_path / "whole")
-    await tune(machine=fake(fits), budget=10, strategy="random", journal=tmp_path / "j")
-    result = await resume(tmp_path / "j", machine=fake(fits), budget=25)
-    assert result.measured == 25 and proposed(tmp_path / "j") == proposed(tmp_path / "whole")
+async def test_other_constraints_are_another_space(tmp_path: Path) -> None:
+    await tune(machine=large(), budget=5, journal=tmp_path / "j")
+    for machine in (large(where=()), large(axes={**DIGITS, "d8": list(range(11))}), large(axes={"d0": [1], "d1": [2]})):
+        with pytest.raises(JournalError, match=r"the journal is of another space: .* takes this one as advice"):
+            await resume(tmp_path / "j", machine=machine, budget=10)
 
 
 def few(d0: int, d1: int, d2: int, d3: int, d4: int) -> bool:
     return (d0, d1, d2, d3) == (7, 7, 7, 7) and d4 < 4
 
 
-async def test_a_large_space_that_holds_few_ends_and_tells_their_number(tmp_path: Path) -> None:
-    """Its points are counted only once all of them were looked at; going on finds nothing left."""
+async def test_constraints_may_leave_few_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {name: DIGITS[name] for name in list(DIGITS)[:5]} | {"d5": [0, 1]}
-    result = await tune(machine=fake(few, axes), budget=100, journal=tmp_path / "j")
+    result = await tune(machine=large(few, axes), journal=tmp_path / "j")
     assert (result.measured, result.total, result.remaining) == (8, 8, 0)
-    again = replay(tmp_path / "j")
-    assert (again.total, again.remaining, again.finished) == (8, 0, True)
-    machine = fake(few, axes)
-    result = await resume(tmp_path / "j", machine=machine, budget=1000)
-    assert result.measured == 8 and not machine.opened
+    monkeypatch.setattr(listing, "MOST_LOOKS", 1000)
+    for options in ({}, {"d6": list(range(100))}):
+        with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
+            await tune(machine=large(lambda d0: False, axes | options), budget=10)
 
 
-async def test_constraints_that_refuse_everything_are_told_and_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proposals, "REFUSED_WORDS", 1000)
-    events: list[Event] = []
-    axes = {name: DIGITS[name] for name in list(DIGITS)[:5]} | {"d5": [0, 1]}
-    with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
-        await tune(machine=fake(lambda d0: False, axes), budget=10, on_event=events.append)
-    told = [e.message for e in events if isinstance(e, Warned)]
-    assert len(told) == 3 and all("constraints refused" in message for message in told)
+async def test_a_prior_adds_the_neighbours_of_the_best_estimates(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    machine = large(target="sm_90a")
+    found = await tune(machine=machine, budget=10, journal=journal)
+    [surveyed] = kept(journal, SpaceSurveyed)
+    assert surveyed.added and found.total == N + len(surveyed.added) == replay(journal).total
+    assert all(fits(config["d0"], config["d1"]) for config in surveyed.added)
+    best = min(far(config) for config in surveyed.added)
+    assert found.latency_ms == 1.0 + best and found.best_index is not None and found.best_index >= N
+    cut_before(journal, 3)
+    surveys = len(machine.elaborated)
+    again = await resume(journal, machine=machine)
+    assert again.latency_ms == found.latency_ms and again.total == found.total
+    assert len(machine.elaborated) == surveys and kept(journal, SpaceSurveyed) == [surveyed]
 
 
-async def test_stopping_ends_a_search_that_finds_nothing() -> None:
-    """A time budget does, too: nobody waits until all points were refused."""
-    with anyio.fail_after(60), pytest.raises(Exception, match="no candidate was tried"):
-        await tune(machine=fake(lambda d0: False), budget="0.2s")
+async def test_a_users_prior_ranks_a_large_space(tmp_path: Path) -> None:
+    def near(config: Mapping[str, Any], known: StaticFacts) -> float:
+        return float(far(config))
+
+    await tune(machine=large(), prior=near, budget=6, strategy="prior", journal=tmp_path / "j")
+    ranks = [far(e.config) for e in kept(tmp_path / "j", CandidateProposed)]
+    assert ranks == sorted(ranks)
 
 
-async def test_without_a_budget_the_start_says_what_that_means(tmp_path: Path) -> None:
-    events: list[Event] = []
-    await until_measured(5, tmp_path / "j", fake(fits))
-    await until_measured(5, tmp_path / "j", machine := fake(fits))
-    events = list(read(tmp_path / "j"))
-    words = [e.message for e in events if isinstance(e, Warned) and "there is no budget" in e.message]
-    assert len(words) == 1 and "1,000,000,000 points" in words[0] and "--budget 1000" in words[0]
-    assert isinstance(events[1], Warned) and len(machine.looked_up) < 1000
-
-
-async def test_other_axes_are_refused(tmp_path: Path) -> None:
-    await until_measured(5, tmp_path / "j", fake(), budget=10)
-    for axes in ({**DIGITS, "d8": list(range(11))}, {"d0": [1, 2]}):
-        with pytest.raises(JournalError, match="too large to list, with other axes or lists"):
-            await resume(tmp_path / "j", machine=fake(axes=axes), accept=["space"])
-
-
-async def test_candidates_that_a_new_constraint_refuses_are_gone(tmp_path: Path) -> None:
-    def tighter(d8: int) -> bool:
-        return d8 % 2 == 0
-
-    await tune(machine=fake(), strategy="exhaustive", budget=16, journal=tmp_path / "j")
-    with pytest.raises(JournalError, match="8 candidates of the journal are no longer in the space"):
-        await resume(tmp_path / "j", machine=fake(tighter), budget=20)
-    result = await resume(tmp_path / "j", machine=fake(tighter), budget=20, accept=["space"])
-    assert (result.measured, result.pruned) == (20, 8)
-
-
-async def test_a_journal_whose_run_listed_the_space_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    """Versions before listed every space, whatever its size: with that order, and those indices."""
-    space = Space(x=range(LARGE + 50), where=lambda x: x % 1000 == 7)
-    configs = space.configs({})
-    script = Script(latency_ms=lambda c: 1.0 + c["x"] / 1e6)
-    options: dict[str, Any] = {"strategy": "random", "seed": 5, "budget": 60}
-    await tune(machine=FakeMachine(configs, script), journal=tmp_path / "whole", **options)
-    await until_measured(20, tmp_path / "j", FakeMachine(configs, script), **options)
-    assert isinstance(header := next(iter(read(tmp_path / "j"))), RunStarted) and not header.large
-    result = await resume(tmp_path / "j", machine=FakeMachine(space, script))
-    assert result.measured == 60 and proposed(tmp_path / "j") == proposed(tmp_path / "whole")
-
-
-async def test_two_journals_of_one_large_space_are_merged(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 2)):
-        await tune(machine=fake(fits), budget=20, strategy="random", seed=seed, journal=tmp_path / name)
+async def test_journals_of_one_draw_are_merged(tmp_path: Path) -> None:
+    for name, strategy in (("a", "random"), ("b", "exhaustive"), ("c", "random")):
+        await tune(machine=large(), budget=20, strategy=strategy, seed=int(name == "c"), journal=tmp_path / name)
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     both = dict(proposed(tmp_path / "both"))
-    assert both == dict(proposed(tmp_path / "a")) | dict(proposed(tmp_path / "b")) and len(both) == 40
-    result = await resume(tmp_path / "both", machine=fake(fits), budget=50)
-    assert result.measured == 50
+    assert both == dict(proposed(tmp_path / "a")) | dict(proposed(tmp_path / "b"))
+    assert (await resume(tmp_path / "both", machine=large(), budget=50)).measured == 50
+    with pytest.raises(JournalError, match="the space is another one"):
+        merge([tmp_path / "a", tmp_path / "c"])
 
 
 async def test_long_spaces_are_planned_for_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    plan = engine.plan_new
+    plan = engine.planned
 
-    def noted(*arguments: Any) -> Any:
+    def noted(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.get_ident())
-        return plan(*arguments)
+        return plan(*arguments, **options)
 
-    monkeypatch.setattr(engine, "plan_new", noted)
+    monkeypatch.setattr(engine, "planned", noted)
     for count in (aside.AT_ONCE, aside.AT_ONCE + 1):
         await tune(machine=FakeMachine(count), strategy="exhaustive", budget=3)
     assert (threads[0] == threading.get_ident()) and threads[1] != threading.get_ident()

@@ -148,14 +148,13 @@ class Own:
         self._told.append(index)
 
 
-async def test_a_resumed_strategy_is_asked_for_configurations_as_before_and_not_for_their_layouts(
-    tmp_path: Path,
-) -> None:
+async def test_a_resumed_strategy_is_told_the_past_and_asked_for_configurations_alone(tmp_path: Path) -> None:
     space, before, after = Space(x=[1, 2, 3, 4, 5, 6], loop=layout.loops(2, 8)), Own(), Own()
     journal = tmp_path / "run.jsonl"
     await finish(machine(space), compile=ONE, strategy=before, budget=Budget(candidates=4), journal=journal)
     result = await resume(journal, machine=machine(space), strategy=after, budget=Budget(candidates=6))
-    assert len(before.asked) == 4 and after.asked[:4] == before.asked and len(after.asked) == 6
+    assert len(before.asked) == 4 and [i for i, _ in after.asked[:4]] == [i for i, _ in before.asked]
+    assert len(after.asked) == 6 and set(after.asked[0][1]) >= {i for i, _ in before.asked}
     assert result.measured == 6 and result.pruned == 12
 
 

@@ -130,7 +130,7 @@ def many(**script: Any) -> FakeMachine:
 
 async def test_without_a_budget_all_are_tried_and_the_priors_neighbourhoods_first(tmp_path: Path) -> None:
     result = await tune(machine=many(), journal=tmp_path / "j")
-    assert result.header is not None and result.header.strategy == "best-first" and result.measured == 2 * N
+    assert result.header is not None and result.header.strategy == "exhaustive" and result.measured == 2 * N
     order = proposed(read(tmp_path / "j"))
     assert order[:16] == [*range(32, 40), *range(8, 16)]  # those of 37 and 12
     assert sorted(order) == list(range(2 * N)) and len(kept(tmp_path / "j", SpaceSurveyed)) == 1
@@ -156,29 +156,15 @@ async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypa
     assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
 
 
-@pytest.mark.parametrize("options", [{"strategy": "best-first", "budget": len(BEST)}])
+@pytest.mark.parametrize("options", [{"strategy": "exhaustive", "budget": len(BEST)}])
 async def test_a_survey_that_decides_what_is_tried_takes_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(proposing, "ORDERING_S", 0.0)
     result = await tune(machine=many(), journal=tmp_path / "j", **options)
-    assert result.header is not None and result.header.strategy == "best-first"
+    assert result.header is not None and result.header.strategy == "exhaustive"
     [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
     assert len(surveyed.indices) == 2 * N and BEST[0] in proposed(read(tmp_path / "j"))
-
-
-@pytest.mark.parametrize("cut", [5, 40])
-@pytest.mark.parametrize("size", [2 * N + 50, 2 * N - 30])
-async def test_best_first_goes_on_in_a_space_of_another_size(tmp_path: Path, size: int, cut: int) -> None:
-    """Each candidate that the space has by then is tried, and none twice."""
-    await tune(machine=many(), journal=tmp_path / "j")
-    cut_before(tmp_path / "j", cut)
-    before = proposed(read(tmp_path / "j"))
-    script = Script(facts=facts, latency_ms=lambda c: 1.0 + c["x"] % 7)
-    resized = FakeMachine(size, script, target="sm_90a", workers=3)
-    await resume(tmp_path / "j", machine=resized, accept=["space"])
-    order = proposed(read(tmp_path / "j"))
-    assert order[:cut] == before and sorted(order) == sorted({*before, *range(size)})
 
 
 async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:
@@ -329,15 +315,6 @@ async def test_a_run_that_ended_before_it_was_surveyed_is_surveyed_when_it_goes_
     machine = fake()
     await resume(journal, machine=machine)
     assert machine.elaborated and proposed(read(journal)) == BEST[:4]
-
-
-async def test_a_journal_of_before_there_was_a_prior_goes_on_without(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await tune(machine=fake(), strategy="forest", prior=False, budget=10, journal=journal)
-    before = proposed(read(journal))
-    machine = fake()
-    await tune(machine=machine, strategy="forest", budget=20, journal=journal)
-    assert not machine.elaborated and proposed(read(journal))[:10] == before
 
 
 # ---- a user's own

@@ -351,20 +351,3 @@ def test_a_measurement_after_the_final_has_the_last_word() -> None:
 def test_the_proofs_event_is_read_as_it_is_written() -> None:
     [event] = Stream().proven(3, "replaced").events[1:]
     assert decode(encode(event)) == event and b'"event":"winner_proven"' in encode(event)
-
-
-async def test_a_winner_whose_own_configuration_left_the_space_stays_and_is_not_proven(tmp_path: Path) -> None:
-    """Another of the same code keeps it among the results; nobody can compile it again, and nothing waits for that."""
-    journal = tmp_path / "run.jsonl"
-    script = Script(
-        latency_ms=lambda config: 1.0 + config["x"] % 5, code_key=lambda config: str(config["x"] % 5), accelerated=True
-    )  # fmt: skip
-    off = CompileSettings(prove=False)
-    await tune(machine=FakeMachine(6, script), journal=journal, compile=off)
-    machine = FakeMachine(7, script)
-    machine.described = machine.configs[1:]  # without 0, whose code 5 has, too; 6 is new
-    events: list[Event] = []
-    with anyio.fail_after(30):
-        result = await tune(machine=machine, journal=journal, accept=["space"], on_event=events.append)
-    assert result.latency_ms == 1.0 and not result.proven
-    assert not any(isinstance(event, WinnerProven) for event in events)

@@ -222,4 +222,4 @@ def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
     assert json.loads(out)["best_config"] == {"block": 1} and "going on" not in err
     assert main(["resume", str(DATA / "schema-1.jsonl")]) == 0
     assert main(["resume", str(tmp_path / "done"), "--accept", "everything"]) == 2
-    assert "give some of kernel, space" in capsys.readouterr().err
+    assert "give some of kernel, target" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from atune.errors import JournalError
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader
 from atune.journal.writer import Journal, read
-from atune.search.choosing import ORDERS
+from atune.search.choosing import KINDS, Kind
+from atune.search.interface import Searched
 from atune.search.orders import Exhaustive
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -65,7 +66,11 @@ async def test_an_outcome_is_acknowledged_after_the_sync_that_covers_it(tmp_path
     path = tmp_path / "j"
     script = Script(fails={3: "compile", 5: "mismatch"}, code_key=lambda c: str(c["x"] % 25))
     clock = FakeClock(pace=0.01)
-    await tune(machine=FakeMachine(30, script, clock=clock), journal=path, strategy=Listening(30))
+    await tune(
+        machine=FakeMachine(30, script, clock=clock),
+        journal=path,
+        strategy=Listening(Searched({index: {} for index in range(30)})),
+    )
     ends, size = {}, 0
     for line, event in zip(path.read_bytes().splitlines(keepends=True), read(path), strict=True):
         size += len(line)
@@ -84,7 +89,7 @@ async def test_a_slow_disk_does_not_hold_the_device_up(
     """Each sync takes 0.2 s; twenty candidates are measured during a few of them, which they share."""
     disk.slow_s = 0.2
     monkeypatch.setattr(Listening, "name", "exhaustive")  # which is not waited for
-    monkeypatch.setitem(ORDERS, "exhaustive", Listening)
+    monkeypatch.setitem(KINDS, "exhaustive", Kind(Listening))
     path = tmp_path / "j"
     events: list[Event] = []
     with anyio.fail_after(20):

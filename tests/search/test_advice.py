@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from atune.model.candidate import Config
-from atune.search.choosing import LEARNING, NAMES, make_strategy
+from atune.search.choosing import KINDS, make_strategy
 from atune.search.forest import POLISHED, TRUST_FROM, Forest
 from atune.search.interface import Searched
 from atune.search.orders import FIRST, Begun, Random, first_of
@@ -46,12 +46,12 @@ def within_5pct(name: str, elsewhere: dict[int, float], budget: int) -> float:
     return summary_of(name, budget, trials, RECORDING).within_5pct
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ["forest"])
 def test_wrong_advice_costs_a_search_no_more_than_its_own_evaluations(name: str) -> None:
     assert within_5pct(name, WRONG, BUDGET + FIRST) >= within_5pct(name, {}, BUDGET) - 0.05
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ["forest"])
 def test_right_advice_finds_the_best_with_a_third_of_the_budget(name: str) -> None:
     """The best itself was not measured elsewhere; its neighbours were."""
     best = min(CONFIGS, key=lambda n: latency(CONFIGS[n]))
@@ -61,14 +61,14 @@ def test_right_advice_finds_the_best_with_a_third_of_the_budget(name: str) -> No
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_random_order_is_only_put_off_by_advice(seed: int) -> None:
-    plain, begun = Random(len(CONFIGS), seed), Begun(Random(len(CONFIGS), seed), first_of(WRONG))
+    plain, begun = Random(Searched(CONFIGS, seed)), Begun(Random(Searched(CONFIGS, seed)), first_of(WRONG))
     asked = list(iter(begun.ask, None))
     first = asked[:FIRST]
     assert first == first_of(WRONG)
     assert asked[FIRST:] == [index for index in iter(plain.ask, None) if index not in first]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(KINDS))
 def test_everything_is_still_asked_for_once(name: str) -> None:
     strategy, asked = make_strategy(name, Searched(CONFIGS, 0, 40, elsewhere=RIGHT)), []
     while (index := strategy.ask()) is not None:

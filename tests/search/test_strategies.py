@@ -12,7 +12,7 @@ import pytest
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 from atune.search import choosing, forest
-from atune.search.choosing import LEARNING, NAMES, check_given, chosen, make_strategy
+from atune.search.choosing import KINDS, check_given, chosen, make_strategy
 from atune.search.encoding import Encoding
 from atune.search.guard import Guarded
 from atune.search.interface import DUPLICATE, Searched, Strategy
@@ -63,11 +63,11 @@ def made(name: str, seed: int = 0, **options: Any) -> Strategy:
     return make_strategy(name, Searched(CONFIGS, seed, **options))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(KINDS))
 def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
     one, other = (list(play(made(name, 5, budget=50), 60)) for _ in range(2))
     assert one == other
-    if name not in ("exhaustive", "best-first"):
+    if name != "exhaustive":
         assert one != list(play(made(name, 6, budget=50), 60))
 
 
@@ -75,53 +75,23 @@ def asked(strategy: Strategy) -> list[int]:
     return list(iter(strategy.ask, None))
 
 
-def test_best_first_begins_with_the_neighbourhoods_of_the_best_estimates_and_then_takes_all() -> None:
+def test_exhaustive_begins_with_the_neighbourhoods_of_the_best_estimates_and_then_takes_all() -> None:
     configs: dict[int, Config] = {index: {"x": index} for index in range(200) if index != 131}
     prior = {index: 5.0 for index in configs if index % 3} | {77: 1.0, 130: 2.0, 129: 2.5, 8: 3.0}
-    order = asked(make_strategy("best-first", Searched(configs, 0, prior=prior)))
+    order = asked(make_strategy("exhaustive", Searched(configs, 0, prior=prior)))
     first = [*range(72, 80), *range(128, 131), *range(132, 136), *range(8, 16)]  # a tenth of 25 blocks, rounded up
     whole: dict[int, Config] = {index: {"x": index} for index in range(200)}
     rest = asked(make_strategy("exhaustive", Searched(whole, 0)))
     assert order == first + [index for index in rest if index not in {*first, 131}]
 
 
-def test_best_first_without_estimates_takes_the_order_of_exhaustive() -> None:
-    configs: dict[int, Config] = {index: {"x": index} for index in range(100)}
-    orders = [asked(make_strategy(name, Searched(configs, 0))) for name in ("best-first", "exhaustive")]
-    assert orders[0] == orders[1] and sorted(orders[0]) == list(configs)
-
-
-def test_without_a_budget_a_prior_orders_listed_spaces_of_more_than_64() -> None:
-    assert chosen(65, None, limited=False, prior=True) == "best-first" == chosen(65, 65, limited=True, prior=True)
-    assert chosen(64, None, limited=False, prior=True) == "exhaustive" == chosen(65, None, limited=False)
-    assert chosen(65, None, limited=False, prior=True, listed=False) == "exhaustive"
-    assert chosen(65, None, limited=False, prior=True, own_prior=True) == "prior"
-
-
-@pytest.mark.parametrize("cut", [1, 13, 30])
-@pytest.mark.parametrize("name", LEARNING)
-def test_a_strategy_told_the_past_goes_on_as_the_uninterrupted_one(name: str, cut: int) -> None:
-    whole = list(play(made(name, 1, budget=50), 50))
-    resumed = made(name, 1, budget=50)
-    for call, what in whole[:cut]:
-        if call == "ask":
-            assert resumed.ask() == what
-        else:
-            resumed.tell(*what)
-    for call, what in whole[cut:]:
-        if call == "ask":
-            assert resumed.ask() == what
-        else:
-            resumed.tell(*what)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(KINDS))
 def test_everything_is_asked_for_once_and_then_nothing(name: str) -> None:
     asked = [what for call, what in play(made(name), 10_000) if call == "ask"]
     assert sorted(asked) == sorted(CONFIGS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(KINDS))
 @pytest.mark.parametrize("configs", [{}, {7: {}}, {7: {"x": 1}}, {0: {"x": 1}, 1: {"x": None}, 2: {"y": (1, 2)}}])
 def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int, Config]) -> None:
     strategy = make_strategy(name, Searched(configs))
@@ -143,21 +113,21 @@ def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it() -> None:
     assert sum(found("forest", seed, len(CONFIGS) // 3) for seed in range(20)) >= 15
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ["forest"])
 def test_a_prior_orders_the_first_batch(name: str) -> None:
     prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
     asked = made(name, prior=prior).ask()
     assert asked is not None and CONFIGS[asked] == BEST
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ["forest"])
 @pytest.mark.parametrize("estimate", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_prior_that_tells_nothing_apart_stops_nothing(name: str, estimate: float) -> None:
     asked = [what for call, what in play(made(name, prior=dict.fromkeys(CONFIGS, estimate)), 30) if call == "ask"]
     assert len(set(asked)) == 30
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ["forest"])
 def test_failures_and_duplicates_alone_do_not_stop_it(name: str) -> None:
     strategy = made(name)
     for n in range(40):
@@ -280,6 +250,7 @@ def test_without_scikit_learn_the_forest_says_what_to_install(monkeypatch: pytes
 
 
 def test_auto_takes_what_fits_the_budget() -> None:
+    assert chosen(65, None, limited=False, prior=True, own_prior=True) == "prior"
     assert chosen(1000, None, limited=False) == "exhaustive"
     assert chosen(1000, 1000, limited=True) == "exhaustive"
     assert chosen(1000, 100, limited=True) == "forest" == chosen(1000, None, limited=True)

@@ -14,10 +14,10 @@ from itertools import islice
 
 import msgspec
 
-from atune.model.candidate import Candidate, Config, space_hash
+from atune.model.candidate import Candidate, Config, thaw
 from atune.processes.messages import LoadSpace, LookUp, SpacePart
 from atune.workload.kernel_site import Sought, locate
-from atune.workload.listing import Candidates, Listing
+from atune.workload.listing import Candidates
 from atune.workload.pickling import FileRef
 from atune.workload.space_survey import survey
 from atune.workload.workload import Workload, head, load
@@ -35,9 +35,7 @@ EARLY = 0.9
 class _State:
     workload: Workload
     candidates: Candidates | None = None
-    listed: Iterator[Candidate]
-    keys: list[str]
-    default: int | None = None
+    listed: Iterator[Candidate | None]
 
 
 _state = _State()
@@ -53,16 +51,12 @@ def load_space(payload: bytes) -> bytes:
 
 
 def list_space(payload: bytes) -> bytes:
-    """Continue to describe the space: msgpack of (whole, deadline) → the next `SpacePart`."""
-    whole, deadline_s = msgspec.msgpack.decode(payload, type=tuple[bool, float])
+    """Continue to list the space: msgpack of (seed, deadline) → the next `SpacePart`."""
+    seed, deadline_s = msgspec.msgpack.decode(payload, type=tuple[int, float])
     with _telling(deadline_s):
         if _state.candidates is None:
-            candidates = Candidates(_state.workload, whole=whole)
-            if candidates.large:
-                _state.candidates = candidates
-                return msgspec.msgpack.encode(SpacePart((), candidates.overview()))
-            _state.listed, _state.keys, _state.default = candidates.listed(), [], None
-            _state.candidates = candidates
+            _state.candidates = Candidates(_state.workload, seed)
+            _state.listed = _state.candidates.listed()
         return msgspec.msgpack.encode(_next_part(_state.candidates))
 
 
@@ -71,30 +65,18 @@ def _next_part(candidates: Candidates) -> SpacePart:
     ends, found = time.monotonic() + SLICE_S, list[Config]()
     while time.monotonic() < ends and len(found) < PART:
         chunk = list(islice(_state.listed, CHUNK))
-        for candidate in chunk:
-            _state.keys.append(candidate.key)
-            found.append(candidate.config)
-            if _state.default is None and candidates.is_default(candidate):
-                _state.default = candidate.index
+        found += [candidate.config for candidate in chunk if candidate is not None]
         if len(chunk) < CHUNK:
-            candidates.check_default(_state.default)
-            identity = space_hash(_state.keys)
-            listing = Listing((), identity, _state.default, None, candidates.remarks(), candidates.kernel())
-            return SpacePart(tuple(found), listing)
+            return SpacePart(tuple(found), candidates.described())
     return SpacePart(tuple(found), None)
 
 
 def look_up(payload: bytes) -> bytes:
-    """Return the candidates at some places, as far as it comes in `SLICE_S`, one at least: `LookUp` → list."""
+    """Return which of some configurations the space has, or their neighbours: `LookUp` → list of configurations."""
     asked = msgspec.msgpack.decode(payload, type=LookUp)
-    assert _state.candidates is not None, "the space was not described"
-    ends, found = time.monotonic() + SLICE_S, list[Candidate | None]()
     with _telling(asked.deadline_s):
-        for place in asked.places:
-            found.append(_state.candidates.at(place))
-            if time.monotonic() > ends:
-                break
-    return msgspec.msgpack.encode(found)
+        candidates = _state.candidates or Candidates(_state.workload)
+        return msgspec.msgpack.encode(candidates.admitted(map(thaw, asked.configs), around=asked.around))
 
 
 @contextmanager
