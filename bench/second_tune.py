@@ -39,7 +39,7 @@ import atune
 from atune.api.tuner import Tuner
 from atune.journal.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
 from atune.model.settings import ACCELERATE
-from atune.system.paths import artifacts_folder
+from atune.system.folders import artifacts_folder
 from atune.workload.workload import FileRef, parse_file_ref
 
 FIRST = f"{ROOT}/examples/gemm.py:WORKLOAD"

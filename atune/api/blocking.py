@@ -11,7 +11,7 @@ import anyio
 import anyio.from_thread
 
 from atune.api.run_errors import unwrapped
-from atune.system.paths import cache_folder_at, chosen_cache_folder
+from atune.system.folders import cache_folder_at, chosen_cache_folder
 
 T = TypeVar("T")
 

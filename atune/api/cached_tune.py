@@ -36,7 +36,7 @@ from atune.search.surveyed import figures_for, there_is
 from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import CacheEntry, ResultKey
-from atune.system.tuning_lock import TuningLock
+from atune.system.locks import TuningLock
 from atune.system.versions import installed_versions
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, WorkloadSpec, describe

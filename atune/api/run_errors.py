@@ -11,7 +11,7 @@ import tempfile
 from atune.errors import AtuneError, UsageError
 from atune.journal.result import TuneResult
 from atune.local.patience import machine_error
-from atune.system.shortage import shortage_of
+from atune.system.resources import shortage_of
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,7 +13,7 @@ from atune.cli.parsing import add_command
 if TYPE_CHECKING:
     from atune.storage.result_cache import ResultCache
     from atune.storage.result_key import CacheEntry
-    from atune.system.signals import Interrupts
+    from atune.system.terminal import Interrupts
 
 
 def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:

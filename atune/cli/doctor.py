@@ -27,11 +27,11 @@ from atune.cli.output import NO_WINNER, print_out
 from atune.cli.parsing import add_command
 from atune.local.entry_points import SURVEY
 from atune.model.device import parse_target
-from atune.system.cores import usable_cores
-from atune.system.paths import cache_folder
+from atune.system.folders import cache_folder
+from atune.system.resources import usable_cores
 
 if TYPE_CHECKING:
-    from atune.system.signals import Interrupts
+    from atune.system.terminal import Interrupts
 
 TESTED = {
     "tilelang": ((0, 1, 14), (0, 1, 16)),

@@ -14,7 +14,7 @@ from atune.errors import UsageError
 if TYPE_CHECKING:
     from atune.model.candidate import Config
     from atune.model.explained import Explained
-    from atune.system.signals import Interrupts
+    from atune.system.terminal import Interrupts
     from atune.workload.workload import FileRef
 
 MOST = 2
@@ -166,7 +166,7 @@ def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Name
 def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
     import msgspec
 
-    from atune.system.places import place_in
+    from atune.system.source_locations import place_in
 
     where = msgspec.to_builtins(place_in(failure.detail))
     return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}

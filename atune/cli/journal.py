@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atune.journal.result import TuneResult
     from atune.search.recording import Recording
     from atune.search.simulation import Summary
-    from atune.system.signals import Interrupts
+    from atune.system.terminal import Interrupts
 
 
 def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
@@ -242,7 +242,7 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.model.settings import Budget
     from atune.search.recording import read_recording
     from atune.search.simulation import simulate
-    from atune.system.cores import usable_cores
+    from atune.system.resources import usable_cores
 
     recording = read_recording(arguments.journal)
     budget = Budget.parse(arguments.budget)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from atune.cli.output import NO_WINNER, USAGE, OutputLost, fitted, fitted_rows, print_message, print_out, report_error
 from atune.errors import UsageError
-from atune.system.signals import Interrupts
-from atune.system.streams import discard, prepare
+from atune.system.terminal import Interrupts, discard, prepare
 from atune.version import __version__
 
 if TYPE_CHECKING:

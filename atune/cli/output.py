@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
-from atune.system.streams import discard
+from atune.system.terminal import discard
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
@@ -114,7 +114,7 @@ def error_data(error: BaseException) -> dict[str, Any]:
     """Return what ``--json`` prints of an error: its class, its message, and the place in the user's code or None."""
     import msgspec
 
-    from atune.system.places import place_in
+    from atune.system.source_locations import place_in
 
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""

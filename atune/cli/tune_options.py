@@ -11,7 +11,7 @@ from atune.model.options import Field, Option
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
 if TYPE_CHECKING:
-    from atune.system.signals import Interrupts
+    from atune.system.terminal import Interrupts
 
 
 class HowFar(TypedDict):

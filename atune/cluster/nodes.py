@@ -15,7 +15,7 @@ from atune.errors import AtuneError, MachineError
 from atune.model.jobs import A, Job, decoded
 from atune.processes.background import background
 from atune.processes.messages import Discovery
-from atune.system.deadline import Deadline
+from atune.system.locks import Deadline
 
 STALL_S = 30.0
 """Seconds without a sign of life after which a node counts as lost; its agent gives one every `agent.NOTICE_S`."""

@@ -22,7 +22,7 @@ from atune.journal.result import TuneResult
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.options import documents, refuse_unknown
 from atune.storage.result_cache import ResultCache
-from atune.system import syntax
+from atune.workload.source_text import parse_module
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 """The decorated kernels of this program."""
@@ -177,7 +177,7 @@ def _refuse_jit_above(function: Any) -> None:
 def _decorators_of(function: Any) -> list[str]:
     """Return the names of a function's decorators, from above, without their modules; none where it has no source."""
     try:
-        tree = syntax.module(textwrap.dedent(inspect.getsource(function)))
+        tree = parse_module(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, IndentationError):
         return []
     found = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)

@@ -20,8 +20,8 @@ from atune.model.settings import CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import ServiceReady
 from atune.processes.server import services
-from atune.system.cores import usable_cores
-from atune.system.surroundings import surroundings
+from atune.system.inherited_state import surroundings
+from atune.system.resources import usable_cores
 
 ACCELERATOR = "cicc"
 """The accelerator that needs the service."""

@@ -33,7 +33,7 @@ from atune.processes.messages import Session
 from atune.processes.worker import Worker
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.folders import made_folder
-from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
+from atune.system.resources import CompilerKilled, ShortOf, space_is_short
 
 T = TypeVar("T")
 

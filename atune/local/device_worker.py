@@ -44,8 +44,8 @@ from atune.model.jobs import (
 from atune.model.measurement import DISTURBS, Measurement
 from atune.processes.messages import Around, Begin, Neighbours, Session
 from atune.processes.worker import Worker
-from atune.system.cores import usable_cores
-from atune.system.device_lock import DeviceLock
+from atune.system.locks import DeviceLock
+from atune.system.resources import usable_cores
 
 STANDBY_FREE_BYTES = 4 << 30
 """Free memory that a GPU with its inputs needs for a standby process, whose context takes 0.6 GiB."""

@@ -12,8 +12,7 @@ from atune.errors import AtuneError
 from atune.local.entry_points import PRELOAD
 from atune.processes.server import ForkServerProcess, in_worker, parked
 from atune.system.folders import server_folder
-from atune.system.surroundings import surroundings
-from atune.system.tilelang_cache import substitute
+from atune.system.inherited_state import substitute, surroundings
 
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",

@@ -33,8 +33,8 @@ from atune.processes.pool import ForkServer
 from atune.processes.server import ForkServerProcess
 from atune.search.devices import with_peaks
 from atune.storage.artifact_store import ArtifactStore
-from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import run_folder
+from atune.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec

@@ -9,7 +9,7 @@ from typing import TypeVar, get_args
 import anyio
 
 from atune.errors import MachineError, RemoteError, WorkerError
-from atune.system.shortage import Resource, ShortOf, shortage_in, shortage_of, what_to_do
+from atune.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ from atune.local.patience import shortage
 from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
-from atune.system.folders import made_folder
-from atune.system.paths import CACHE_VARIABLE, cache_folder
+from atune.system.folders import CACHE_VARIABLE, cache_folder, made_folder
 from atune.workload.source_files import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 

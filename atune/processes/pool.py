@@ -23,7 +23,7 @@ from atune.processes.background import background
 from atune.processes.server import ForkServerProcess
 from atune.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.processes.worker import CANCEL_S, Worker, read_tail
-from atune.system.deadline import Deadline
+from atune.system.locks import Deadline
 
 GRACE_S, HAMMER_S = 0.4, 0.2
 """Bounds of the last steps of a cancelled run's cleanup. With `CANCEL_S` before them they stay under a second."""

@@ -24,8 +24,7 @@ import anyio
 
 from atune.errors import WorkloadError
 from atune.processes import server_main
-from atune.system.folders import SERVER_FOLDER
-from atune.system.paths import working_folder
+from atune.system.folders import SERVER_FOLDER, working_folder
 
 REAP_S = 0.5
 

@@ -15,7 +15,7 @@ import anyio.lowlevel
 from atune.errors import AtuneError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.server import Lasting
 from atune.processes.server_main import FRAME, HUNG_UP_WORDS
-from atune.system.deadline import Deadline
+from atune.system.locks import Deadline
 
 TAIL_BYTES = 4096
 PF_EXITING = 0x4

@@ -24,8 +24,8 @@ from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
-from atune.system.places import detail_of
-from atune.system.shortage import check_machine
+from atune.system.resources import check_machine
+from atune.system.source_locations import detail_of
 from atune.workload.listing import check_config
 from atune.workload.pickling import load_function
 

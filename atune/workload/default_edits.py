@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atune.errors import UsageError
-from atune.system import syntax
-from atune.workload.source_text import tunes
+from atune.workload.source_text import parse_module, tunes
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -87,7 +86,7 @@ class _Source:
     def __init__(self, text: str) -> None:
         self._bytes = text.encode()
         self._lines = [0, *(found.end() for found in re.finditer(rb"\r\n|\r|\n", self._bytes))]
-        self._tree = syntax.module(text)
+        self._tree = parse_module(text)
         self._edits: list[_Edit] = []
         self.changes: list[Change] = []
 

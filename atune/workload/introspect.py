@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from atune.system import syntax
+from atune.workload.source_text import parse_module
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -29,7 +29,7 @@ def annotation_names(function: Any) -> list[str]:
     Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them.
     """
     try:
-        tree = syntax.module(textwrap.dedent(inspect.getsource(function)))
+        tree = parse_module(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return []
     found: dict[str, None] = {}

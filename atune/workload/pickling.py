@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
-from atune.system import syntax
-from atune.system.paths import working_folder
-from atune.system.places import located
+from atune.system.folders import working_folder
+from atune.system.source_locations import located
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 from atune.workload.packing import Packed, pack, unpack
 from atune.workload.source_files import show
+from atune.workload.source_text import parse_expression
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -229,7 +229,7 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
                 yield from names(text)
             elif isinstance(text, str) and len(text) < 1000:
                 with suppress(SyntaxError, ValueError):
-                    yield from (n.id for n in ast.walk(syntax.expression(text.strip())) if isinstance(n, ast.Name))
+                    yield from (n.id for n in ast.walk(parse_expression(text.strip())) if isinstance(n, ast.Name))
 
     for function in functions:
         module = sys.modules.get(function.__module__ or "")

@@ -1,12 +1,14 @@
-"""Source text without comments, docstrings and formatting, which do not affect a kernel."""
+"""Syntax trees of Python source, and its text without comments, docstrings and formatting, which affect no kernel."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
-from atune.system import syntax
-
+T = TypeVar("T", bound=ast.AST)
+TRIES = 5
+"""CPython 3.11 may raise `SystemError` for right source while another thread parses (its issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -33,7 +35,7 @@ def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
 def normalised_expression(text: str) -> str:
     """Normalise one expression, such as a lambda's body, like `normalised`."""
     try:
-        return _written(syntax.expression(f"({text}\n)").body)
+        return _written(parse_expression(f"({text}\n)").body)
     except _NO_TREE:
         return text
 
@@ -41,9 +43,9 @@ def normalised_expression(text: str) -> str:
 def parsed(text: str) -> ast.Module:
     """Return the syntax tree of a piece of a file with any indentation. Raises `SyntaxError`."""
     if not text[:1].isspace():
-        return syntax.module(text)
+        return parse_module(text)
     # textwrap.dedent would change the content of multi-line strings that begin further left.
-    [block] = syntax.module(f"if 1:\n{text}").body
+    [block] = parse_module(f"if 1:\n{text}").body
     assert isinstance(block, ast.If)
     return ast.Module(block.body, [])
 
@@ -81,3 +83,22 @@ def _written(node: object) -> str:
 def _is_text(node: object) -> bool:
     """Tell whether a node is a bare string, such as a docstring. Python and tilelang ignore it."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def parse_module(text: str) -> ast.Module:
+    """Return the syntax tree of a file's text. Raises `SyntaxError`."""
+    return _tried(lambda: ast.parse(text))
+
+
+def parse_expression(text: str) -> ast.Expression:
+    """Return the syntax tree of one expression. Raises `SyntaxError`."""
+    return _tried(lambda: ast.parse(text, mode="eval"))
+
+
+def _tried(parse: Callable[[], T]) -> T:
+    for _ in range(TRIES - 1):
+        try:
+            return parse()
+        except SystemError:
+            pass
+    return parse()

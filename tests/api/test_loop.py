@@ -24,7 +24,7 @@ from atune.journal.recorder import AT_ONCE, Recorder
 from atune.journal.writer import Journal
 from atune.processes.server_main import FRAME
 from atune.processes.worker import SLICE_BYTES, receive, send
-from atune.system.deadline import Deadline
+from atune.system.locks import Deadline
 from atune.testing import FakeMachine
 from atune.workload.workload import Workload
 

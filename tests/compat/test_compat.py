@@ -32,15 +32,15 @@ from atune.compat.tilelang import (
     autotune,
     environment,
     get_autotune_inputs,
+    notices,
     set_autotune_inputs,
 )
 from atune.compat.tilelang.arguments import ProfileArgs
-from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import RunArgs, plan
 from atune.model.device import Target
 from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.system.cores import usable_cores
-from atune.system.paths import artifacts_folder
+from atune.system.folders import artifacts_folder
+from atune.system.resources import usable_cores
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
@@ -49,7 +49,7 @@ BLOCKS = [{"block": 16}, {"block": 32}]
 
 @pytest.fixture(autouse=True)
 def all_warnings() -> None:
-    forget_warnings()
+    notices._said.clear()
 
 
 def cpu_tuner(kernel: Any = scaled, configs: Any = BLOCKS, **profile: Any) -> AutoTuner:

@@ -15,14 +15,13 @@ import torch
 from guide_kernels import few_blocks, scaled
 from tilelang import tvm
 
-from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment
+from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment, notices
 from atune.compat.tilelang.arguments import RunArgs
-from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import plan
 from atune.errors import UsageError
 from atune.local.fork_servers import server_env
 from atune.local.workers import process_folders
-from atune.system import tilelang_cache
+from atune.system import inherited_state
 
 pytestmark = pytest.mark.timeout(170)
 ROOT = Path(__file__).parents[2]
@@ -32,8 +31,8 @@ NO_HOME = "/dev/null/home"
 
 @pytest.fixture(autouse=True)
 def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_warnings()
-    monkeypatch.setattr(tilelang_cache, "_said", False)
+    notices._said.clear()
+    monkeypatch.setattr(inherited_state, "_said", False)
 
 
 def tuned(n: int, target_host: Any = None) -> Any:

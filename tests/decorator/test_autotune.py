@@ -128,7 +128,7 @@ def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.Monk
 def test_a_library_that_is_gone_is_compiled_again(tuned: Any) -> None:
     import shutil
 
-    from atune.system.paths import artifacts_folder
+    from atune.system.folders import artifacts_folder
 
     A = torch.randn(128)
     assert torch.equal(tuned(shift, reference=plus_one)(A), A + 1)

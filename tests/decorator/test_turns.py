@@ -19,13 +19,13 @@ from atune.journal.events import Event, Warned
 from atune.local.device_worker import LocalDeviceWorker
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.worker import Worker
-from atune.system.device_lock import DeviceLock
+from atune.system.locks import DeviceLock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.system.device_lock import DeviceLock
+from atune.system.locks import DeviceLock
 async def main():
     async with DeviceLock("gpu", pathlib.Path(sys.argv[1])).held():
         print("held", flush=True)

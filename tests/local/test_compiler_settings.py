@@ -16,7 +16,7 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.system.cores import WORKER_BYTES
+from atune.system.resources import WORKER_BYTES
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio

@@ -19,8 +19,8 @@ from atune.cli.main import main
 from atune.local import fork_servers, machine
 from atune.processes import server_main
 from atune.processes.server import ForkServerProcess, parked
-from atune.system import surroundings as around
-from atune.system.surroundings import surroundings
+from atune.system import inherited_state
+from atune.system.inherited_state import surroundings
 
 SCALE = f"{Path(__file__).parents[1]}/workloads.py:SCALE"
 
@@ -104,20 +104,14 @@ def test_a_server_that_ended_meanwhile_is_replaced(quick: None, monkeypatch: pyt
 def test_what_tilelangs_import_sets_makes_no_other_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server is started before the program imports tilelang, and taken over after it."""
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    before, folder = surroundings(), around._tilelang_folder()
+    before, folder = surroundings(), inherited_state._tilelang_folder()
     assert folder.endswith("/tilelang/")
     monkeypatch.setenv("PYTHONPATH", f"{folder}3rdparty/tvm/python:/mine")
-    for name in around._TILELANGS:
+    for name in inherited_state._TILELANGS:
         monkeypatch.setenv(name, f"{folder}lib")
     assert surroundings() == before
     monkeypatch.setenv("TL_TEMPLATE_PATH", "/mine/src")
     assert surroundings() != before, "a choice of the user's own counts"
-
-
-def test_the_test_that_runs_makes_no_other_surroundings() -> None:
-    before = surroundings()
-    os.environ["PYTEST_CURRENT_TEST"] = "tests/test_mine.py::test_one (setup)"  # pytest itself removes it
-    assert surroundings() == before
 
 
 def test_signs_start_it_once_a_program(quick: None) -> None:

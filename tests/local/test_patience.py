@@ -18,9 +18,8 @@ from atune.local.patience import Patience, Room
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.stages import compile_jobs
-from atune.system import shortage
-from atune.system.cores import WORKER_BYTES, oom_kills
-from atune.system.shortage import CompilerKilled, ShortOf, check_machine
+from atune.system import resources
+from atune.system.resources import WORKER_BYTES, CompilerKilled, ShortOf, check_machine, oom_kills
 
 pytestmark = pytest.mark.anyio
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
@@ -32,7 +31,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr(shortage, "usable_memory_bytes", lambda: room)
+    monkeypatch.setattr(resources, "usable_memory_bytes", lambda: room)
 
 
 class Attempts:

@@ -10,7 +10,7 @@ from atune.local import machine as local
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.processes.messages import Discovery
-from atune.system.cores import WORKER_BYTES, usable_memory_bytes, workers_that_fit
+from atune.system.resources import WORKER_BYTES, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef
 
 GIB = 1 << 30

@@ -19,8 +19,8 @@ from processes import environment, wait_until
 
 from atune.errors import WorkerError, WorkerTimeout
 from atune.processes.pool import ForkServer
-from atune.system import deadline
-from atune.system.deadline import TICK_S, Deadline
+from atune.system import locks
+from atune.system.locks import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def ticks(self, seconds: float | None, *took: float) -> int:
         """Return how many ticks of `took` seconds each, the last repeated, a deadline of `seconds` has."""

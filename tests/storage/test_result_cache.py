@@ -40,7 +40,7 @@ from atune.journal.writer import line_of
 from atune.model.device import DeviceInfo, Target
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import ResultKey
-from atune.system.tuning_lock import TuningLock
+from atune.system.locks import TuningLock
 from atune.workload.sealed import Sealed
 from atune.workload.workload import Workload, fingerprint
 

@@ -24,7 +24,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.model.candidate import PASS_CONFIGS, RESERVED
 from atune.model.device import device_names
 from atune.storage.result_cache import ResultCache
-from atune.system.paths import cache_folder_at
+from atune.system.folders import cache_folder_at
 from atune.workload.introspect import function_of
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang.notices import ArgumentError
-from atune.system.cores import usable_cores
-from atune.system.tilelang_cache import VARIABLE, before_import, is_own
+from atune.system.inherited_state import VARIABLE, before_import, is_own
+from atune.system.resources import usable_cores
 
 COMPILE_TIMEOUT_S = 120.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from atune.system.tilelang_cache import before_import
+from atune.system.inherited_state import before_import
 
 NAMES = {
     "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),

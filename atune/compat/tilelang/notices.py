@@ -35,8 +35,3 @@ def warn_once(subject: str, message: str) -> None:
     if subject not in _said:
         _said.add(subject)
         warn_caller(f"{subject}: {message}", CompatWarning)
-
-
-def forget_warnings() -> None:
-    """Let every subject warn again. For tests."""
-    _said.clear()

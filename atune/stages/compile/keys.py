@@ -22,7 +22,7 @@ from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.compile.steps import context_of
 from atune.stages.frontend.frontend import elaborated, frontend_lock
-from atune.system.paths import artifacts_folder, code_file, lowered_file
+from atune.system.folders import artifacts_folder, code_file, lowered_file
 
 FORMAT = 2
 """Format version of the artifact store's entries: another format, another key."""

@@ -24,7 +24,7 @@ from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of, words_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
-from atune.system.shortage import Resource, check_machine
+from atune.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is others'."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atune.model.artifact import KernelParam
-from atune.system import syntax
+from atune.workload.source_text import parse_expression
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -30,7 +30,7 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
         raise KeyError(text)
 
     try:
-        return sizes[text] if text in sizes else value(syntax.expression(text).body)
+        return sizes[text] if text in sizes else value(parse_expression(text).body)
     except (KeyError, SyntaxError):
         return None
 

@@ -1,4 +1,4 @@
-"""Comparison of what processes inherit, to tell whether a process started earlier fits this program."""
+"""What processes inherit from this program, and the cache folder that tilelang's import makes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,63 @@ import functools
 import importlib.util
 import os
 import resource
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from atune.system.paths import working_folder
-from atune.system.tilelang_cache import VARIABLE, is_own
+from atune.system.folders import private_root, working_folder
+
+VARIABLE = "TILELANG_CACHE_DIR"
+NAME = "tilelang-cache"
+_said = False
+
+
+def substitute() -> dict[str, str]:
+    """Return the variable that makes tilelang use another folder. Empty if it is set or the home is writable.
+
+    The folder is this user's below ``$TMPDIR``. A warning says so, once per program.
+    """
+    if os.environ.get(VARIABLE) or _can_be_made(Path(os.path.expanduser("~/.tilelang/cache"))):
+        return {}
+    folder = str(private_root() / NAME)
+    _say(folder)
+    return {VARIABLE: folder}
+
+
+def before_import() -> None:
+    """Set that variable in this program if tilelang is not imported yet and its import would fail."""
+    if "tilelang" not in sys.modules:
+        os.environ.update(substitute())
+
+
+def is_own(folder: str) -> bool:
+    """Tell whether `folder` comes from `substitute` and not from the user."""
+    path = Path(folder)
+    return path.name == NAME and path.parent.name == f"atune-{os.getuid()}"
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Tell whether this process may make `folder`, or write into it if it exists. Makes nothing."""
+    there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), None)
+    return there is not None and os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+
+
+def _say(folder: str) -> None:
+    global _said
+    if not _said:
+        _said = True
+        warnings.warn(
+            f"~/.tilelang/cache cannot be written, so tilelang keeps its files in {folder}; "
+            f"set {VARIABLE} to choose another folder",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
 
 _TILELANGS = frozenset({"TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH"})
 """Variables that tilelang's import sets if they are unset."""
-_PASSING = frozenset({"PYTEST_CURRENT_TEST"})
-"""Variables that differ in each test. Neither compiling nor measuring depends on them."""
 _LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 
@@ -43,7 +89,7 @@ def _environment() -> Iterator[tuple[str, str]]:
             value = os.pathsep.join(e for e in value.split(os.pathsep) if not e.startswith(packaged))
         tilelangs = name in _TILELANGS and packaged and value.startswith(packaged)
         substituted = name == VARIABLE and is_own(value)
-        if (value or name != "PYTHONPATH") and not tilelangs and not substituted and name not in _PASSING:
+        if (value or name != "PYTHONPATH") and not tilelangs and not substituted:
             yield name, value
 
 

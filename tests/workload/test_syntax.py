@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atune.system import syntax
+from atune.workload.source_text import TRIES, parse_expression, parse_module
 
 
 class Parse:
@@ -24,23 +24,23 @@ class Parse:
         return self._parse(*args, **options)
 
 
-@pytest.mark.parametrize("fails", [0, 1, syntax.TRIES - 1])
+@pytest.mark.parametrize("fails", [0, 1, TRIES - 1])
 def test_an_error_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
     parse = Parse(monkeypatch, fails)
-    assert ast.unparse(syntax.module("x = 1")) == "x = 1" and parse.calls == fails + 1
+    assert ast.unparse(parse_module("x = 1")) == "x = 1" and parse.calls == fails + 1
     parse.calls = 0
-    assert ast.unparse(syntax.expression("a + b")) == "a + b" and parse.calls == fails + 1
+    assert ast.unparse(parse_expression("a + b")) == "a + b" and parse.calls == fails + 1
 
 
 def test_an_error_that_stays_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = Parse(monkeypatch, syntax.TRIES)
+    parse = Parse(monkeypatch, TRIES)
     with pytest.raises(SystemError, match="recursion depth"):
-        syntax.module("x = 1")
-    assert parse.calls == syntax.TRIES
+        parse_module("x = 1")
+    assert parse.calls == TRIES
 
 
 def test_a_mistake_in_the_source_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parse = Parse(monkeypatch, 0)
     with pytest.raises(SyntaxError):
-        syntax.expression("a b")
+        parse_expression("a b")
     assert parse.calls == 1
