@@ -15,7 +15,6 @@ from processes import environment
 
 from atune.cli.main import main
 from atune.errors import JournalError
-from atune.journal.events import CandidateMeasured, encode
 from atune.journal.reader import MAX_DEPTH, JournalReader, read
 from atune.journal.replay import replay, salvage
 from atune.journal.result import TuneResult
@@ -176,25 +175,13 @@ def test_a_journal_whose_events_make_no_sense_is_folded_without_a_traceback(tmp_
 
 @pytest.mark.parametrize("name", sorted(p.name for p in DATA.glob("schema-*.jsonl")))
 def test_stored_journals_are_read_for_good(name: str) -> None:
-    """One of each schema that a release has written. These files are never written again."""
+    """One of each schema that a release has written. From that release on these files are never written again."""
     result = replay(DATA / name)
     expected = json.loads((DATA / name).with_suffix(".json").read_text())
-    told = {k: v for k, v in summary(result).items() if k != "journal"}
-    newer = {"proven", "best_over_time", "axis_importance", "roofline", "reference_roofline"}
-    newer |= {"reason", "untried", "audited", "reference_ratio", "ties", "noise", "energy"}
-    newer |= {"failures"}
-    assert {k: v for k, v in json.loads(json.dumps(told)).items() if k not in newer} == expected["summary"]
-    assert not told["proven"]  # of that time there is no proof
-    assert told["best_over_time"][-1]["latency_ms"] == min(m.timing.latency_ms for m in result.measurements)
-    figures = slice(0, expected["table"][0].index("note"))  # notes are worded anew, and finalists stand together
-    rows = [line[figures] for line in table(result).splitlines()]
-    assert rows[:2] == [line[figures] for line in expected["table"][:2]]
-    assert sorted(rows) == sorted(line[figures] for line in expected["table"])
-    events = read(DATA / name)
-    assert expected["kinds"] == sorted({type(event).__name__ for event in events})
-    assert [CandidateMeasured] == list(
-        {type(e) for e in events if encode(e).startswith(b'{"event":"candidate_measured"')}
-    )
+    told = json.loads(json.dumps(summary(result)))
+    assert {key: told[key] for key in expected["summary"]} == expected["summary"]
+    assert table(result).splitlines() == expected["table"]
+    assert expected["kinds"] == sorted({type(event).__name__ for event in read(DATA / name)})
 
 
 def test_replay_is_the_same_byte_for_byte_each_time() -> None:
