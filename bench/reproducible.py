@@ -33,7 +33,7 @@ async def true_latencies() -> list[float]:
     async with machine.open():
         await machine.describe()
         await machine.discover()
-        artifacts = await built(machine, machine.compile_workers(N_BEST), N_BEST)
+        artifacts = await built(machine, machine.compile_workers(), N_BEST)
         [worker] = machine.device_workers()
         await worker.run(StartJob())
         await worker.run(PrepareJob(artifacts[0].params))

@@ -131,7 +131,7 @@ async def stages(make: Make, n: int, repeats: int, passes: int) -> dict[str, Any
         _, devices = await machine.discover()
         counts = [c for c in COUNTS if c <= len(devices)]
         began = time.perf_counter()
-        artifacts = await built(machine, machine.compile_workers(n), n)
+        artifacts = await built(machine, machine.compile_workers(), n)
         if not artifacts:
             raise SystemExit("scaling.py: no configuration compiled")
         say(f"{len(artifacts)} of {n} libraries ready after {time.perf_counter() - began:.1f} s")

@@ -30,7 +30,7 @@ async def lowered(
         spec = await machine.describe()
         await machine.discover()
         machine.accelerators(len(spec.configs))
-        (worker,) = machine.compile_workers(len(spec.configs))
+        (worker,) = machine.compile_workers()
         answers = [
             await worker.run(LowerJob(Candidate(i, config_key(c), c)))
             for i, c in enumerate(map(thaw, spec.configs[:n]))

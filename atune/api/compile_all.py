@@ -152,7 +152,7 @@ async def compiled(
     Candidates that lower to the same code share one artifact.
     """
     machine.accelerators(len(candidates))
-    workers, found = machine.compile_workers(len(candidates)), _Collected()
+    workers, found = machine.compile_workers(), _Collected()
     signals.measured.set()  # nothing is measured
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:

@@ -22,7 +22,6 @@ from atune.cluster.messages import (
     Answer,
     DescribeJob,
     DiscoverJob,
-    ExpectJob,
     LookupJob,
     NodeFacts,
     NoticesJob,
@@ -144,13 +143,10 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             case DiscoverJob():
                 if job.target:
                     machine.target_text, machine.device_names = job.target, job.devices
-                    machine.service.reconsider()
                 await machine.discover()
                 return machine.found
             case PlanJob():
                 return self._plan(job)
-            case ExpectJob():
-                machine.service.expect(job.candidates, len(self._compilers))
             case NoticesJob():
                 return await self._notices()
         return None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
 import anyio
@@ -14,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.libraries import Shelf
-from atune.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, ExpectJob, LookupJob, Opening, PlanJob
+from atune.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, LookupJob, Opening, PlanJob
 from atune.cluster.nodes import Agent, Node, NodeLost, none_left
 from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
 from atune.engine.interfaces import CompileHints, ignored
@@ -176,15 +175,8 @@ class ClusterMachine:
         """Return those that all nodes have, and the reason against each other one: nodes use them for any number."""
         return self._discovery.accelerators, dict(self._discovery.unused)
 
-    def compile_workers(self, candidates: int | None = None) -> list[ClusterCompileWorker]:
-        for node in self._living:
-            self._tasks.start_soon(self._expect, node, math.ceil((candidates or 0) * node.compilers / self._compilers))
+    def compile_workers(self) -> list[ClusterCompileWorker]:
         return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
-
-    @staticmethod
-    async def _expect(node: Node, candidates: int) -> None:
-        with suppress(NodeLost):
-            await node.ask(ExpectJob(candidates))
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]

@@ -68,17 +68,11 @@ class PlanJob(Job[int], frozen=True):
     no_service: str
 
 
-class ExpectJob(Job[None], frozen=True):
-    """Know about how many candidates are compiled on the node, on which the compile service's use depends."""
-
-    candidates: int
-
-
 class NoticesJob(Job[list[str]], frozen=True):
     """Return messages for the user, once there are some; after `agent.NOTICE_S` at the latest."""
 
 
-NodeJob = DescribeJob | AdoptJob | LookupJob | DiscoverJob | PlanJob | ExpectJob | NoticesJob
+NodeJob = DescribeJob | AdoptJob | LookupJob | DiscoverJob | PlanJob | NoticesJob
 
 
 class Question(msgspec.Struct, frozen=True):

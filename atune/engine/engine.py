@@ -131,7 +131,7 @@ class Engine:
     async def _work(self, plan: Plan) -> None:
         """Compile and measure the work that is left, run the final, and prove its winner."""
         run, machine = self._run, self.machine
-        compile_workers, device_workers = machine.compile_workers(plan.to_compile), machine.device_workers()
+        compile_workers, device_workers = machine.compile_workers(), machine.device_workers()
         self._record_warnings()
         n = len(compile_workers)
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)

@@ -81,7 +81,7 @@ class Machine(Protocol):
         """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
         ...
 
-    def compile_workers(self, candidates: int | None = None) -> Sequence[CompileWorker]:
+    def compile_workers(self) -> Sequence[CompileWorker]:
         """Return the compile workers. `candidates`: how many will be compiled at most, if that is known."""
         ...
 

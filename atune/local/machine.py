@@ -41,10 +41,11 @@ from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
 __all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
 
-FEW = 0.8
-"""Up to this many candidates for each worker, and always for a single one, all are compiled plain. They hardly delay
-each other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended
-1.22 times as late with accelerators and a proof as without, and runs of 15 candidates 1.01 times."""
+FEW, LEAST = 0.8, 4
+"""Up to `FEW` candidates for each worker, and always up to `LEAST`, all are compiled plain. They hardly delay each
+other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended 1.22
+times as late with accelerators and a proof as without, and runs of 15 candidates 1.01 times. Parsing headers once, for
+cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for using no accelerator."""
 NEIGHBOURS = 2
@@ -183,12 +184,10 @@ class LocalMachine:
     def use(self, accelerators: Sequence[str], no_service: str) -> None:
         """Use `accelerators` in the run. `no_service`: why they do not include the compile service."""
         self._accelerators = tuple(map(bare, accelerators))
-        if self._on_cpu:
-            self.service.decline("")
-        elif ACCELERATOR not in self._accelerators:
-            self.service.decline(no_service)
+        unused = "" if self._on_cpu else None if ACCELERATOR in self._accelerators else no_service
+        self.service.use(unused)
 
-    def compile_workers(self, candidates: int | None = None) -> list[LocalCompileWorker]:
+    def compile_workers(self) -> list[LocalCompileWorker]:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
 
         If kernels run on the CPU, the last core belongs to the device. A GPU's process needs a core while it
@@ -199,7 +198,6 @@ class LocalMachine:
             self._warn(limited)
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
-        self.service.expect(candidates, n)
         context = CompileContext(
             session=self._session(),
             workers=self.workers,
@@ -299,6 +297,6 @@ def accelerators_for(
     candidates: int, workers: int, asked: Acceleration, found: Discovery
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the accelerators of a run, as ``name@version``, and the reason against each other one, by name."""
-    if not asked.auto or candidates > max(1, FEW * workers):
+    if not asked.auto or candidates > max(LEAST, FEW * workers):
         return found.accelerators, dict(found.unused)
     return (), {**found.unused, **{bare(name): PLAIN for name in found.accelerators}}

@@ -180,7 +180,7 @@ class FakeMachine:
         await anyio.lowlevel.checkpoint()
         return self.target, [worker.info for worker in self._device_workers]
 
-    def compile_workers(self, candidates: int | None = None) -> list[FakeCompileWorker]:
+    def compile_workers(self) -> list[FakeCompileWorker]:
         return self._compile_workers
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:

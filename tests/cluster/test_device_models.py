@@ -18,7 +18,6 @@ from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
 from atune.journal.events import Event, Warned
 from atune.local.machine import LocalMachine
-from atune.local.service_state import Idle, Unused
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
@@ -182,7 +181,7 @@ async def test_a_node_keeps_a_core_free_for_each_gpu_that_measures(
     nodes = machine(Loopback(1), workers=workers)
     async with nodes.open():
         await nodes.discover()
-        assert len(nodes.compile_workers(8)) == used
+        assert len(nodes.compile_workers()) == used
 
 
 @pytest.mark.anyio
@@ -196,7 +195,7 @@ async def test_a_node_whose_target_changes_decides_anew_about_its_compile_servic
     async with nodes.open():
         own = connect.agents[0].agent
         await own.run(DiscoverJob(), "")
-        assert isinstance(own._machine.service.state, Unused)
+        assert own._machine.service._against is not None
 
         async def ask_once(role: str, entry: str, payload: bytes) -> bytes:
             return msgspec.msgpack.encode(gpu)
@@ -204,7 +203,7 @@ async def test_a_node_whose_target_changes_decides_anew_about_its_compile_servic
         monkeypatch.setattr(own._machine.workers, "ask_once", ask_once)
         own._machine.server.facts.clear()
         found = await own.run(DiscoverJob("sm_90a"), "")
-        assert found.target == SM_90 and isinstance(own._machine.service.state, Idle)
+        assert found.target == SM_90 and isinstance(own._machine.service._against, type(None))
         own._machine.server.facts.clear()
 
 

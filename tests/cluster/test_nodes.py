@@ -80,9 +80,6 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
     assert {event.device.id for event in read(tmp_path / "j") if hasattr(event, "start_s")} >= {"node-0/cpu"}
     asked = {agent.name: set(agent.asked) for agent in connect.agents}
     assert connect.agents[0].asked.count("describe") == 1  # which loads the user's file
-    for agent in connect.agents:  # before its first candidate is lowered, which decides about the compile service
-        assert agent.asked.index("expect") < agent.asked.index("lower")
-        assert agent.agent._machine.service._candidates == 2
     assert "adopt" in asked["node-0"] & asked["node-1"] and "build" in asked["node-0"] | asked["node-1"]
     whole = await resume(tmp_path / "j", machine=machine(Loopback(1)), budget=5)
     assert whole.measured == 5

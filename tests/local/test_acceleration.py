@@ -8,11 +8,12 @@ import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
+from atune.local.compile_service import CompileService
 from atune.local.machine import PLAIN, LocalMachine, accelerators_for
-from atune.local.service_state import Ready, Unused, Warming
+from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
-from atune.processes.messages import Discovery
+from atune.processes.messages import Discovery, ServiceReady
 from atune.workload.workload import FileRef
 
 ALL = ("swizzle_lowering@2", "cicc@1")
@@ -21,6 +22,28 @@ FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=(), accelerators=ALL,
 ON_CPU = Discovery(
     target=Target("c"), devices=(), accelerators=("wrong_accelerators:Spy@1",), unused={"cicc": "it is for CUDA"}
 )
+
+
+LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
+
+
+class Process:
+    """The compile service's process, in name alone."""
+
+    given_up, pid = False, 0
+
+    def __init__(self) -> None:
+        self.begun = self.asked = 0
+
+    def begin(self, service: CompileService) -> Any:
+        def begin(kept: object, arch: str | None) -> None:
+            self.begun += 1
+            service._process = self  # type: ignore[assignment]
+
+        return begin
+
+    def listen(self, request: bytes) -> None:
+        self.asked += 1
 
 
 def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
@@ -35,7 +58,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
 def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
     one = machine()
     assert one.accelerators(50) == (ALL, OTHER)
-    [worker, *_] = one.compile_workers(50)
+    [worker, *_] = one.compile_workers()
     assert worker.context.session.accelerators == ("swizzle_lowering", "cicc")
     assert one.hints(0).row == 2 and one.service.why == ""
 
@@ -46,13 +69,13 @@ def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
     used, unused = one.accelerators(3)
     assert used == () and all(unused[name.partition("@")[0]] == PLAIN for name in found.accelerators)
     assert unused.items() >= found.unused.items()
-    [worker, *_] = one.compile_workers(3)
+    [worker, *_] = one.compile_workers()
     assert worker.context.session.accelerators == () and one.hints(0) == CompileHints()
     assert one.service.why == (f"nvcc, because {PLAIN}" if found is FOUND else "")
 
 
 @pytest.mark.parametrize(
-    ("workers", "plain", "accelerated"), [(1, 1, 2), (2, 1, 2), (4, 3, 4), (16, 12, 13), (16, 1, 15)]
+    ("workers", "plain", "accelerated"), [(1, 4, 5), (2, 4, 5), (4, 4, 5), (8, 6, 7), (16, 12, 13)]
 )
 def test_as_many_as_hardly_delay_each_other_are_few(workers: int, plain: int, accelerated: int) -> None:
     auto = Acceleration(auto=True)
@@ -71,7 +94,7 @@ def test_where_discovery_found_none_none_is_used() -> None:
     """`off`, or a machine that is otherwise than they know it."""
     one = machine(Discovery(target=Target("cuda", "sm_90a"), devices=(), unused={"cicc": "it is switched off"}))
     assert one.accelerators(100) == ((), {"cicc": "it is switched off"})
-    assert one.service.state == Unused("nvcc, because it is switched off")
+    assert one.service.why == "nvcc, because it is switched off"
     assert one.hints(0).row == 1
 
 
@@ -88,19 +111,33 @@ def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
     assert one.hints(0).row == 1
 
 
-@pytest.mark.parametrize(
-    ("state", "builds"),
-    [
-        (Warming("as asked", soon=False), "first"),
-        (Warming("as asked", soon=True), "none"),
-        (Ready("as asked"), "all"),
-        (Unused("not worth it"), "all"),
-    ],
-)
-def test_building_waits_for_a_service_that_will_soon_be_there(state: Any, builds: str) -> None:
-    one = machine()
-    one.service.state = state
-    assert one.hints(0).builds == builds
+@pytest.mark.anyio
+async def test_building_waits_for_a_service_that_will_soon_be_there() -> None:
+    """Headers that were being parsed before the first candidate are awaited; else one group is built at once."""
+    for early, builds in ((True, "none"), (False, "first")):
+        one, process = machine(), Process()
+        one.service._begin = process.begin(one.service)  # type: ignore[method-assign]
+        if early:
+            one.service._begin(None, "sm_90a")
+        assert one.hints(0).builds == "all" and one.service.why == ""
+        one.service.saw(LOWERED, FOUND.target)
+        one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
+        assert process.begun == 1 and process.asked == 1
+        assert one.hints(0).builds == builds
+        one.service._answered(ServiceReady(True, header_s=1.25))
+        assert one.hints(0).builds == "all" and one.service.ready
+        assert one.service.why == "headers parsed in 1.2 s"
+
+
+def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
+    one, process = machine(), Process()
+    one.service._begin = process.begin(one.service)  # type: ignore[method-assign]
+    one.service._begin(None, "sm_90a")
+    one.service._answered(ServiceReady(False, "cicc ended"))
+    assert one.service.why == ""  # nothing is compiled yet
+    one.service.saw(LOWERED, FOUND.target)
+    assert one.service.why == "nvcc, because cicc ended" and not process.asked
+    assert one.hints(0).builds == "all"
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ async def test_a_run_of_few_candidates_leaves_the_service_to_the_next_one() -> N
         spec = await few.describe()
         await few.discover()
         assert few.accelerators(1)[0] == ()
-        (worker,) = few.compile_workers(1)
+        (worker,) = few.compile_workers()
         config = thaw(spec.configs[0])
         answer = await worker.run(LowerJob(Candidate(0, config_key(config), config)))
         assert isinstance(answer, Lowered) and await worker.run(FindJob(answer)) is None

@@ -28,9 +28,9 @@ class Watched(LocalMachine):
 
     told = b""
 
-    def compile_workers(self, candidates: int | None = None) -> Any:
+    def compile_workers(self) -> Any:
         self.told = msgspec.msgpack.encode(self._session())
-        return super().compile_workers(candidates)
+        return super().compile_workers()
 
 
 @pytest.fixture
