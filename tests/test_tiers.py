@@ -30,9 +30,10 @@ def test_a_slow_test_that_does_not_exist_any_more_is_forgotten() -> None:
 
 def test_what_was_measured_replaces_what_was_known() -> None:
     known = {"test_a::test_x[1]": 3.0, "test_a::test_y": 2.0, "test_a::test_z[1]": 1.0}
-    measured = {"test_a::test_x[1]": 0.1, "test_a::test_x[2]": 0.9, "test_a::test_y": 0.2}
-    existing = {"test_a::test_x", "test_a::test_y", "test_a::test_z"}
-    assert tiers.renewed(known, measured, existing) == {"test_a::test_x[2]": 0.9, "test_a::test_z[1]": 1.0}
+    measured = {"test_a::test_x[1]": 0.1, "test_a::test_x[2]": 0.9, "test_a::test_y": 0.2, "test_a::test_w": 4.0}
+    existing = {"test_a::test_w", "test_a::test_x", "test_a::test_y", "test_a::test_z"}
+    slow = {"test_a::test_w": 4.0, "test_a::test_x[2]": 0.9, "test_a::test_z[1]": 1.0}
+    assert tiers.renewed(known, measured, existing) == slow
 
 
 def test_a_test_that_is_slow_with_each_parameter_is_one_line() -> None:

@@ -85,7 +85,7 @@ class Durations:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         key = key_of(report.nodeid)
         self.seconds[key] += report.duration
-        if report.when == "call" and not report.skipped:
+        if report.when == "call" and report.passed:
             self.ran.add(key)
 
     def pytest_sessionfinish(self) -> None:
@@ -98,11 +98,11 @@ def renewed(known: dict[str, float], measured: dict[str, float], existing: set[s
     slow = {key for key, seconds in measured.items() if seconds >= QUICK_S}
     for name in {bare(key) for key in measured}:
         cases = [key for key in measured if bare(key) == name]
+        kept.pop(name, None)
         if len(cases) > 1 and slow.issuperset(cases):
             kept[name] = max(measured[key] for key in cases)
         else:
             kept.update({key: measured[key] for key in cases if key in slow})
-            kept.pop(name, None)
     return {key: seconds for key, seconds in kept.items() if key == bare(key) or bare(key) not in kept}
 
 
