@@ -16,26 +16,26 @@ import msgspec
 
 from atune.api.blocking import run_blocking
 from atune.api.discovery import discover, discover_there, measured_on
-from atune.api.options import TuneOptions, budget_of
+from atune.api.options import budget_of, completed
 from atune.api.priors import chosen_prior, key_of
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.cluster.address import Cluster
+from atune.engine.header import header_fields
 from atune.engine.strategies import strategy_name
 from atune.errors import JournalError, UsageError
-from atune.journal.events import SCHEMA, Event, RunStarted
+from atune.journal.events import Event, RunStarted
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
-from atune.model.options import checked
 from atune.model.settings import MEASURING, BenchmarkSettings, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
-from atune.search.prior import OwnPrior, prior_setting
+from atune.search.prior import OwnPrior
 from atune.search.surveyed import figures_for, there_is
 from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
-from atune.storage.result_key import CacheEntry, ResultKey
+from atune.storage.result_key import ResultKey
 from atune.system.locks import TuningLock
 from atune.system.versions import installed_versions
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
@@ -57,23 +57,26 @@ class Work:
     """
 
     def __init__(self, workload: Workload, problem: Any = None, **options: Any) -> None:
-        checked("tune", {"on_event": options.get("on_event")}, TuneOptions)
+        given = completed("tune", options)
         self.workload, self.options = workload, options
         self.problem = workload.arguments if problem is None else problem
-        self.compile = options.get("compile") or CompileSettings()
-        self.benchmark = options.get("benchmark") or BenchmarkSettings()
-        self.prior = chosen_prior(options.get("prior"), ship=False)
-        self.budget = budget_of(options)
-        self.spec: WorkloadSpec = describe(workload, seed=self.options.get("seed", 0))
-        self.cluster = Cluster.parse(options.get("cluster"))
-        given = options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
-        self.target, self.devices = discover(*given) if self.cluster is None else discover_there(self.cluster, *given)
+        self.compile = given["compile"] or CompileSettings()
+        self.benchmark = given["benchmark"] or BenchmarkSettings()
+        self.prior = chosen_prior(given["prior"], ship=False)
+        self.budget = budget_of(given)
+        self.strategy, self.seed, self.pipeline = given["strategy"], given["seed"], given["pipeline"]
+        self.spec: WorkloadSpec = describe(workload, seed=self.seed)
+        self.cluster = Cluster.parse(given["cluster"])
+        where = given["target"], given["devices"], self.benchmark.mixed_devices
+        self.target, self.devices = discover(*where) if self.cluster is None else discover_there(self.cluster, *where)
         self.versions = installed_versions()
 
     @cached_property
     def key(self) -> ResultKey:
         compile, benchmark = msgspec.to_builtins(self.compile), msgspec.to_builtins(self.benchmark)
-        strategy = self.strategy
+        strategy = self.strategy if isinstance(self.strategy, str) else getattr(self.strategy, "name", None)
+        if strategy is None:  # the budget decides
+            strategy = AUTO if self.budget.limited else "exhaustive"
         return ResultKey(
             kernel=self.workload.name,
             source=kernel_fingerprint(self.workload.kernel),
@@ -88,7 +91,7 @@ class Work:
             },
             search={
                 "strategy": strategy,
-                "seed": 0 if strategy == "exhaustive" else self.options.get("seed", 0),
+                "seed": 0 if strategy == "exhaustive" else self.seed,
                 "budget": self.budget.as_data(),
                 **key_of(self.prior),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
@@ -96,14 +99,6 @@ class Work:
             },
             space=self.spec.identity(),
         )
-
-    @property
-    def strategy(self) -> str:
-        """The strategy's name. Without one, the budget decides."""
-        given = self.options.get("strategy")
-        if given is None:
-            return AUTO if self.budget.limited else "exhaustive"
-        return given if isinstance(given, str) else str(given.name)
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Tell whether the space contains a configuration."""
@@ -113,54 +108,31 @@ class Work:
     def _keys(self) -> frozenset[str]:
         return frozenset(map(config_key, self.spec.configs))
 
-    def known_result(self, cache: ResultCache) -> TuneResult | None:
-        """Return the whole result of this tuning from `cache`, with `cache_hit` set, or None."""
-        return cache.find(self.key)
-
-    def known_entry(self, cache: ResultCache) -> CacheEntry | None:
-        """Return the entry of `cache` for this tuning, or None. Imported entries count too."""
-        return cache.find_entry(self.key)
-
-    def known_candidates(self, cache: ResultCache) -> dict[str, Known]:
-        """Return the outcomes of this space's configurations in earlier runs of the same work, by config key."""
-        return cache.known(self.key, self.spec.configs)
-
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""
-        header = RunStarted(
-            seq=0,
-            time=now,
-            mono=0.0,
-            schema=SCHEMA,
-            workload=self.spec.name,
-            origin=self.spec.origin,
-            fingerprint=self.spec.fingerprint,
-            kernel=self.spec.kernel,
-            space=self.spec.identity(),
-            total=self.spec.total,
-            default=self.spec.default,
-            arguments=self.spec.arguments,
-            target=self.target,
-            devices=tuple(device.id for device in self.devices),
-            strategy=strategy_name(
-                self.options.get("strategy"),
-                None,
-                self.spec.total,
-                self.budget,
-                learns=self.options.get("pipeline", True),
-                prior=there_is(self.prior, figures_for(self.target, self.devices)),
-                own_prior=isinstance(self.prior, OwnPrior),
-            ),
-            settings={
-                "compile": msgspec.to_builtins(self.compile),
-                "benchmark": msgspec.to_builtins(self.benchmark),
-                "pipeline": self.options.get("pipeline", True),
-                "seed": self.options.get("seed", 0),
-                "budget": self.budget.as_data(),
-                **prior_setting(self.prior),
-            },
-            versions=self.versions,
+        strategy = strategy_name(
+            self.strategy,
+            None,
+            self.spec.total,
+            self.budget,
+            learns=self.pipeline,
+            prior=there_is(self.prior, figures_for(self.target, self.devices)),
+            own_prior=isinstance(self.prior, OwnPrior),
         )
+        fields = header_fields(
+            self.spec,
+            self.target,
+            self.devices,
+            self.versions,
+            strategy=strategy,
+            compile=self.compile,
+            benchmark=self.benchmark,
+            pipeline=self.pipeline,
+            seed=self.seed,
+            budget=self.budget,
+            prior=self.prior,
+        )
+        header = RunStarted(seq=0, time=now, mono=0.0, **fields)
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
 
 
@@ -205,7 +177,7 @@ async def tune_work(
 ) -> TuneResult:
     """Do what `tune_cached` does, for work that is already described."""
     key = work.key
-    if not refresh and (found := await anyio.to_thread.run_sync(work.known_result, cache)) is not None:
+    if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
         return found
     refuse_in_worker()
     lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
@@ -214,7 +186,7 @@ async def tune_work(
         await anyio.sleep(POLL_S)
         mine = _acquire(lock)
     try:
-        if mine and not refresh and (found := await anyio.to_thread.run_sync(work.known_result, cache)) is not None:
+        if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
             return found  # another process finished tuning before the lock was free
         own = work.options.get("journal") is not None
         journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
@@ -299,7 +271,7 @@ def _begin(work: Work, cache: ResultCache, journal: Path, refresh: bool) -> None
         return
     if journal.exists():
         return
-    known = work.known_candidates(cache)
+    known = cache.known(work.key, work.spec.configs)
     if known:
         part = journal.with_suffix(".part")
         part.write_bytes(work.history(known, time.time()))

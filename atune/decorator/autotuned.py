@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import anyio.to_thread
 
 from atune.api.blocking import run_blocking
-from atune.api.discovery import discover
 from atune.api.libraries import with_library, with_library_async
-from atune.decorator.call import Arguments, Call, raw_key, text_of
+from atune.decorator.arguments import raw_key, text_of
+from atune.decorator.call import Call, TunableKernel
 from atune.decorator.launch import Entry, direct, giver, launcher, made, measured, to_build
-from atune.decorator.options import OnMiss, Options, check_on_miss, listed
+from atune.decorator.options import OnMiss, Options, check_on_miss
 from atune.decorator.winners import Winner, Winners, winner_of
-from atune.errors import AtuneError, SpaceError, UsageError
+from atune.errors import AtuneError, UsageError
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config
-from atune.model.device import Target
-from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import function_of
-from atune.workload.listing import meant
 
 
-class Autotuned:
+class Autotuned(TunableKernel):
     """A TileLang kernel under `@atune.autotune`.
 
     A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
@@ -43,22 +39,14 @@ class Autotuned:
     """Tells `Workload` that this is no kernel function."""
 
     def __init__(self, kernel: Any, options: Options) -> None:
-        self.frontend = importlib.import_module("atune.stages.frontend.frontend")
-        self.is_jit: bool = self.frontend.is_jit(kernel)
-        function = function_of(kernel)
-        functools.update_wrapper(self, function)
-        self.kernel, self.options = kernel, options
-        self.__name__: str = getattr(function, "__name__", "kernel")
-        self.signature = inspect.signature(function)
-        self.parameters = frozenset(self.signature.parameters)
-        self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
-        self._eager: bool | None = None if self.is_jit else False
+        functools.update_wrapper(self, function_of(kernel))
+        super().__init__(kernel, options)
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Entry] = {}
         self._provisional: set[Hashable] = set()
         """Entries of the default configuration, used until a tuning finishes."""
         self._kernels: dict[str, Any] = {}
-        self._winners = Winners(self.__name__)
+        self._winners = Winners(self.__name__, self._tuned_again)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
@@ -177,7 +165,7 @@ class Autotuned:
                 self._kernels.clear()
         self._winners.forget(None if key is None else text_of(key))
 
-    def tuned_again(self, refresh: bool) -> None:
+    def _tuned_again(self, refresh: bool) -> None:
         """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
         with self._lock:
             if refresh or self._provisional:
@@ -192,41 +180,6 @@ class Autotuned:
         return f"<autotuned {self.__name__}, {len(self._winners.known)} keys known>"
 
     # Parts of a call
-
-    @property
-    def where_to_run(self) -> tuple[Target, Any]:
-        return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
-
-    def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
-        """Return the space of a call. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
-        space = self.options.space
-        if callable(space) and not isinstance(space, Space):
-            space = space(*args, **kwargs)
-        if isinstance(space, Space):
-            return space
-        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
-
-    def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
-        if self._eager is None:
-            self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
-        return self._eager
-
-    def check_names(self, names: Iterable[str]) -> None:
-        """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
-        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
-            return
-        if unknown := sorted(set(names) - self.parameters):
-            raise SpaceError(
-                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
-                f"{meant(unknown[0], self.signature.parameters)}"
-            )
-
-    def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
-        found = []
-        for name, p in self.signature.parameters.items():
-            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name not in tensors:
-                found += [name] if name not in arguments and name not in tunables else []
-        return found
 
     def _described(self, value: Any) -> Hashable:
         described = self.frontend.describe_tensor(value)  # subclasses, such as torch.nn.Parameter

@@ -1,97 +1,80 @@
-"""Analysis of one call of a kernel that tunes itself: the normal form of its arguments, its workload and its key."""
+"""A kernel with the options of its tuning, and the analysis of one call of it: its workload and its key."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import itertools
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from atune.api.cached_tune import Work
-from atune.decorator.options import refuse_clash
+from atune.api.discovery import discover
+from atune.decorator.arguments import Arguments, text_of
+from atune.decorator.options import Options, listed, refuse_clash
 from atune.decorator.presets import resolved
-from atune.errors import UsageError
+from atune.errors import SpaceError, UsageError
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
+from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
+from atune.workload.introspect import function_of
+from atune.workload.listing import meant
 from atune.workload.workload import Workload
 
-if TYPE_CHECKING:
-    from atune.decorator.autotuned import Autotuned
 
-_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
+class TunableKernel:
+    """A kernel function with the options of its tuning: what is known before a call."""
 
+    def __init__(self, kernel: Any, options: Options) -> None:
+        self.frontend = importlib.import_module("atune.stages.frontend.frontend")
+        self.is_jit: bool = self.frontend.is_jit(kernel)
+        function = function_of(kernel)
+        self.kernel, self.options = kernel, options
+        self.__name__: str = getattr(function, "__name__", "kernel")
+        self.signature = inspect.signature(function)
+        self.parameters = frozenset(self.signature.parameters)
+        self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
+        self._eager: bool | None = None if self.is_jit else False
 
-class Arguments:
-    """A call's arguments by name. `given`: the caller's arguments in the signature's order, with extra ones last."""
+    @property
+    def where_to_run(self) -> tuple[Target, Any]:
+        return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
 
-    __slots__ = ("args", "given", "kwargs", "values")
+    def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
+        """Return the space of a call. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
+        space = self.options.space
+        if callable(space) and not isinstance(space, Space):
+            space = space(*args, **kwargs)
+        if isinstance(space, Space):
+            return space
+        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
 
-    def __init__(
-        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, extra: bool
-    ) -> None:
-        parameters = signature.parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        known = {n: v for n, v in kwargs.items() if n in parameters or (takes_any and not extra)}
-        unknown = {n: v for n, v in kwargs.items() if n not in known}
-        if unknown and not extra:
-            raise TypeError(f"the kernel takes no argument {next(iter(unknown))!r}; it takes {', '.join(parameters)}")
-        bound = signature.bind_partial(*args, **known).arguments
-        for name in list(bound):
-            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
-            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                bound.update(bound.pop(name))
-        self.args, self.kwargs = args, dict(kwargs)
-        self.given: dict[str, Any] = {**bound, **unknown}
-        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        everything = {**defaults, **self.given}
-        self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
-        """The arguments with the signature's defaults."""
+    def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
+        if self._eager is None:
+            self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
+        return self._eager
 
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
+        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+            return
+        if unknown := sorted(set(names) - self.parameters):
+            raise SpaceError(
+                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
+                f"{meant(unknown[0], self.signature.parameters)}"
+            )
 
-def raw_key(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    describe: Callable[[Any], Any],
-    tensor: type,
-    at_run_time: Container[int | str] = (),
-) -> Hashable:
-    """Return a key of the call's form. It must be fast, because every call needs it.
-
-    `tensor` is torch's tensor type. Tensors count by dtype, shape and strides, and `describe` returns the key of other
-    objects. Values of different types differ, even if Python compares them equal. `at_run_time` holds positions and
-    names of numbers that a compiled kernel takes at run time: only their type counts.
-    """
-    parts: list[Any] = []
-    for i, value in enumerate(args):
-        kind = type(value)
-        if kind is tensor:
-            parts += (value.dtype, value.shape, value.stride())
-        elif kind in _PLAIN:
-            parts += (kind, None if i in at_run_time else value)
-        else:
-            parts.append(describe(value))
-    if kwargs:
-        for name, value in sorted(kwargs.items()):
-            kind = type(value)
-            if kind is tensor:
-                parts += (name, value.dtype, value.shape, value.stride())
-            elif kind in _PLAIN:
-                parts += (name, kind, None if name in at_run_time else value)
-            else:
-                parts += (name, describe(value))
-    return tuple(parts)
-
-
-def text_of(value: Any) -> str:
-    """Return data as text that does not depend on the order of names."""
-    return msgspec.json.encode(value, order="deterministic").decode()
+    def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
+        found = []
+        for name, p in self.signature.parameters.items():
+            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name not in tensors:
+                found += [name] if name not in arguments and name not in tunables else []
+        return found
 
 
 class Call:
@@ -100,7 +83,7 @@ class Call:
     With tunable arguments of the caller's own (`explicit`), nothing is tuned, and the analysis ends there.
     """
 
-    def __init__(self, owner: Autotuned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, owner: TunableKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.owner, self.options, stage = owner, owner.options, owner.frontend
         self.given = Arguments(owner.signature, args, kwargs, extra=owner.is_jit)
         self.space = self._space()

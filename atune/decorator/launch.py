@@ -6,17 +6,16 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from atune.decorator.call import Call, text_of
+from atune.decorator.arguments import text_of
+from atune.decorator.call import Call
+from atune.decorator.winners import Winner
 from atune.model.artifact import Artifact
 from atune.model.candidate import PASS_CONFIGS, thaw
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from atune.decorator.winners import Winner
 
 Entry = Callable[..., Any]
 """What a call of one form does. It takes the call's ``args`` and ``kwargs``."""

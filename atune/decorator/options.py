@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, cast
+from typing import Annotated, Any, Literal, Required, cast
 
 import msgspec
 
 from atune.api.cached_tune import Concurrent
 from atune.api.options import ListenOptions, check_target
+from atune.decorator.arguments import KeyRule
 from atune.decorator.presets import ByArch, tuning_options
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
@@ -22,14 +23,13 @@ from atune.storage.result_cache import ResultCache
 from atune.workload.options import SharedOptions, is_inputs, is_sizes
 from atune.workload.sealed import Sealed
 
-if TYPE_CHECKING:
-    from atune.decorator.call import Arguments
-
 PathLike = str | os.PathLike[str]
 OnMiss = Literal["tune", "default", "error"]
 
 
 def _cache(where: str, value: Any) -> Any:
+    if value is None:
+        raise UsageError("cache must be True for the user's, False for none, or a folder, got None")
     if not isinstance(value, bool):
         path(where, value)
     return value
@@ -103,40 +103,6 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
 
 _SEALED = ("reference", "check", "setup")
 """Functions of the user's for a workload, which only a device's process unpacks."""
-
-
-class KeyRule:
-    """The arguments that make a tuning's key.
-
-    `key`: names of arguments, a function of the caller's arguments, or None for all of them. `leave_out`: names that
-    do not count.
-    """
-
-    def __init__(self, key: Any, leave_out: Any) -> None:
-        if key is not None and leave_out:
-            raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
-        self.names = None if key is None or callable(key) else _names("key", key)
-        self.function = key if callable(key) else None
-        self.leave_out = frozenset(_names("do_not_specialize", leave_out))
-
-    def apply(self, problem: Mapping[str, Any], arguments: Arguments, encode: Callable[[Any, str], Any]) -> Any:
-        """Return the key, as data, of a call with this `problem`. Raises `UsageError` for an unknown name."""
-        if self.function is not None:
-            return {"key": encode(self.function(*arguments.args, **arguments.kwargs), "what key returned")}
-        if missing := [n for n in self.names or () if n not in problem]:
-            raise UsageError(f"key: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
-        if self.names is not None:
-            return {name: problem[name] for name in self.names}
-        if missing := sorted(self.leave_out - problem.keys()):
-            raise UsageError(f"do_not_specialize: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
-        return {name: value for name, value in problem.items() if name not in self.leave_out}
-
-
-def _names(option: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
-    if not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
-    return names
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

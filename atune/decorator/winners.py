@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,8 @@ import msgspec
 from atune.api.blocking import run_blocking
 from atune.api.cached_tune import Work, tune_work
 from atune.api.tuner import tune
-from atune.decorator.call import Call, text_of
+from atune.decorator.arguments import text_of
+from atune.decorator.call import Call
 from atune.decorator.options import OnMiss
 from atune.decorator.single_flight import SingleFlight
 from atune.errors import CacheMiss, UsageError
@@ -43,8 +44,9 @@ class Winner(msgspec.Struct, frozen=True):
 class Winners:
     """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it."""
 
-    def __init__(self, name: str) -> None:
-        """`name`: the kernel's."""
+    def __init__(self, name: str, tuned: Callable[[bool], None]) -> None:
+        """`name`: the kernel's. `tuned` is called after each tuning, with whether it was asked for again."""
+        self._tuned = tuned
         self._flights: SingleFlight[str, Winner] = SingleFlight(name)
 
     @property
@@ -85,9 +87,9 @@ class Winners:
         """Look for a result in the result cache and in the shipped files, and remember it."""
         found: Winner | None = None
         cache = call.options.cache
-        if cache is not None and (result := call.work.known_result(cache)) is not None:
+        if cache is not None and (result := cache.find(call.work.key)) is not None:
             found = winner_of(result)
-        elif cache is not None and (entry := call.work.known_entry(cache)) is not None:
+        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
             found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
         elif (entry := find_shipped(call.options.shipped, call.work)) is not None:
             found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
@@ -103,7 +105,7 @@ class Winners:
         finally:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
-        call.owner.tuned_again(refresh)
+        self._tuned(refresh)
         return winner_of(result)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from atune.engine.advising import Advise, advised
 from atune.engine.aside import computed
@@ -26,6 +25,7 @@ from atune.engine.compile_stage import Compiling
 from atune.engine.compile_watch import CompileWatch
 from atune.engine.ending import keep_time
 from atune.engine.final import FinalStage, Find
+from atune.engine.header import header_fields
 from atune.engine.interfaces import Machine
 from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import Plan, check_same_work, finished, planned
@@ -36,7 +36,7 @@ from atune.engine.resuming import record_resumed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.strategies import Search, strategy_name
-from atune.journal.events import SCHEMA, RunFinished, RunStarted, Warned
+from atune.journal.events import RunFinished, RunStarted, Warned
 from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
@@ -49,7 +49,7 @@ from atune.search.choosing import kind_of, may_be_forest
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
 from atune.search.interface import Strategy
-from atune.search.prior import AUTO, Chosen, OwnPrior, prior_setting
+from atune.search.prior import AUTO, Chosen, OwnPrior
 from atune.search.surveyed import figures_for, there_is
 from atune.workload.workload import WorkloadSpec
 
@@ -248,32 +248,19 @@ class Engine:
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
-        return {
-            "schema": SCHEMA,
-            "workload": spec.name,
-            "origin": spec.origin,
-            "fingerprint": spec.fingerprint,
-            "kernel": spec.kernel,
-            "space": spec.identity(),
-            "total": spec.total,
-            "points": spec.points,
-            "default": spec.default,
-            "arguments": spec.arguments,
-            "flops": spec.flops,
-            "bytes": spec.bytes,
-            "target": target,
-            "devices": tuple(d.id for d in devices),
-            "strategy": self.strategy_name,
-            "settings": {
-                "compile": msgspec.to_builtins(self.compile),
-                "benchmark": msgspec.to_builtins(self.benchmark),
-                "pipeline": self.pipeline,
-                "seed": self.seed,
-                "budget": self.budget.as_data(),
-                **prior_setting(self.prior),
-            },
-            "versions": self.machine.versions(),
-        }
+        return header_fields(
+            spec,
+            target,
+            devices,
+            self.machine.versions(),
+            strategy=self.strategy_name,
+            compile=self.compile,
+            benchmark=self.benchmark,
+            pipeline=self.pipeline,
+            seed=self.seed,
+            budget=self.budget,
+            prior=self.prior,
+        )
 
     async def _finish(self, spec: WorkloadSpec) -> None:
         built, winner = self.recorder.state.winner, None

@@ -395,24 +395,6 @@ def test_one_form_of_arguments_and_configurations_are_asked_anew_for_each_proble
         kernel(64, 2.0, 16, None, "too many")
 
 
-def test_do_not_specialize() -> None:
-    asked: list[int] = []
-    kernel = made(asked, do_not_specialize=["factor"])
-    assert kernel(64, 2.0) is kernel(64, 3.0) and asked == [64]
-
-
-def test_threads_that_want_the_same_wait_for_one_tuning() -> None:
-    asked: list[int] = []
-    kernel = made(asked)
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(kernel(96))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(found) == 4 and len({id(one) for one in found}) == 1 and asked == [96]
-
-
 def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

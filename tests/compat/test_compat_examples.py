@@ -66,7 +66,7 @@ def test_examples_compile(name: str) -> None:
     module = loaded(EXAMPLES / f"{name}.py")
     tuned, configs = configs_of(module)
     tuner = tuned._tuner(module.arguments(), {})
-    work = tuner._call(RunArgs()).workload
+    work = tuner._call(tuner._kernel(RunArgs())).workload
     kernels = atune.compile_all(
         work.kernel, [configs[0], configs[-1]], arguments=work.arguments, out_idx=work.out_idx, target="sm_90a"
     )

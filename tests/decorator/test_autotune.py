@@ -12,14 +12,13 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any
+from decorated import TUNING, doubled, multiply, scale, scale_jit, shift, shift_any
 
 import atune
 from atune.api import cached_tune as cached
 from atune.decorator.autotuned import Autotuned
-from atune.errors import UsageError, WorkloadError
+from atune.errors import UsageError
 from atune.journal.result import NoWinner
-from atune.storage.result_cache import ResultCache
 
 
 @pytest.fixture
@@ -74,17 +73,6 @@ def test_eager_kernels_run(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(compiled(B), B + 1) and kernel.compile(B) is compiled
 
 
-def test_eager_kernels_that_write_into_what_they_get(tuned: Any) -> None:
-    kernel = tuned(add, reference=torch.add)
-    A, B, C = torch.randn(8, 16), torch.randn(8, 16), torch.full((8, 16), 7.0)
-    kernel(A, B, C)
-    assert torch.equal(C, A + B)
-    half = [torch.randn(4, 8, dtype=torch.float64) for _ in range(3)]
-    kernel(*half, dtype=T.float64)
-    assert torch.equal(half[2], half[0] + half[1])
-    assert len(kernel.known()) == 2
-
-
 def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
     kernel = tuned(shift, reference=doubled)
     with pytest.raises(NoWinner, match="mismatch"):
@@ -123,19 +111,6 @@ def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.Monk
     assert len(kernel._entries) == 2
     with pytest.raises(UsageError, match="given at run time"):
         tuned(multiply).compile(n=64)
-
-
-def test_a_library_that_is_gone_is_compiled_again(tuned: Any) -> None:
-    import shutil
-
-    from atune.system.folders import artifacts_folder
-
-    A = torch.randn(128)
-    assert torch.equal(tuned(shift, reference=plus_one)(A), A + 1)
-    shutil.rmtree(artifacts_folder())
-    kernel = tuned(shift, reference=plus_one)
-    assert torch.equal(kernel(A), A + 1)
-    assert kernel.tune(A).cache_hit and kernel.tune(A).artifact is None
 
 
 def test_symbolic_dimensions_by_name(tuned: Any) -> None:
@@ -213,27 +188,12 @@ def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
         tuned(scale_jit, inputs="call", hints={"factor": 2}).tune(64)
 
 
-def raises(A: torch.Tensor) -> None:
-    raise RuntimeError("no such luck")
-
-
-def test_a_setup_that_raises_is_named(tuned: Any) -> None:
-    with pytest.raises(WorkloadError, match="setup raised RuntimeError: no such luck"):
-        tuned(shift, setup=raises).tune(torch.randn(64))
-
-
 def test_a_configuration_that_cannot_be_traced_costs_itself_alone(tuned: Any) -> None:
     """The first configuration is no more guarded than the others, though dimensions are found out with one."""
     kernel = tuned(shift, [{"block": "wrong"}, {"block": 16}], reference=plus_one)
     A = torch.randn(64)
     assert torch.equal(kernel(A), A + 1)
     assert kernel.tune(A).failed == 1
-
-
-def test_a_plain_function_is_tuned_too(tuned: Any) -> None:
-    kernel = tuned(scale, {"block": [16], "factor": [2]}, reference=doubled, target="c", out_idx=[-1])
-    A = torch.randn(64)
-    assert torch.equal(kernel(64)(A), doubled(A))
 
 
 def test_threads_that_call_at_once(tuned: Any) -> None:
@@ -263,74 +223,6 @@ def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
         assert torch.equal(kernel(A), A + 1)
 
     anyio.run(main)
-
-
-def test_async_use(tuned: Any, anyio_backend: str) -> None:
-    kernel = tuned(shift, {"block": [16]}, reference=plus_one)
-    A = torch.randn(64)
-
-    async def main() -> None:
-        first = await kernel.tune_async(A)
-        assert not first.cache_hit
-        assert torch.equal(kernel(A), A + 1)
-        assert (await kernel.tune_async(A)).cache_hit
-
-    anyio.run(main, backend=anyio_backend)
-
-
-SCRIPT = """
-from __future__ import annotations
-import tilelang, tilelang.language as T, torch, atune
-Width = T.float32
-
-@atune.autotune(space={{"block": {blocks}}}, tuning="quick", reference=lambda A: A + 1)
-@tilelang.jit(target="c", execution_backend="cython")
-def shift(A, block: int = 16):
-    n = T.const("n")
-    A: T.Tensor[[n], Width]
-    B = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] + 1
-    return B
-
-if __name__ == "__main__":
-    A = torch.randn(64)
-    assert torch.equal(shift(A), A + 1)
-    result = shift.tune(A)
-    source = shift.known().popitem()[1].source
-    print(result.header.settings["budget"], result.measured + result.duplicates, source)
-"""
-
-
-def script(tmp_path: Path, blocks: str) -> list[str]:
-    """Run the script with this space; return what was measured, and where the result is from."""
-    import os
-    import subprocess
-    import sys
-
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT.format(blocks=blocks))
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-2:]
-
-
-@pytest.mark.asked  # test_examples runs a decorated kernel's script; test_result_cache has the next program
-def test_in_a_script_and_again_in_the_next_program(tmp_path: Path) -> None:
-    """A decorated kernel of `__main__`; its result is in the cache of the next program."""
-    assert script(tmp_path, "[16, 32]") == ["2", "tuned"]
-    assert script(tmp_path, "[16, 32]") == ["2", "cache"]
-
-
-@pytest.mark.asked  # test_result_cache has a space that changes; below, the decorator is no part of the kernel
-def test_in_a_script_whose_space_changes(tmp_path: Path) -> None:
-    assert script(tmp_path, "[16, 32]") == ["2", "tuned"]
-    assert script(tmp_path, "[16, 64]") == ["2", "tuned"]
-    cache = ResultCache(tmp_path / "cache" / "atune" / "results")
-    assert len(cache.entries()) == 2
-    assert len({entry.parts.work for entry in cache.entries()}) == 1  # measurements are shared
 
 
 # On a GPU

@@ -18,11 +18,11 @@ from decorated import add, scale_jit, shift, shift_any
 import atune
 from atune.api import cached_tune as cached
 from atune.decorator import winners
-from atune.decorator.call import Arguments, raw_key
+from atune.decorator.arguments import Arguments, raw_key
 from atune.decorator.presets import PRESETS, ByArch, tuning_options
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
@@ -295,19 +295,6 @@ def test_presets_and_options() -> None:
             tuning_options(wrong)  # type: ignore[arg-type]
 
 
-def test_unknown_words_are_mistakes_when_decorating(tuned: Any) -> None:
-    for options, message in (
-        ({"tuning": "fast"}, "no preset 'fast'"),
-        ({"on_miss": "guess"}, "on_miss: give 'tune', 'default' or 'error'"),
-        ({"concurrent": "fight"}, "concurrent must be 'wait' or 'tune'"),
-        ({"target": "rocm"}, "not supported"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            tuned(**options)
-    with pytest.raises(TypeError, match="there is no option 'spaces'; did you mean 'space'"):
-        tuned(spaces=1)
-
-
 # Where no result is known
 
 
@@ -436,6 +423,19 @@ def test_without_a_result_cache(tuned: Any, engine: Engine) -> None:
     assert kernel.clear_cache() == 0
 
 
+def test_tunings_are_a_table_of_what_kernels_use(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(name="twice <b>")
+    kernel.tune(64), kernel.tune(128)
+    again = tuned(name="twice <b>")
+    again.tune(64)
+    mine = [one for one in atune.tunings() if one.kernel == "twice <b>"]
+    assert sorted((one.key["n"], one.source) for one in mine) == [(64, "cache"), (64, "tuned"), (128, "tuned")]
+    assert all(one.config == {"block": 64} and one.latency_ms == 1.0 and one.result is not None for one in mine)
+    table = str(atune.tunings())
+    assert table.splitlines()[0].split()[:3] == ["kernel", "key", "from"] and "n=128" in table
+    assert "<td>twice &lt;b&gt;</td>" in atune.tunings()._repr_html_()
+
+
 # Who tunes
 
 
@@ -530,9 +530,3 @@ def test_a_blocking_call_that_would_wait_for_its_own_loop_is_a_mistake(tuned: An
                 kernel.best_config(64)
 
     anyio.run(main)
-
-
-def test_no_winner_is_raised_to_the_caller(tuned: Any, engine: Engine) -> None:
-    engine.error = NoWinner("no candidate worked", TuneResult.from_events([]))
-    with pytest.raises(NoWinner):
-        tuned().tune(64)

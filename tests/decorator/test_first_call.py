@@ -265,18 +265,6 @@ def test_compat_hands_out_the_library_that_was_measured(
     assert not compiled_here
 
 
-@pytest.mark.usefixtures("apart")
-@pytest.mark.parametrize("mode", ["lazy", "eager"])
-def test_compats_decorator_compiles_nothing(mode: str, compiled_here: list[str]) -> None:
-    decorate = compat.autotune(configs=[{"block": 16}, {"block": 32}], warmup=1, rep=5)
-    kernel: Any = decorate(scale_jit if mode == "lazy" else shift)
-    if mode == "lazy":
-        assert torch.equal(kernel(64, 2)(FLOATS), FLOATS * 2)
-    else:
-        assert torch.equal(kernel(FLOATS), FLOATS + 1)
-    assert not compiled_here
-
-
 # A program of its own
 
 

@@ -113,7 +113,7 @@ class AutoTuner:
         for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
             if callback is not None and not can_be_sent(callback):
                 return None
-        return self._call(RunArgs()).work.key.text
+        return self._call(self._kernel(RunArgs())).work.key.text
 
     @method_takes(RunArgs)
     def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -124,12 +124,13 @@ class AutoTuner:
         """
         asked = RunArgs(*args, **kwargs)
         with cache_folder_at(environment.cache_root()), _errors_of_tilelang():
-            call = self._call(asked)
+            kernel = self._kernel(asked)
+            call = self._call(kernel)
             if call.explicit:
                 warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
                 return self._result(as_called(call), None)
-            tuning = run_blocking(call.owner.tuned, call)
-            return self._result(call.owner.kernel_of(call, winner_of(tuning)), tuning)
+            tuning = run_blocking(kernel.tuned, call)
+            return self._result(kernel.kernel_of(call, winner_of(tuning)), tuning)
 
     def _result(self, kernel: Any, tuning: TuneResult | None) -> AutotuneResult:
         return AutotuneResult(
@@ -146,11 +147,13 @@ class AutoTuner:
     def __call__(self) -> AutotuneResult:
         return self.run()
 
-    def _call(self, asked: RunArgs) -> TilelangCall:
-        """Return the call to tune for: that of a kernel under atune's own decorator, with this tuner's arguments."""
+    def _kernel(self, asked: RunArgs) -> Autotuned:
+        """Return the kernel under atune's own decorator, with this tuner's arguments as its options."""
+        return Autotuned(self.fn, self._options(asked))
+
+    def _call(self, kernel: Autotuned) -> TilelangCall:
         args, kwargs = self._kernel_parameters or ((), {})
-        configs = self._configs()
-        return TilelangCall(Autotuned(self.fn, self._options(asked)), configs, args, kwargs)
+        return TilelangCall(kernel, self._configs(), args, kwargs)
 
     def _options(self, asked: RunArgs) -> Options:
         """Return this tuner's arguments as options of atune's decorator."""

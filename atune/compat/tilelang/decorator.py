@@ -19,7 +19,7 @@ from atune.compat.tilelang.arguments import (
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.notices import ArgumentError
 from atune.compat.tilelang.result import AutotuneResult
-from atune.decorator.call import Arguments, raw_key
+from atune.decorator.arguments import Arguments, raw_key
 from atune.decorator.launch import Entry, giver, launcher
 from atune.decorator.single_flight import SingleFlight
 from atune.stages.frontend.frontend import tensor_names

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from atune.decorator.call import Call
+from atune.decorator.call import Call, TunableKernel
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, config_key
@@ -19,9 +19,6 @@ from atune.stages.frontend.frontend import encode, frontend_lock
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import function_of, signature_of
-
-if TYPE_CHECKING:
-    from atune.decorator.autotuned import Autotuned
 
 PLAIN = (type(None), bool, int, float, str)
 
@@ -58,7 +55,7 @@ class TilelangCall(Call):
     """
 
     def __init__(
-        self, owner: Autotuned, configs: Sequence[Config], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, owner: TunableKernel, configs: Sequence[Config], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self._configs = configs
         self._given: dict[str, Config] = {}

@@ -1,0 +1,115 @@
+"""Normal form of a call's (args, kwargs), for kernels with and without tensor arguments, and the key made of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from types import NoneType
+from typing import Any
+
+import msgspec
+
+from atune.errors import UsageError
+
+_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
+
+
+class Arguments:
+    """A call's arguments by name. `given`: the caller's arguments in the signature's order, with extra ones last."""
+
+    __slots__ = ("args", "given", "kwargs", "values")
+
+    def __init__(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, extra: bool
+    ) -> None:
+        parameters = signature.parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        known = {n: v for n, v in kwargs.items() if n in parameters or (takes_any and not extra)}
+        unknown = {n: v for n, v in kwargs.items() if n not in known}
+        if unknown and not extra:
+            raise TypeError(f"the kernel takes no argument {next(iter(unknown))!r}; it takes {', '.join(parameters)}")
+        bound = signature.bind_partial(*args, **known).arguments
+        for name in list(bound):
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name))
+        self.args, self.kwargs = args, dict(kwargs)
+        self.given: dict[str, Any] = {**bound, **unknown}
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        everything = {**defaults, **self.given}
+        self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
+        """The arguments with the signature's defaults."""
+
+
+def raw_key(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    describe: Callable[[Any], Any],
+    tensor: type,
+    at_run_time: Container[int | str] = (),
+) -> Hashable:
+    """Return a key of the call's form. It must be fast, because every call needs it.
+
+    `tensor` is torch's tensor type. Tensors count by dtype, shape and strides, and `describe` returns the key of other
+    objects. Values of different types differ, even if Python compares them equal. `at_run_time` holds positions and
+    names of numbers that a compiled kernel takes at run time: only their type counts.
+    """
+    parts: list[Any] = []
+    for i, value in enumerate(args):
+        kind = type(value)
+        if kind is tensor:
+            parts += (value.dtype, value.shape, value.stride())
+        elif kind in _PLAIN:
+            parts += (kind, None if i in at_run_time else value)
+        else:
+            parts.append(describe(value))
+    if kwargs:
+        for name, value in sorted(kwargs.items()):
+            kind = type(value)
+            if kind is tensor:
+                parts += (name, value.dtype, value.shape, value.stride())
+            elif kind in _PLAIN:
+                parts += (name, kind, None if name in at_run_time else value)
+            else:
+                parts += (name, describe(value))
+    return tuple(parts)
+
+
+def text_of(value: Any) -> str:
+    """Return data as text that does not depend on the order of names."""
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+class KeyRule:
+    """The arguments that make a tuning's key.
+
+    `key`: names of arguments, a function of the caller's arguments, or None for all of them. `leave_out`: names that
+    do not count.
+    """
+
+    def __init__(self, key: Any, leave_out: Any) -> None:
+        if key is not None and leave_out:
+            raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
+        self.names = None if key is None or callable(key) else _names("key", key)
+        self.function = key if callable(key) else None
+        self.leave_out = frozenset(_names("do_not_specialize", leave_out))
+
+    def apply(self, problem: Mapping[str, Any], arguments: Arguments, encode: Callable[[Any, str], Any]) -> Any:
+        """Return the key, as data, of a call with this `problem`. Raises `UsageError` for an unknown name."""
+        if self.function is not None:
+            return {"key": encode(self.function(*arguments.args, **arguments.kwargs), "what key returned")}
+        if missing := [n for n in self.names or () if n not in problem]:
+            raise UsageError(f"key: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
+        if self.names is not None:
+            return {name: problem[name] for name in self.names}
+        if missing := sorted(self.leave_out - problem.keys()):
+            raise UsageError(f"do_not_specialize: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
+        return {name: value for name, value in problem.items() if name not in self.leave_out}
+
+
+def _names(option: str, value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
+    return names
