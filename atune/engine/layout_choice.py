@@ -11,8 +11,7 @@ from atune.errors import UsageError
 from atune.journal.state import State
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
-from atune.model.layout_choice import Alternative, Choice, Passed, choose
-from atune.model.layouts import OWN
+from atune.model.layouts import OWN, Alternative, Choice, Passed, choose
 from atune.workload.workload import WorkloadSpec
 
 

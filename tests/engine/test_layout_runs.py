@@ -18,8 +18,7 @@ from atune.errors import UsageError
 from atune.journal.events import BuildFailed, CandidateMeasured, CandidateProposed, CandidatePruned
 from atune.journal.reader import read
 from atune.model.artifact import StaticFacts
-from atune.model.layout_choice import CONTAINED
-from atune.model.layouts import Layouts, LoopFacts
+from atune.model.layouts import CONTAINED, Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.report import page_of
 from atune.testing import FakeMachine, Script

@@ -6,8 +6,21 @@ import itertools
 
 import pytest
 
-from atune.model.layout_choice import CONTAINED, REDUNDANT, REGISTERS, TIED, Alternative, Choice, Passed, choose
-from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, parsed_threads, written_threads
+from atune.model.layouts import (
+    CONTAINED,
+    REDUNDANT,
+    REGISTERS,
+    TIED,
+    Alternative,
+    Choice,
+    FragmentFacts,
+    Layouts,
+    LoopFacts,
+    Passed,
+    choose,
+    parsed_threads,
+    written_threads,
+)
 
 
 def layouts(threads: str, slots: int = 4, *, held: int = 4, loops: int = 1) -> Layouts:

@@ -12,7 +12,7 @@ from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.explained import Explained, ExplainJob
-from atune.model.layout_choice import Alternative, choose, contained
+from atune.model.layouts import Alternative, choose, contained
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.layouts import Seen
