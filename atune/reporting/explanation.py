@@ -29,7 +29,7 @@ LIKELY = "likely: "
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
 
-    `first_device`, `final_device`: ids of the devices of these. `compiler`, `said`: what compiled it, and
+    `first_device`, `final_device`: ids of the devices of these. `compiler`, `compiler_output`: what compiled it, and
     the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
     `journal`: the path. `origin`: the workload's file; empty where it came from none. `choice`: what a run that chooses
     layouts passed it over for, or preferred it to.
@@ -46,7 +46,7 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     checked: bool = False
     max_error: float | None = None
     compiler: str = ""
-    said: str = ""
+    compiler_output: str = ""
     source: str = ""
     choice: str = ""
     events: tuple[Event, ...] = ()
@@ -109,7 +109,7 @@ def _story(result: TuneResult, record: Record, events: list[Event]) -> Candidate
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
         compiler="" if built is None else built.compiler,
-        said="" if built is None else built.words,
+        compiler_output="" if built is None else built.words,
         source=_source(result) if result.best_index in wanted else "",
         choice=choice_of(result.records, record.index),
         events=tuple(events),
@@ -143,7 +143,7 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
         yield f"source at  not kept{again}"
     if story.compiler:
         yield f"compiler   {printable(story.compiler)}"
-    yield from _block("compiler output", story.said)
+    yield from _block("compiler output", story.compiler_output)
     yield from _block("written", record.detail)
     yield "events"
     for event in story.events:

@@ -294,6 +294,13 @@ def _same_file(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
+def _decoded(source: bytes) -> str:
+    try:
+        return importlib.util.decode_source(source)
+    except UnicodeDecodeError:  # Python takes bytes of another encoding in a comment
+        return source.decode(errors="replace")
+
+
 def _run_file(path: str) -> ModuleType:
     name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
@@ -310,7 +317,7 @@ def _run_file(path: str) -> ModuleType:
         # Read once, so that inspect shows the text that runs, and without Python's compiled file of an older text.
         text = Path(path).read_bytes()
         code = compile(text, path, "exec", dont_inherit=True)
-        show({path: importlib.util.decode_source(text)})
+        show({path: _decoded(text)})
         exec(code, module.__dict__)
     except BaseException as error:
         del sys.modules[name]
