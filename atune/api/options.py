@@ -104,8 +104,8 @@ class EngineOptions(TypedDict, total=False):
         must="must be atune.BenchmarkSettings(…)",
     )]
     accept: Annotated[Sequence[str], Option(
-        "Parts of the work in which an existing journal may differ: ``kernel``, ``space``, ``target``, ``device``, "
-        "``versions``, ``settings``. A space that only grew is always accepted.",
+        "Parts of the work in which an existing journal may differ: ``kernel``, ``target``, ``device``, ``versions``, "
+        "``settings``.",
         default=(),
     )]
     machine: Annotated[Machine | None, Option(

@@ -109,7 +109,7 @@ def _apply_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
+_PARTS = "accept that kernel, target, device, versions or settings differ; repeatable"
 
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
