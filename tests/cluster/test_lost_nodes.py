@@ -34,7 +34,7 @@ def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
 
 
 @pytest.mark.asked
-async def test_the_candidates_of_a_large_space_are_looked_up_elsewhere_once_their_node_is_lost() -> None:
+async def test_configurations_of_a_large_space_are_looked_up_elsewhere_once_their_node_is_lost() -> None:
     """Only the first node was asked for the space; the others have not described it."""
     connect = Loopback(2)
 
@@ -43,9 +43,11 @@ async def test_the_candidates_of_a_large_space_are_looked_up_elsewhere_once_thei
             agent.die("its power went off")
 
     connect.on_ask = on_ask
-    result = await tune(machine=machine(connect, TUNABLE), strategy="random", budget=20)
+    opened, config = machine(connect, TUNABLE), {"a": 1, "b": 2, "c": 4}
+    async with opened.open():
+        await opened.discover()
+        assert await opened.look_up([config]) == [config] == await opened.look_up([config])
     assert connect.agents[0].killed and "lookup" in connect.agents[1].asked
-    assert result.measured + result.duplicates == 20
 
 
 @pytest.mark.asked
