@@ -13,12 +13,13 @@ import anyio.to_thread
 
 from atune.api.blocking import run_blocking
 from atune.api.options import TuneOptions
-from atune.engine.compile_stage import Compiling
+from atune.engine.compile_stage import CompileStage
 from atune.engine.interfaces import Machine
-from atune.engine.run_state import Signals
+from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Verdict
 from atune.errors import AtuneError
+from atune.journal.events import BuildFailed
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key
@@ -81,10 +82,10 @@ def compile_all(
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
 
     async def work() -> list[Any]:
-        signals = Signals()
-        async with machine.open(wake=signals.wake):
+        run = Run()
+        async with machine.open(wake=run.wake):
             await machine.discover()
-            answers = await compiled(machine, candidates, signals, settings.group_size)
+            answers = await compiled(machine, candidates, run, settings.group_size)
             for index, answer in answers.items():
                 if isinstance(answer, Failure) and on_failure is not None:
                     on_failure(candidates[index].config, answer)
@@ -106,65 +107,42 @@ async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tup
     return kernel
 
 
-class _Collected:
-    """The compile stage's answers, by candidate. Nothing is measured, so no candidate is likely to lose."""
-
-    def __init__(self) -> None:
-        self.answers: dict[int, Artifact | Failure] = {}
-        self.same_as: dict[int, int] = {}
-
-    def lowered(self, worker: str, lowered: Lowered) -> Verdict:
-        return "go", ""
-
-    def judged(self, lowered: Lowered) -> Verdict:
-        return "go", ""
-
-    def same(self, worker: str, index: int, same_as: int) -> None:
-        self.same_as[index] = same_as
-
-    def pruned(self, worker: str, index: int, why: str) -> None:
-        pass  # `lowered` prunes no candidate
-
-    def failed(self, worker: str, failure: Failure) -> None:
-        self.answers[failure.index] = failure
-
-    def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
-        pass  # their outcome is still pending
-
-    def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
-        pass  # the parts of the group are built instead
-
-    async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
-        self.answers.update((artifact.index, artifact) for _, artifact in members)
-
-    def settled(self, index: int) -> bool:
-        return index in self.answers
-
-    def end(self) -> None:
-        pass
-
-
 async def compiled(
-    machine: Machine, candidates: Sequence[Candidate], signals: Signals, group_size: int | None = None
+    machine: Machine, candidates: Sequence[Candidate], run: Run, group_size: int | None = None
 ) -> dict[int, Artifact | Failure]:
-    """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `signals`.
+    """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `run`.
 
     Candidates that lower to the same code share one artifact.
     """
     machine.accelerators(len(candidates))
-    workers, found = machine.compile_workers(), _Collected()
-    signals.measured.set()  # nothing is measured
+    workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
         for candidate in candidates:
             propose.send_nowait(candidate)
     state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
+
+    def judge(lowered: Lowered) -> Verdict:
+        """Have all be built: nothing is measured, so none is likely to lose."""
+        same_as = codes.setdefault(lowered.code_key, lowered.index)
+        return Verdict("build") if same_as == lowered.index else Verdict("duplicate", same_as=same_as)
+
+    async def deliver(lowered: Lowered, artifact: Artifact) -> None:
+        artifacts[lowered.index] = artifact
+
     with proposals:
-        compiling = Compiling(signals, state, proposals, found, hints=machine.hints)
+        stage = CompileStage(run, state, proposals, judge, deliver, hints=machine.hints)
         async with anyio.create_task_group() as tasks:
             for worker in workers:
-                tasks.start_soon(compiling.serve, worker)
-    return found.answers | {index: found.answers[first] for index, first in found.same_as.items()}
+                tasks.start_soon(stage.serve, worker)
+    answers = dict[int, Artifact | Failure]()
+    for index in (candidate.index for candidate in candidates):
+        first, outcome = run.recorder.state.first(index).index, run.recorder.state.outcome(index)
+        if isinstance(outcome, BuildFailed):
+            answers[index] = Failure(first, outcome.kind, outcome.message, outcome.detail)
+        else:
+            answers[index] = artifacts[first]
+    return answers
 
 
 def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:

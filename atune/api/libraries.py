@@ -11,7 +11,7 @@ import msgspec
 
 from atune.api.blocking import run_blocking
 from atune.api.compile_all import compiled, raise_failures
-from atune.engine.run_state import Signals
+from atune.engine.run_state import Run
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
@@ -75,10 +75,10 @@ async def _built(workload: Workload, target: Target, settings: CompileSettings, 
     exact = BenchmarkSettings(n_final=0)
     machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
     candidates: list[Candidate] = workload.candidates()
-    signals = Signals()
-    async with machine.open(wake=signals.wake):
+    run = Run()
+    async with machine.open(wake=run.wake):
         await machine.discover()
-        answers = await compiled(machine, candidates, signals)
+        answers = await compiled(machine, candidates, run)
         raise_failures(candidates, answers)
         artifact = answers[0]
         assert isinstance(artifact, Artifact)

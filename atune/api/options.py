@@ -88,10 +88,6 @@ class EngineOptions(TypedDict, total=False):
         "of a resumed run.",
         flag="--budget", metavar="N|10%|90s", unset="all", group="search",
     )]
-    audit: Annotated[float | str | bool | None, Option(
-        "Measure a share of the candidates skipped as likely to lose, after all others. True means a tenth.",
-        flag="--audit", metavar="10%", action="perhaps", unset="off", group="search",
-    )]
     pipeline: Annotated[bool, Option(
         "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
         default=True,
@@ -169,4 +165,4 @@ def completed(where: str, given: Mapping[str, object]) -> TuneOptions:
 
 def budget_of(options: Mapping[str, Any]) -> Budget:
     """Return the budget that the options of `tune` describe together."""
-    return Budget.parse(options.get("budget")).having(audit=options.get("audit"))
+    return Budget.parse(options.get("budget"))

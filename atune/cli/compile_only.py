@@ -16,7 +16,7 @@ import msgspec
 from atune.api.compile_all import compiled
 from atune.cli.main import OK
 from atune.cli.output import NO_WINNER, fitted, print_out
-from atune.engine.run_state import Signals
+from atune.engine.run_state import Run
 from atune.errors import UsageError
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure
@@ -56,15 +56,15 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
     began = time.monotonic()
     exact = BenchmarkSettings(n_final=0)  # nothing is timed, so nothing is compiled a second time
     machine = LocalMachine(workload, target=target, devices=(), compile=settings, benchmark=exact)
-    signals = Signals()
-    async with machine.open(wake=signals.wake):
+    run = Run()
+    async with machine.open(wake=run.wake):
         spec = await machine.describe()
         if not spec.configs:
             raise UsageError("the space is empty: no configuration satisfies the constraints")
         chosen, _ = await machine.discover()
         configs = spec.configs[: most(len(spec.configs)) or len(spec.configs)]
         candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
-        answers = await compiled(machine, candidates, signals, settings.group_size)
+        answers = await compiled(machine, candidates, run, settings.group_size)
         compiler = machine.service.why
     good = [one for one in answers.values() if isinstance(one, Artifact)]
     reasons = Counter((one.kind, one.message) for one in answers.values() if isinstance(one, Failure))

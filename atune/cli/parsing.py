@@ -56,8 +56,6 @@ def add_options(parser: Any, fields: Iterable[Field], *, unset: str = "") -> Non
         how["help"] = (text + (f" ({default})" if default else "")).replace("%", "%%")
         if option.action == "repeat":
             how |= {"action": "append", "default": [], "metavar": option.metavar}
-        elif option.action == "perhaps":
-            how |= {"nargs": "?", "const": True, "metavar": option.metavar}
         elif option.action == "switch":
             how |= {"action": argparse.BooleanOptionalAction, "default": True}
         elif skips(field):

@@ -192,7 +192,7 @@ def _report(
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:
-    return Budget.parse(arguments.budget).having(audit=arguments.audit)
+    return Budget.parse(arguments.budget)
 
 
 def _devices(given: str, target: Target | None) -> str | Sequence[str]:

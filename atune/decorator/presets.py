@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Options of each preset. They replace defaults of `BenchmarkSettings` and `CompileSettings`."""
 
-_RUN = ("budget", "audit", "strategy", "prior", "seed", "pipeline")
+_RUN = ("budget", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
 _BENCHMARK = set(BenchmarkSettings.__struct_fields__)
 
@@ -31,8 +31,8 @@ TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for a preset's name, or for a mapping of options that may name a ``preset``.
 
-    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``audit``,
-    ``strategy``, ``prior``, ``seed`` (the strategy's) and ``pipeline``.
+    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``,
+    ``prior``, ``seed`` (the strategy's) and ``pipeline``.
 
     Raises `UsageError` for another name, and for a wrong value.
     """

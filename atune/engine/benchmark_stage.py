@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import DeviceWorker
-from atune.engine.plausible import implausible
 from atune.engine.ranking import speed_outliers
 from atune.engine.run_state import Run
 from atune.errors import DevicesLost, ServerLost, WorkerError, WorkerLost
@@ -26,6 +26,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.model.artifact import Artifact, Failure, KernelParam
+from atune.model.candidate import Config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
@@ -33,9 +34,13 @@ from atune.model.measurement import Measurement
 DEVICE_STARTS = 3
 """Times that starting a device's process may fail in a row before the device is given up."""
 BETWEEN = "its process ended between two candidates"
+N_NEIGHBOURS = 3
+"""How many neighbours must have been measured before a latency is compared with theirs."""
+FAR = 0.4
+"""A latency below this share of the fastest neighbour's is doubtful."""
 
 
-class Measuring:
+class BenchmarkStage:
     """Measures artifacts on all device workers. `pipeline`: whether measuring begins while others still compile."""
 
     def __init__(self, run: Run, workers: Sequence[DeviceWorker], *, pipeline: bool = True) -> None:
@@ -292,3 +297,24 @@ class Measuring:
             return await self.start(worker)
         except DevicesLost:
             return False
+
+
+def implausible(
+    latency_ms: float, config: Config, measured: Iterable[tuple[Config, float]], floor_ms: float | None
+) -> str:
+    """Return why `latency_ms` is doubtful; empty if it is plausible.
+
+    `measured`: the configurations measured so far, with their latencies, ms. Neighbours differ from `config` in one
+    axis. `floor_ms`: the least latency that the device's peaks allow, or None if unknown.
+    """
+    if floor_ms is not None and latency_ms < floor_ms:
+        return f"{latency_ms:.4g} ms is less than the device's peak allows for the workload ({floor_ms:.4g} ms)"
+    near = [ms for other, ms in measured if _differences(config, other) == 1]
+    if len(near) >= N_NEIGHBOURS and latency_ms < FAR * min(near):
+        return f"{latency_ms:.4g} ms is far below the fastest of {len(near)} neighbours ({min(near):.4g} ms)"
+    return ""
+
+
+def _differences(one: Config, other: Config) -> int:
+    missing: Any = object()
+    return sum(one.get(name, missing) != other.get(name, missing) for name in one.keys() | other.keys())

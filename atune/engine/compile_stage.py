@@ -1,86 +1,65 @@
-"""The compile side of a run: gives free compile workers their next step, and handles the answers.
+"""The compile side of a run: gives free compile workers their next step, and records what comes of it.
 
-It knows no device and no journal: `Answers` decides where answers go.
+A candidate's way from *lowered* to *built* is here: `Screen` judges it once it is lowered, the scheduler says when it
+is built, and `deliver` hands its artifact on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from atune.engine.compile_cost import compiled_in_time
 from atune.engine.interfaces import CompileHints, CompileWorker
-from atune.engine.run_state import Signals
+from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
-from atune.engine.screen import Verdict
+from atune.engine.screen import Verdict, why_last
+from atune.journal.events import (
+    BuildFailed,
+    CandidateAliased,
+    CandidateLowered,
+    CandidatePruned,
+    CompileRepeated,
+    GroupSplit,
+)
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
-from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob
+from atune.model.jobs import FindJob, GroupFailed, LowerJob
 
-Build = Callable[[CompileWorker, Sequence[Lowered]], Awaitable[list[Built] | GroupFailed]]
-"""Has a worker compile a group."""
-
-
-class Answers(Protocol):
-    """Receives what happened to candidates. `worker` is the name of the worker that handled one."""
-
-    def lowered(self, worker: str, lowered: Lowered) -> Verdict:
-        """Record a lowered candidate, and return the screen's verdict."""
-        ...
-
-    def judged(self, lowered: Lowered) -> Verdict:
-        """Judge a candidate again that was told to wait."""
-        ...
-
-    def same(self, worker: str, index: int, same_as: int) -> None:
-        """Record that a candidate has the same code as another, and needs no more work."""
-        ...
-
-    def pruned(self, worker: str, index: int, why: str) -> None: ...
-
-    def failed(self, worker: str, failure: Failure) -> None: ...
-
-    def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
-        """Record that candidates are lowered or compiled again. Their worker was lost, not by their fault."""
-        ...
-
-    def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
-        """Record that a group failed as a whole."""
-        ...
-
-    async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
-        """Record a library of `members`, and hand them on as soon as the artifact stream has room."""
-        ...
-
-    def end(self) -> None:
-        """Record that nothing more will be built."""
-        ...
+Deliver = Callable[[Lowered, Artifact], Awaitable[None]]
+"""Hands a candidate's artifact on, as soon as there is room."""
 
 
-class Compiling:
+def no_deadline(group: Sequence[Lowered]) -> float | None:
+    """Return that no compile is ever hopeless."""
+    return None
+
+
+class CompileStage:
     """Lowers and builds on all compile workers, as the scheduler decides.
 
-    `hints` returns the compilers' hints for a number of measuring devices. `codes`: candidates by the key of their
-    code, as earlier parts of the run found them. `build`: how groups are compiled, see `CompileWatch`.
+    `judge`: says what becomes of a lowered candidate. `hints` returns the compilers' hints for a number of measuring
+    devices. `deadline_s`, `sleep`: see `compiled_in_time`.
     """
 
     def __init__(
         self,
-        signals: Signals,
+        run: Run,
         state: CompileState,
         proposals: MemoryObjectReceiveStream[Candidate],
-        answers: Answers,
+        judge: Callable[[Lowered], Verdict],
+        deliver: Deliver,
         *,
         hints: Callable[[int], CompileHints],
-        codes: Mapping[str, int] = {},
-        build: Build = lambda worker, group: worker.run(BuildJob(tuple(group))),
+        deadline_s: Callable[[Sequence[Lowered]], float | None] = no_deadline,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        self.signals, self.state, self.answers = signals, state, answers
-        self._proposals, self._hints, self._build_with = proposals, hints, build
-        self._codes = dict(codes)
+        self.run, self.state, self.emit = run, state, run.recorder.emit
+        self._proposals, self._judge, self._deliver = proposals, judge, deliver
+        self._hints, self._deadline_s, self._sleep = hints, deadline_s, sleep
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
         self._repeated: set[int] = set()
@@ -95,35 +74,34 @@ class Compiling:
             if job is None:
                 async with self._idle:
                     while (job := self._next_job()) is None and not self._all_compiled:
-                        await self.signals.changed()
+                        await self.run.changed()
             if job is None:
                 return
             await self._do(worker, job)
 
-    def _next_job(self) -> Job | None:
-        self.look()
-        return self.state.next_job()
+    async def ended(self) -> None:
+        """Wait until everything is compiled and handed on, then report it."""
+        self._look()
+        while not self._all_compiled:
+            await self.run.changed()
+            self._look()
+        self.run.compiled.set()
+        self.run.wake()
 
     @property
     def _all_compiled(self) -> bool:
         return self.state.finished and not self.state.counts.busy
 
-    async def ended(self) -> None:
-        """Wait until everything is compiled and handed on, then report it."""
-        self.look()
-        while not self._all_compiled:
-            await self.signals.changed()
-            self.look()
-        self.signals.compiled.set()
-        self.answers.end()
-        self.signals.wake()
+    def _next_job(self) -> Job | None:
+        self._look()
+        return self.state.next_job()
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Bring the scheduler's state up to date."""
-        if self.signals.stopping:
+        if self.run.stopping:
             self._drop_queues()
         self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
-        self.state.hints = self._hints(self.signals.measuring)
+        self.state.hints = self._hints(self.run.measuring)
 
     async def _do(self, worker: CompileWorker, job: Job) -> None:
         self.state.counts.busy += 1
@@ -135,20 +113,20 @@ class Compiling:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.counts.busy -= 1
-            self.signals.wake()
+            self.run.wake()
 
     async def _lower(self, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
         left, counts = len(candidates), self.state.counts
         counts.lowering += left
         try:
             for candidate in candidates:
-                if not self.signals.stopping:
+                if not self.run.stopping:
                     await self._lower_one(worker, candidate)
-                    await self._judge_waiting(worker)
+                    await self._judge_undecided(worker)
                 left -= 1
                 counts.lowering -= 1
                 counts.seen += 1
-                self.signals.wake()
+                self.run.wake()
         finally:
             counts.lowering -= left
             counts.seen += left
@@ -156,70 +134,101 @@ class Compiling:
     def _proposed(self) -> Candidate:
         return self._back.popleft() if self._back else self._proposals.receive_nowait()
 
-    def _again(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Tell whether to repeat these because of `doubt`: yes, if any member was not repeated yet."""
-        if not doubt or self._repeated.issuperset(indices):
-            return False
-        self._repeated.update(indices)
-        self.answers.repeated(worker.name, indices, doubt)
-        return True
+    # ---- from lowered to built
 
     async def _lower_one(self, worker: CompileWorker, candidate: Candidate) -> None:
         answer = await worker.run(LowerJob(candidate))
-        if isinstance(answer, Failure):
-            if self._again(worker, [candidate.index], answer.doubt):
-                self._back.append(candidate)
-                self.state.counts.taken -= 1
-                self.state.counts.seen -= 1
-            else:
-                self.answers.failed(worker.name, answer)
-            return
-        verdict, why = self.answers.lowered(worker.name, answer)
-        same_as = self._codes.setdefault(answer.code_key, answer.index)
-        if same_as != answer.index:
-            self.answers.same(worker.name, answer.index, same_as)
+        if isinstance(answer, Lowered):
+            self.run.params = self.run.params or answer.params
+            self.emit(
+                CandidateLowered,
+                worker=worker.name,
+                index=answer.index,
+                code_key=answer.code_key,
+                facts=answer.facts,
+                seconds=answer.seconds,
+                deferred=why_last(answer.facts),
+            )
+            await self._follow(worker, answer, self._judge(answer))
+        elif self._repeats(worker, [candidate.index], answer.doubt):
+            self._back.append(candidate)
+            self.state.counts.taken -= 1
+            self.state.counts.seen -= 1
         else:
-            await self._judged(worker, answer, verdict, why)
+            self._fail(worker, answer)
 
-    async def _judge_waiting(self, worker: CompileWorker) -> None:
+    async def _judge_undecided(self, worker: CompileWorker) -> None:
         """Judge those again that wait for what is known by now."""
-        for answer in list(self.state.queues.undecided.values()):
-            verdict, why = self.answers.judged(answer)
-            if verdict != "wait" and self.state.queues.undecided.pop(answer.index, None) is not None:
-                await self._judged(worker, answer, verdict, why)
+        undecided = self.state.queues.undecided
+        for lowered in list(undecided.values()):
+            verdict = self._judge(lowered)
+            if verdict.becomes != "wait" and undecided.pop(lowered.index, None) is not None:
+                await self._follow(worker, lowered, verdict)
 
-    async def _judged(self, worker: CompileWorker, answer: Lowered, verdict: str, why: str) -> None:
-        if verdict == "wait":
-            self.state.queues.undecided[answer.index] = answer
-        elif verdict == "prune":
-            self.answers.pruned(worker.name, answer.index, why)
-        elif (known := await worker.run(FindJob(answer))) is not None:  # deferring such a candidate saves nothing
-            await self.answers.built(worker.name, [(answer, known)], "compiled before")
-        else:
-            self.state.add(answer, deferred=verdict == "defer")
+    async def _follow(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
+        """Do with a lowered candidate what was decided."""
+        index, name = lowered.index, worker.name
+        match verdict.becomes:
+            case "duplicate":
+                self.emit(CandidateAliased, worker=name, index=index, same_as=verdict.same_as)
+                self.run.outcomes.settled(index)
+            case "prune":
+                likely, instead = verdict.likely, verdict.instead
+                self.emit(CandidatePruned, worker=name, index=index, reason=verdict.why, likely=likely, instead=instead)
+                self.run.outcomes.settled(index)
+            case "wait":
+                self.state.queues.undecided[index] = lowered
+            case _:
+                known = await worker.run(FindJob(lowered))  # deferring such a candidate saves nothing
+                if known is None:
+                    self.state.add(lowered, deferred=verdict.becomes == "defer")
+                else:
+                    await self._hand_on(worker, [(lowered, known)], "compiled before")
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
         try:
-            built = await self._build_with(worker, group)
+            built = await compiled_in_time(worker, group, self._deadline_s, self._sleep)
         finally:
             self.state.counts.building -= 1
         if isinstance(built, GroupFailed):
-            if self._again(worker, [lowered.index for lowered in group], built.doubt):
+            indices = tuple(lowered.index for lowered in group)
+            if self._repeats(worker, indices, built.doubt):
                 self.state.queues.retry.append(group)
             else:
-                self.answers.split(worker.name, group, built.message)
+                self.emit(GroupSplit, worker=worker.name, indices=indices, message=built.message)
                 self.state.queues.retry += halves(group)
             return
-        for lowered, failure in zip(group, built, strict=True):
-            if isinstance(failure, Failure):
-                if self._again(worker, [lowered.index], failure.doubt):
-                    self.state.queues.retry.append((lowered,))
-                else:
-                    self.answers.failed(worker.name, failure)
-        both = zip(group, built, strict=True)
-        if good := [(lowered, answer) for lowered, answer in both if isinstance(answer, Artifact)]:
-            await self.answers.built(worker.name, good, reason)
+        both: list[tuple[Lowered, Built]] = list(zip(group, built, strict=True))
+        for lowered, one in both:
+            if isinstance(one, Artifact):
+                continue
+            if self._repeats(worker, [lowered.index], one.doubt):
+                self.state.queues.retry.append((lowered,))
+            else:
+                self._fail(worker, one)
+        if good := [(lowered, one) for lowered, one in both if isinstance(one, Artifact)]:
+            await self._hand_on(worker, good, reason)
+
+    async def _hand_on(self, worker: CompileWorker, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+        """Record a library, and hand on the artifacts of its `members`."""
+        artifacts = [artifact for _, artifact in members]
+        self.run.built(worker.name, artifacts, reason, artifacts[0].seconds)
+        for lowered, artifact in members:
+            await self._deliver(lowered, artifact)
+
+    def _fail(self, worker: CompileWorker, failure: Failure) -> None:
+        why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail}
+        self.emit(BuildFailed, worker=worker.name, index=failure.index, **why)
+        self.run.outcomes.settled(failure.index)
+
+    def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
+        """Tell whether to repeat these because of `doubt`: yes, if any member was not repeated yet."""
+        if not doubt or self._repeated.issuperset(indices):
+            return False
+        self._repeated.update(indices)
+        self.emit(CompileRepeated, worker=worker.name, indices=tuple(indices), reason=doubt)
+        return True
 
     def _drop_queues(self) -> None:
         queues = self.state.queues

@@ -19,26 +19,24 @@ import anyio.to_thread
 from atune.engine.advising import Advise, advised
 from atune.engine.aside import computed
 from atune.engine.asking import Asking
-from atune.engine.audit import Audit
-from atune.engine.benchmark_stage import Measuring
-from atune.engine.compile_stage import Compiling
-from atune.engine.compile_watch import CompileWatch
+from atune.engine.benchmark_stage import BenchmarkStage
+from atune.engine.compile_cost import compile_deadline_s
+from atune.engine.compile_stage import CompileStage
 from atune.engine.ending import keep_time
 from atune.engine.final import FinalStage, Find
 from atune.engine.header import header_fields
 from atune.engine.interfaces import Machine
-from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import Plan, check_same_work, finished, planned
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposing import Proposing
-from atune.engine.recorded import Recorded
 from atune.engine.resuming import record_resumed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
+from atune.engine.screen import LayoutChoice, Screen, layout_choice
 from atune.engine.strategies import Search, strategy_name
 from atune.journal.events import RunFinished, RunStarted, Warned
 from atune.journal.recorder import Recorder
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -147,29 +145,30 @@ class Engine:
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         proofs = Proofs(run, plan.candidates, compile_workers, wanted=self.compile.prove)
-        skips = self.budget.limited and self.pipeline
-        audit = self._audit_of(skips, layouts)
-        answers = Recorded(
-            run, proofs, deliver, self.compile.compile_timeout_s, audit,
-            skips=skips, layouts=layouts, end_hopeless=self.compile.end_hopeless,
+        screen = Screen(run, plan.codes, skips=self.budget.limited and self.pipeline, layouts=layouts)
+
+        async def hand_on(lowered: Lowered, artifact: Artifact) -> None:
+            proofs.remember(lowered, artifact)
+            await deliver.send(artifact)
+
+        compiling = CompileStage(
+            run, scheduled, proposals, screen.judge, hand_on, hints=machine.hints,
+            deadline_s=partial(compile_deadline_s, self.recorder.state, most_s=self.compile.compile_timeout_s),
+            sleep=machine.sleep,
         )  # fmt: skip
-        watch = CompileWatch(answers.deadline_s, machine.sleep)
-        compiling = Compiling(
-            run, scheduled, proposals, answers,
-            hints=machine.hints, codes=plan.codes, build=watch.build,
-        )  # fmt: skip
-        measuring = Measuring(run, device_workers, pipeline=self.pipeline)
+        measuring = BenchmarkStage(run, device_workers, pipeline=self.pipeline)
         final = FinalStage(run, self.benchmark, measuring, proofs, compile_workers, plan.candidates, self.find)
         async with anyio.create_task_group() as syncing:
             syncing.start_soon(run.outcomes.keep_synced)
-            syncing.start_soon(watch.serve)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, self.budget.seconds)
-                tasks.start_soon(proposing.serve, compile_workers, scheduled, propose, audit)
+                propose_all = partial(proposing.serve, retries=self.pipeline)
+                tasks.start_soon(propose_all, compile_workers, scheduled, propose, screen)
                 for compile_worker in compile_workers:
                     tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
+                deliver.close()
                 await run.measured.wait()
             self._note_extent(plan)
             await run.outcomes.acknowledge()
@@ -181,11 +180,6 @@ class Engine:
         """Note whether the budget admitted only a part of the space."""
         if (most := self.budget.most(plan.total)) is not None and most < plan.total:
             self._ended_by = "budget"
-
-    def _audit_of(self, skips: bool, layouts: LayoutChoice | None) -> Audit | None:
-        """Return the audit of what is not measured; None if nothing can be left out, or measuring waits."""
-        audits = skips or (self.pipeline and (layouts is not None or self.budget.audit is not None))
-        return Audit(self._run, self.budget.audit, self.seed) if audits else None
 
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
         """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""

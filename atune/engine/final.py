@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio
 import anyio.to_thread
 
-from atune.engine.benchmark_stage import BETWEEN, Measuring
+from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.proof import Proofs
 from atune.engine.ranking import equal_best, final_order, unsettled
@@ -52,7 +52,7 @@ class FinalStage:
         self,
         run: Run,
         benchmark: BenchmarkSettings,
-        measuring: Measuring,
+        measuring: BenchmarkStage,
         proofs: Proofs,
         compile_workers: Sequence[CompileWorker],
         candidates: Mapping[int, Candidate],

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from atune.engine.benchmark_stage import Measuring
+from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.interfaces import CompileWorker
 from atune.engine.run_state import Run
 from atune.errors import AtuneError, MachineError
@@ -82,8 +82,10 @@ class Proofs:
 class ProofStage:
     """Runs the final, proves its winner, and replaces libraries that differ by plain ones."""
 
-    def __init__(self, run: Run, proofs: Proofs, measuring: Measuring, hold: Callable[[], Awaitable[None]]) -> None:
-        self.run, self.proofs, self.measuring, self.hold = run, proofs, measuring, hold
+    def __init__(
+        self, run: Run, proofs: Proofs, benchmark: BenchmarkStage, hold: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.run, self.proofs, self.benchmark, self.hold = run, proofs, benchmark, hold
         self.emit = run.recorder.emit
         self._replaced: dict[int, float] = {}
         """Candidates whose library was replaced by a plain one, with the seconds that compiling it took."""
@@ -125,7 +127,7 @@ class ProofStage:
         message = f"candidate {index} differs from what tilelang compiles ({proof.difference}): an accelerator is wrong"
         self.emit(Warned, message=f"{message}. The plain library takes its place, and is checked and timed")
         self._replaced[index] = proof.seconds
-        if not await self.measuring.again(msgspec.structs.replace(plain, index=index, plain=True)):
+        if not await self.benchmark.again(msgspec.structs.replace(plain, index=index, plain=True)):
             self._unproven(index, "no device is left to time its plain library")
             return False
         await self.run.outcomes.acknowledge()

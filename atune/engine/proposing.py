@@ -11,14 +11,13 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.advising import LookUp
 from atune.engine.asking import Asking
-from atune.engine.audit import Audit
 from atune.engine.interfaces import CompileWorker
-from atune.engine.layout_choice import LayoutChoice
 from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
+from atune.engine.screen import LayoutChoice, Screen
 from atune.engine.survey import BEST, ORDERING_S, SHARE_OF_TIME, Survey, drawn
-from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed
+from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.jobs import RankJob
@@ -59,10 +58,13 @@ class Proposing:
         workers: Sequence[CompileWorker],
         scheduled: CompileState,
         propose: MemoryObjectSendStream[Candidate],
-        audit: Audit | None = None,
+        screen: Screen,
+        *,
+        retries: bool,
     ) -> None:
-        """Propose until the strategy, the budget or the run ends. Then propose what the audit tries.
+        """Propose until the strategy, the budget or the run ends.
 
+        `retries`: whether to propose again what `screen` left out as likely to lose, where nothing else works.
         Raises `UsageError` and `SpaceError`.
         """
         run, plan, asking = self._run, self._plan, self._asking
@@ -77,9 +79,9 @@ class Proposing:
                 begin = partial(plan.strategy, run.recorder.state)
                 asking.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
             await self._ask(propose)
+            if retries and screen.leaves_out:
+                await self._retry_left_out(scheduled, propose, screen)
             scheduled.proposing = False
-            if audit is not None:
-                await audit.serve(scheduled, plan.candidates, propose.send)
         run.wake()
 
     def _last_proposed(self) -> list[int]:
@@ -101,6 +103,24 @@ class Proposing:
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_beside(index, propose)
             count += 1
+
+    async def _retry_left_out(
+        self, scheduled: CompileState, propose: MemoryObjectSendStream[Candidate], screen: Screen
+    ) -> None:
+        """Propose again what was left out as likely to lose, one of each code, if nothing else works."""
+        run, state = self._run, self._run.recorder.state
+        scheduled.held = True
+        run.wake()
+        while not run.stopping and any(e.key and state.outcome(e.index) is None for e in state.entries.values()):
+            await run.changed()
+        if not run.stopping and not state.ranked(1):
+            screen.leave_none_out()
+            for index, outcome in [(index, state.outcome(index)) for index in sorted(state.entries)]:
+                own = state.first(index).index == index and index in self._plan.candidates
+                if own and isinstance(outcome, CandidatePruned) and outcome.likely:
+                    await propose.send(self._plan.candidates[index])
+                    run.wake()
+        scheduled.held = False
 
     async def _propose(
         self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, beside: bool = False

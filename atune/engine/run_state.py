@@ -15,10 +15,19 @@ from atune.model.device import DeviceLimits
 from atune.workload.workload import WorkloadSpec
 
 
-class Signals:
-    """The signals that a run's parts wake each other by, and whether the run is stopping."""
+class Run:
+    """One run, as its compile workers, device workers and final see it. `recorder`: None for one without a journal."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.recorder = recorder or Recorder()
+        self.outcomes = Outcomes(self.recorder)
+        self.artifacts: dict[int, Artifact] = {}
+        """Libraries of the measured candidates, for the final."""
+        self.params: tuple[KernelParam, ...] | None = None
+        """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
+        self.limits = DeviceLimits()
+        """Hard limits that every device has."""
+        self.spec: WorkloadSpec
         self.stopping = ""
         """Why nothing more is started; empty unless the run is stopping."""
         self.measuring = 0
@@ -42,22 +51,6 @@ class Signals:
     async def changed(self) -> None:
         """Wait for the next `wake`."""
         await self._changed.wait()
-
-
-class Run(Signals):
-    """One run, as its compile workers, device workers and final see it."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-        self.outcomes = Outcomes(recorder)
-        self.artifacts: dict[int, Artifact] = {}
-        """Libraries of the measured candidates, for the final."""
-        self.params: tuple[KernelParam, ...] | None = None
-        """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
-        self.limits = DeviceLimits()
-        """Hard limits that every device has."""
-        self.spec: WorkloadSpec
 
     def built(self, worker: str, artifacts: Sequence[Artifact], reason: str, seconds: float) -> None:
         """Record a library that was built or found, with all its `artifacts`."""
@@ -95,8 +88,8 @@ class Outcomes:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.tell: Tell
-        """Tells the strategy of an outcome; set once there is a strategy."""
+        self.tell: Tell = lambda outcome: None
+        """Tells the strategy of an outcome, once there is a strategy."""
         self._unsynced: deque[Outcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()

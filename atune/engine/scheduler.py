@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from atune.engine.compile_work import HEAVY_REGISTERS, CompileWork, accumulators
+from atune.engine.compile_cost import HEAVY_REGISTERS, CompileWork, accumulators
 from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
@@ -89,8 +89,6 @@ class CompileState:
     proposing: bool = True
     held: bool = False
     """Whether the strategy proposes nothing until outcomes come. Then all waiting candidates are compiled now."""
-    auditing: bool = False
-    """Whether an audit may still propose skipped candidates, once all others are measured. Nothing waits for that."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     queues: Queues = field(default_factory=Queues)
     counts: Counts = field(default_factory=Counts)
@@ -106,7 +104,7 @@ class CompileState:
         """Whether no compile work is left or under way."""
         queues, counts = self.queues, self.counts
         left = queues.waiting or queues.undecided or queues.ready or queues.deferred or queues.retry
-        return not (self.proposing or self.auditing or counts.lowering or counts.building or left)
+        return not (self.proposing or counts.lowering or counts.building or left)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.

@@ -164,8 +164,6 @@ class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
     kind: FailureKind
     message: str
     detail: str = ""
-    hopeless: bool = False
-    """Whether its compile was ended because it took far longer than the others': an audit may try it all the same."""
 
 
 class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):

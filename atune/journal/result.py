@@ -14,7 +14,7 @@ from atune.journal.events import CandidateMeasured, Event
 from atune.journal.noise import run_noise
 from atune.journal.record import Record, record_of, standing, ties_of
 from atune.journal.state import State
-from atune.journal.untried import Audited, Untried, audited, untried
+from atune.journal.untried import Untried, untried
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
@@ -65,8 +65,6 @@ class TuneResult:
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
         self.untried: tuple[Untried, ...] = untried(state)
         """What was not tried, by its reason."""
-        self.audited: Audited | None = audited(state)
-        """How often it was wrong to skip likely losers; None where none was skipped."""
         self.final: tuple[FinalEntry, ...] = standing(state)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}

@@ -99,8 +99,6 @@ class State:
         """The start of the latest part, if the run has several."""
         self.kept: Artifact | None = None
         """The latest winner's library in the cache folder."""
-        self.skipped: dict[int, str] = {}
-        """Candidates skipped as likely to lose, with the reason. An audit may have measured them since."""
         self.warnings: list[str] = []
         self.expected_ms: float | None = None
         """The best latency that the strategy expected at its last proposal; None if it expected none."""
@@ -138,10 +136,6 @@ class State:
                 self.final = None  # it did not time this candidate, or this library; it no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
-                if isinstance(event, CandidatePruned) and event.likely:
-                    self.skipped[event.index] = event.reason
-                if isinstance(event, BuildFailed) and event.hopeless:
-                    self.skipped[event.index] = event.message
                 self._settle(event)
             case BenchmarkRepeated():
                 self._measuring.pop(event.index, None)  # it may wait for another device

@@ -122,10 +122,6 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
         flag="--compile-timeout", metavar="S", unit="seconds", zero=False,
     )] = 120.0
-    end_hopeless: Annotated[bool, Option(
-        "End a compile earlier if it takes five times longer than nine in ten others of the run. Never within 10 s, "
-        "and never the default configuration's.",
-    )] = True
     flags: Annotated[tuple[str, ...] | None, Option(
         "Flags of the device compiler, one per text, such as ``('-O2', '-g')``. They replace the target's default, "
         "which is `-O3 -march=native` on the CPU. A candidate's own `compile_flags` take precedence.",

@@ -271,7 +271,7 @@ def layouts_section(result: TuneResult) -> str:
     count = sum(len(group.passed) for group in groups)
     told = (
         f"Of {len(groups):,} configurations the layouts were compared before anything was measured, by what lowering "
-        f"tells of them. {count:,} were passed over; an audit, if there was one, measured some of these."
+        f"tells of them. {count:,} were passed over."
     )
     if len(rows) > LAYOUT_ROWS:
         told += f" Shown are {LAYOUT_ROWS:,} of {len(rows):,} rows."

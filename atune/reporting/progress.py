@@ -120,7 +120,7 @@ class Progress:
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self._state.lowered, self.total) + self._state.settled
-        if self.hopeless:
+        if self.all_failed:
             return None
         if done >= work * 0.1:
             ends.append((self._mono - self._started_mono) / done * max(0, work - done))
@@ -138,7 +138,7 @@ class Progress:
         return f"best {latency_ms:.4g} ms: {describe_config(config)}"
 
     @property
-    def hopeless(self) -> bool:
+    def all_failed(self) -> bool:
         """Whether the run ended with every candidate that was tried failed."""
         ended = self._state.finished is not None or (self.total > 0 and self._state.settled >= self.total)
         return ended and self.failed > 0 and self._state.best is None
@@ -254,7 +254,7 @@ class _Bars:
         failed = f"[red]{state.failed} failed[/red]" if state.failed else "0 failed"
         self._progress.update(self._compiled, completed=state.compiled, total=total, note=failed)
         self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
-        if state.hopeless:
+        if state.all_failed:
             self._bar.complete_style = self._bar.finished_style = "red"
         if state.finalists is not None:
             if self._final is None:

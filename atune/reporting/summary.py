@@ -18,7 +18,7 @@ from atune.system.source_locations import Place, place_in
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
+    "roofline", "reference_roofline", "reason", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
 """What ``--json`` prints of a result, beside what was not tried and the failures."""
 NAMED_TIES = 5
@@ -70,16 +70,10 @@ def _count_lines(result: TuneResult) -> list[str]:
 
 
 def _end_lines(result: TuneResult) -> list[str]:
-    """Return how the run ended, where that is worth a line, and what its audit found."""
+    """Return how the run ended, where that is worth a line."""
     lines = []
     if not result.finished:
         lines.append(f"ended      {_unfinished(result)}")
-    if result.audited is not None:
-        a = result.audited
-        told = (
-            f"none of them tried: {a.missing}" if a.missing else f"{a.tried} of them tried: {a.wrong} were the fastest"
-        )
-        lines.append(f"audit      {a.skipped} skipped as likely to lose, {told}")
     return lines
 
 

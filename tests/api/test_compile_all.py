@@ -14,7 +14,7 @@ from peer_kernels import N, picky, scale
 
 import atune
 from atune.api.compile_all import compiled
-from atune.engine.run_state import Signals
+from atune.engine.run_state import Run
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
@@ -84,7 +84,7 @@ async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer() -
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(machine.configs)]
     async with machine.open():
         with anyio.fail_after(10):
-            answers = await compiled(machine, candidates, Signals(), 4)
+            answers = await compiled(machine, candidates, Run(), 4)
     assert sorted(answers) == list(range(20))
     built = {i for group in machine.groups for i in group}
     assert len(built) == 5 and all(len(group) <= 4 for group in machine.groups)

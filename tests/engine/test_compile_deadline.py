@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
 import pytest
+from anyio import wait_all_tasks_blocked
 from event_streams import Stream
 from fake_runs import finish, tuned
 
-from atune.engine.compile_deadline import FACTOR, FLOOR_S, HOPELESS, LEAST, compile_deadline_s
-from atune.engine.compile_work import HEAVY_REGISTERS
+from atune.engine.compile_cost import (
+    FACTOR,
+    FLOOR_S,
+    HEAVY_REGISTERS,
+    LEAST,
+    STEP_S,
+    compile_deadline_s,
+    compiled_in_time,
+)
+from atune.engine.interfaces import CompileWorker
 from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
 from atune.journal.state import State
-from atune.model.artifact import Lowered, StaticFacts
-from atune.model.settings import Budget, CompileSettings
+from atune.model.artifact import Artifact, Built, Lowered, StaticFacts
+from atune.model.jobs import BuildJob, GroupFailed
+from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -102,8 +117,10 @@ async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline(index:
     machine = FakeMachine(20, Script(hangs={index: "build"}, library_s=2.5), compile=ALONE)
     run = await tuned(machine, compile=ALONE)
     [(ended_s, failed)] = [(s, e) for s, e in run.events if isinstance(e, BuildFailed)]
-    assert (failed.index, failed.kind, failed.hopeless) == (index, "timeout", True)
-    assert failed.message.startswith(f"{HOPELESS}15 s")  # five times the three seconds of the others
+    assert (failed.index, failed.kind) == (index, "hopeless")
+    assert failed.message.startswith(
+        "compiling ran past 15 s, far longer"
+    )  # five times the three seconds of the others
     assert 15 <= ended_s < 80 and machine.cancelled["build"] == 1 and run.result.measured == 19
 
 
@@ -115,9 +132,9 @@ async def test_the_others_of_a_hopeless_group_are_compiled_after_it(hangs: int) 
     run = await tuned(machine, compile=settings)
     [split, half] = run.of(GroupSplit)
     assert hangs in half.indices and len(split.indices) == 4 and len(half.indices) == 2
-    assert all(event.message.startswith(HOPELESS) for event in (split, half))
+    assert all("far longer than the others' compiles" in event.message for event in (split, half))
     [failed] = run.of(BuildFailed)
-    assert failed.index == hangs and failed.hopeless and run.result.measured == 39
+    assert failed.index == hangs and failed.kind == "hopeless" and run.result.measured == 39
 
 
 async def test_the_default_configuration_is_compiled_however_long_that_takes() -> None:
@@ -125,13 +142,13 @@ async def test_the_default_configuration_is_compiled_however_long_that_takes() -
     script = Script(compile_s=lambda config: 200.0 if config["x"] in (0, 1) else 0.5)
     run = await finish(FakeMachine(20, script, workers=3, compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
-    assert failed.index == 1 and failed.hopeless and 0 in run.measured()
+    assert failed.index == 1 and failed.kind == "hopeless" and 0 in run.measured()
 
 
 async def test_the_users_deadline_counts_for_the_default_configuration() -> None:
     run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
-    assert failed.message == "compiling ran past compile_timeout_s=1000" and not failed.hopeless
+    assert failed.message == "compiling ran past compile_timeout_s=1000" and failed.kind == "timeout"
 
 
 async def test_too_few_others_end_no_compile_before_the_users_deadline() -> None:
@@ -140,26 +157,105 @@ async def test_too_few_others_end_no_compile_before_the_users_deadline() -> None
     assert failed.index == 0 and failed.message == "compiling ran past compile_timeout_s=1000"
 
 
-async def test_no_compile_is_hopeless_where_that_is_switched_off() -> None:
-    settings = CompileSettings(compile_timeout_s=500, group_size=1, workers=1, end_hopeless=False)
-    run = await finish(FakeMachine(20, Script(hangs={15: "build"}), compile=settings), compile=settings)
-    [failed] = run.of(BuildFailed)
-    assert failed.message == "compiling ran past compile_timeout_s=500" and not failed.hopeless
+# ---- what counts as a compile's time
 
 
-def slow(config: dict[str, int]) -> float:
-    """Return what a candidate's compile takes: far longer than the others' where it is the fifteenth."""
-    return 300.0 if config["x"] == 15 else 0.5
+class Worker:
+    """Compiles until it may end."""
+
+    name = "compile-0"
+
+    def __init__(self) -> None:
+        self.compiling = 0
+        self.may_end = anyio.Event()
+
+    async def run(self, job: BuildJob) -> list[Built]:
+        self.compiling = 1
+        try:
+            await self.may_end.wait()
+            return [Artifact(one.index, "a.so", "main", (), "c") for one in job.group]
+        finally:
+            self.compiling = 0
 
 
-async def test_an_audit_measures_what_was_ended_as_hopeless() -> None:
-    """It is the fastest, so that ending it was wrong; the audit's compile has the user's deadline."""
-    settings = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
-    script = Script(compile_s=slow, latency_ms=lambda config: 0.5 if config["x"] == 15 else 1.0)
-    run = await finish(FakeMachine(20, script, compile=settings), compile=settings, budget=Budget(audit=1.0))
-    [ended] = run.of(BuildFailed)
-    assert ended.index == 15 and ended.hopeless
-    assert run.result.measured == 20 and run.result.best_index == 15
-    assert run.result.audited is not None and run.result.audited.wrong == 1
-    without = await finish(FakeMachine(20, script, compile=settings), compile=settings)
-    assert without.result.measured == 19 and without.result.audited is not None and without.result.audited.tried == 0
+class Compile:
+    """A compile whose time a test lets pass step by step, and its outcome."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s, self.worker, self.outcome = limit_s, Worker(), cast(Any, None)
+        self._may_pass, self._steps = anyio.create_memory_object_stream[None](0)
+
+    async def _sleep(self, seconds: float) -> None:
+        assert seconds == STEP_S
+        await self._steps.receive()
+
+    async def run(self, size: int) -> None:
+        group = [lowered(index) for index in range(size)]
+        worker = cast(CompileWorker, self.worker)
+        self.outcome = await compiled_in_time(worker, group, lambda group: self.limit_s, self._sleep)
+
+    async def steps(self, count: float) -> None:
+        for _ in range(int(count)):
+            await self._may_pass.send(None)
+        await wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def compiling(size: int = 1, limit_s: float | None = FLOOR_S) -> AsyncGenerator[Compile, None]:
+    one = Compile(limit_s)
+    with one._may_pass, one._steps:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.run, size)
+            await wait_all_tasks_blocked()
+            yield one
+            tasks.cancel_scope.cancel()
+
+
+FLOOR = FLOOR_S / STEP_S
+
+
+async def test_a_compile_past_its_deadline_is_killed() -> None:
+    async with compiling() as one:
+        await one.steps(FLOOR - 1)
+        assert one.outcome is None
+        await one.steps(1)
+        [failure] = one.outcome
+        assert (failure.kind, failure.doubt, one.worker.compiling) == ("hopeless", "", 0)
+
+
+async def test_a_group_past_its_deadline_fails_as_a_whole() -> None:
+    async with compiling(size=3) as one:
+        await one.steps(FLOOR)
+        assert isinstance(one.outcome, GroupFailed) and not one.outcome.doubt
+
+
+async def test_the_deadline_is_the_one_known_by_then() -> None:
+    """None at first, as few others are compiled; it falls when many are."""
+    async with compiling(limit_s=None) as one:
+        await one.steps(5 * FLOOR)
+        one.limit_s = 7 * FLOOR_S
+        await one.steps(FLOOR)
+        assert one.outcome is None
+        one.limit_s = 2 * FLOOR_S
+        await one.steps(1)
+        assert [failure.kind for failure in one.outcome] == ["hopeless"]
+
+
+async def test_waiting_for_memory_or_a_place_does_not_count() -> None:
+    async with compiling() as one:
+        await one.steps(FLOOR - 1)
+        one.worker.compiling = 0
+        await one.steps(3 * FLOOR)
+        one.worker.compiling = 1
+        await one.steps(FLOOR - 1)
+        assert one.outcome is None
+        await one.steps(1)
+        assert one.outcome is not None
+
+
+async def test_a_compile_that_ends_in_time_answers_as_the_worker_does() -> None:
+    async with compiling(size=2) as one:
+        await one.steps(FLOOR - 1)
+        one.worker.may_end.set()
+        await wait_all_tasks_blocked()
+        assert [built.index for built in one.outcome] == [0, 1]

@@ -88,13 +88,6 @@ async def test_a_budget_counts_base_configurations_whatever_the_strategy(strateg
     assert [e.beside for e in run.of(CandidateProposed)].count(False) == 2
 
 
-async def test_an_audit_measures_layouts_that_were_passed_over() -> None:
-    run = await finish(machine(), compile=ONE, budget=Budget(audit=1.0))
-    assert run.result.measured == 9
-    audited = run.result.audited
-    assert audited is not None and (audited.skipped, audited.tried) == (6, 6)
-
-
 async def test_all_layouts_are_tried_where_no_chosen_one_works() -> None:
     run = await finish(machine(fails=dict.fromkeys((2, 5, 8), "mismatch")), compile=ONE)
     assert run.measured() == [0, 1, 3, 4, 6, 7]

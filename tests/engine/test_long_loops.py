@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_runs import Timed, tuned
 
+from atune.engine import compile_cost
 from atune.journal.events import ArtifactBuilt, BuildFailed
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import Layouts, LoopFacts
@@ -38,7 +39,7 @@ def facts(config: dict[str, Any]) -> StaticFacts:
     return StaticFacts(accumulators=4, source_bytes=2000, layouts=Layouts(loops=(loop,)))
 
 
-async def compiled(*, loops: bool, end_hopeless: bool) -> tuple[FakeMachine, Timed]:
+async def compiled(*, loops: bool) -> tuple[FakeMachine, Timed]:
     """Run it. `loops`: whether the facts tell of loops, as without them an older version scheduled."""
     script = Script(
         code_key=lambda config: str(kernel(config)),
@@ -49,8 +50,7 @@ async def compiled(*, loops: bool, end_hopeless: bool) -> tuple[FakeMachine, Tim
         measure_s=0.05,
     )
     machine = FakeMachine(72, script, workers=16, default=0)
-    settings = CompileSettings(end_hopeless=end_hopeless)
-    return machine, await tuned(machine, compile=settings)
+    return machine, await tuned(machine, compile=CompileSettings())
 
 
 def end_s(run: Timed) -> float:
@@ -62,9 +62,12 @@ def long_groups(machine: FakeMachine) -> list[tuple[int, ...]]:
     return [group for group in machine.groups if any(SAME_AS[index] in LONG_S for index in group)]
 
 
-async def test_long_loops_are_compiled_alone_and_at_once_so_that_compiling_takes_half_as_long() -> None:
-    before, run_before = await compiled(loops=False, end_hopeless=False)
-    after, run_after = await compiled(loops=True, end_hopeless=False)
+async def test_long_loops_are_compiled_alone_and_at_once_so_that_compiling_takes_half_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_cost, "FLOOR_S", 1000.0)  # otherwise they are hopeless
+    before, run_before = await compiled(loops=False)
+    after, run_after = await compiled(loops=True)
     assert max(map(len, long_groups(before))) >= 2
     assert [len(group) for group in long_groups(after)] == [1] * len(LONG_S)
     assert after.most_at_once["build"] >= len(LONG_S)
@@ -74,9 +77,9 @@ async def test_long_loops_are_compiled_alone_and_at_once_so_that_compiling_takes
 
 
 async def test_the_hopeless_among_them_end_at_ten_seconds_but_not_the_default_configuration() -> None:
-    _, run = await compiled(loops=True, end_hopeless=True)
+    _, run = await compiled(loops=True)
     failed = run.of(BuildFailed)
-    assert len(failed) == len(LONG_S) - 1 and all(event.hopeless for event in failed)
+    assert len(failed) == len(LONG_S) - 1 and all(event.kind == "hopeless" for event in failed)
     ends_s = [seconds for seconds, event in run.events if isinstance(event, BuildFailed)]
     assert max(ends_s) < min(LONG_S.values()) + 1.5
     assert any(SAME_AS[index] == 0 for event in run.of(ArtifactBuilt) for index in event.indices)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atune.engine.compile_work import HEAVY_REGISTERS
+from atune.engine.compile_cost import HEAVY_REGISTERS
 from atune.engine.interfaces import CompileHints
 from atune.engine.scheduler import (
     FEW_WORKERS,

@@ -22,7 +22,7 @@ from atune.system.folders import artifacts_folder, cache_folder
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
+    "roofline", "reference_roofline", "reason", "reference_ratio", "ties", "noise", "energy",
     "untried", "failures",
 ]  # fmt: skip
 

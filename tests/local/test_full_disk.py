@@ -16,7 +16,7 @@ from stand_in_compiler import stand_in
 from atune.api.compile_all import compiled
 from atune.api.resume import resume
 from atune.api.tuner import tune
-from atune.engine.run_state import Signals
+from atune.engine.run_state import Run
 from atune.errors import MachineError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, RunInterrupted, Warned
 from atune.journal.replay import replay
@@ -154,12 +154,12 @@ async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, a
             disk.free()
 
     candidates = [Candidate(x, config_key({"x": x}), {"x": x}) for x in range(4)]
-    signals = Signals()
-    async with machine.open(warn, signals.wake):
+    run = Run()
+    async with machine.open(warn, run.wake):
         await machine.describe()
         await machine.discover()
         disk.fill()
-        answers = await compiled(machine, candidates, signals, group_size=1)
+        answers = await compiled(machine, candidates, run, group_size=1)
     assert not disk.filling.exists() and any("no space is left" in message for message in warned)
     assert len(answers) == 4 and all(isinstance(one, Artifact) for one in answers.values()), answers
 

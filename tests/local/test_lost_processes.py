@@ -15,7 +15,7 @@ from stand_in_compiler import stand_in
 from atune.api.compile_all import compiled
 from atune.api.tuner import tune
 from atune.cluster.machine import ClusterMachine
-from atune.engine.run_state import Signals
+from atune.engine import run_state
 from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit
 from atune.journal.writer import read
 from atune.local.machine import LocalMachine
@@ -156,5 +156,5 @@ async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
     machine = FakeMachine(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
     candidates = [Candidate(i, config_key(config), config) for i, config in enumerate(machine.configs)]
     async with machine.open():
-        answers = await compiled(machine, candidates, Signals())
+        answers = await compiled(machine, candidates, run_state.Run())
     assert sorted(answers) == [0, 1, 2, 3] and all(isinstance(one, Artifact) for one in answers.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stage_runs import session_of
 
-from atune.engine.screen import screen
+from atune.engine.screen import why_never
 from atune.model.device import DeviceLimits
 from atune.stages.accelerators import registry
 from atune.stages.compile.facts import lacking_registers
@@ -26,7 +26,7 @@ def test_a_product_that_never_returns_is_pruned_once_it_is_lowered(tmp_path: Pat
     """On an H200 it hung with two blocks on a multiprocessor, and took 0.4 s the first time with one."""
     with session_of(FileRef(str(Path(__file__).parents[2] / "work_kernels.py"), "CROWDED"), tmp_path) as candidates:
         one, two = (lower(candidate, registry.compose(())).facts for candidate in candidates)
-    assert (one.threads, one.lacking_registers) == (256, 0) and screen(one, DeviceLimits()) == ("go", "")
+    assert (one.threads, one.lacking_registers) == (256, 0) and why_never(one, DeviceLimits()) == ""
     assert two.lacking_registers == 128 * (240 + 24 - 256)
-    verdict, reason = screen(two, DeviceLimits())
-    assert verdict == "prune" and reason.startswith("setmaxnreg: a block waits for 1024 registers more")
+    reason = why_never(two, DeviceLimits())
+    assert reason.startswith("setmaxnreg: a block waits for 1024 registers more")

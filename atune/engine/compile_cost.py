@@ -1,14 +1,20 @@
-"""How long compiles take, relative to each other: estimates from the facts that lowering finds."""
+"""How long compiles take: estimates by lowered facts, and the deadline by how long the run's other compiles took."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import anyio
+
+from atune.engine.interfaces import CompileWorker
 from atune.engine.screen import SPILL_REGISTERS
-from atune.model.artifact import Lowered
+from atune.journal.state import State
+from atune.model.artifact import Built, Failure, Lowered
+from atune.model.jobs import BuildJob, GroupFailed
+from atune.processes.background import background
 
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a compile is among the longest. Its time cannot be predicted, and
@@ -26,6 +32,16 @@ LONG_ITERATIONS = 1024
 ITERATIONS = 64.0
 """Iterations a thread that take as long as a compile with few accumulators. Measured: 0.15 s with 16 to 80 iterations,
 4 to 5 s with 2,560, 10 to 13 s with 4,096, and 13 to 48 s with 5,120 and 10,240."""
+
+LEAST = 8
+"""Number of candidates that must have been compiled before a compile can be hopeless."""
+QUANTILE = 0.9
+FACTOR = 5.0
+"""A compile may take this many times the quantile of the others' times."""
+FLOOR_S = 10.0
+"""The shortest deadline, because a busy machine may delay any compile by this long."""
+STEP_S = 1.0
+"""Seconds after which the deadline of a compile under way is read again."""
 
 
 @dataclass
@@ -63,8 +79,7 @@ class CompileWork:
 
     def of(self, lowered: Lowered) -> float:
         """Return the time to compile one candidate, in compiles."""
-        by_registers = next((work for registers, work in WORK if accumulators(lowered) >= registers), 1.0)
-        work = max(by_registers, self._many.get(lowered.index, 0) / ITERATIONS)
+        work = max(work_by_registers(lowered), self._many.get(lowered.index, 0) / ITERATIONS)
         if not self.has_long_source(lowered):
             return work
         return max(work, (lowered.facts.source_bytes or 0) / max(1, _median(self.lengths)))
@@ -92,3 +107,66 @@ def iterations_of(lowered: Lowered) -> int | None:
 
 def accumulators(lowered: Lowered) -> int:
     return lowered.facts.accumulators or 0
+
+
+def work_by_registers(lowered: Lowered) -> float:
+    return next((work for registers, work in WORK if accumulators(lowered) >= registers), 1.0)
+
+
+# ---- the deadline
+
+
+def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float) -> float | None:
+    """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
+
+    A pure function of the events so far, namely of each compiled candidate's share of its library's seconds. The limit
+    grows with the number of members. Many accumulators multiply it by the factor that such compiles take longer.
+
+    The space's default configuration has the user's limit, because every result is compared with it. In a group it has
+    that of the group, whose parts are then compiled again.
+    """
+    seen = state.compile_s
+    if len(seen) < LEAST or any(state.first(one.index).built for one in group):
+        return None  # an earlier part of the run compiled one, so it is not hopeless
+    if len(group) == 1 and _is_default(state, group[0].index):
+        return None
+    usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
+    limit_s = max(FLOOR_S, FACTOR * usual_s * sum(map(work_by_registers, group)))
+    return round(limit_s, 1) if limit_s < most_s else None
+
+
+def _is_default(state: State, index: int) -> bool:
+    """Tell whether a candidate is the space's default configuration, or the one that has its code."""
+    default = state.header.default if state.header is not None else None
+    return default is not None and state.first(default).index == state.first(index).index
+
+
+async def compiled_in_time(
+    worker: CompileWorker,
+    group: Sequence[Lowered],
+    deadline_s: Callable[[Sequence[Lowered]], float | None],
+    sleep: Callable[[float], Awaitable[None]],
+) -> list[Built] | GroupFailed:
+    """Have `worker` compile `group`. Past the deadline that is known by then, kill the compile: it is ``hopeless``.
+
+    Time passes in steps of `sleep`, and only while a process compiles. So of the time in which this program is stopped
+    a step counts at most, and waiting for memory, for a place or for a process does not count.
+    """
+    passed_s, limit_s, scope = 0.0, None, anyio.CancelScope()
+
+    async def end_in_time() -> None:
+        nonlocal passed_s, limit_s
+        while limit_s is None or passed_s < limit_s:
+            await sleep(STEP_S)
+            passed_s = passed_s + STEP_S if worker.compiling else 0.0
+            limit_s = deadline_s(group) if passed_s >= FLOOR_S else None
+        scope.cancel()
+
+    async with background() as tasks:
+        tasks.start_soon(end_in_time)
+        with scope:
+            return await worker.run(BuildJob(tuple(group)))
+    message = f"compiling ran past {limit_s:g} s, far longer than the others' compiles took"
+    if len(group) > 1:
+        return GroupFailed(message)
+    return [Failure(group[0].index, "hopeless", message)]
