@@ -23,7 +23,8 @@ DECIMALS, MOST_DECIMALS = 4, 9
 """Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
 
 INVALIDITY = {
-    "lower": "compile", "codegen": "compile", "compile": "compile", "crash": "compile", "timeout": "timeout", "hopeless": "timeout",
+    "lower": "compile", "codegen": "compile", "compile": "compile", "crash": "compile",
+    "timeout": "timeout", "hopeless": "timeout",
     "mismatch": "correctness", "non_finite": "correctness", "unwritten": "correctness",
     "out_of_bounds": "correctness", "pruned": "constraints",
 }  # fmt: skip
