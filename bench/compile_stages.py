@@ -43,7 +43,8 @@ from atune.journal.events import (
 from atune.journal.recorder import Recorder
 from atune.local.machine import LocalMachine
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
-from atune.search.choosing import make_order
+from atune.search.interface import Searched
+from atune.search.orders import Random
 from atune.testing import IdleDeviceWorker
 from atune.workload.workload import FileRef, parse_file_ref
 
@@ -89,7 +90,7 @@ def child_tilelang(job: dict[str, Any]) -> dict[str, Any]:
     from atune.workload.workload import load
 
     work = load(parse_file_ref(job["space"]))
-    drawn = make_order("random", len(work.candidates()), job["seed"])
+    drawn = Random(Searched({one.index: one.config for one in work.candidates()}, job["seed"]))
     indices = [drawn.ask() for _ in range(job["candidates"])]
     tuner = make_tuner(work, check=False, rtol=0.02, target={"kind": "cuda", "arch": ARCH})
     tuner.configs = [tuner.configs[i] for i in indices if i is not None]
