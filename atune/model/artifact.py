@@ -148,7 +148,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     work: Work | None = None
     """Work of a block; None if any of it depends on values of the call."""
     layouts: Layouts | None = None
-    """Results of layout inference; None if the lowering was reused, or an older version lowered the kernel."""
+    """Results of layout inference; None if the lowering was reused."""
 
 
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
@@ -213,7 +213,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
     machine: MachineFacts | None = None
-    """Its registers, stack and code; None for target ``c``, and if an older version compiled it."""
+    """Its registers, stack and code; None for target ``c``."""
 
 
 Built = Artifact | Failure

@@ -60,8 +60,6 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     function = function.with_attr("global_symbol", symbol)
     ir_key = key_of(function, how)
     if (found := known(ir_key)) is not None:
-        if found.facts.work is None and how.kind == "cuda":  # an older version left it
-            found = msgspec.structs.replace(found, facts=msgspec.structs.replace(found.facts, work=work_of(function)))
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = normalize_pass_configs(dict(how.pass_configs))

@@ -114,19 +114,6 @@ def test_a_kernel_that_is_not_understood_is_lowered_all_the_same(
     assert facts.work is None and facts.threads == 128
 
 
-def test_what_an_older_version_kept_of_a_kernel_gets_its_work(tmp_path: Path) -> None:
-    with session_of(FileRef(str(KERNELS), "MOVED"), tmp_path) as candidates:
-        now = lower(candidates[0], registry.compose(()))
-        older = msgspec.structs.replace(now, facts=msgspec.structs.replace(now.facts, work=None))
-        found = lower(candidates[0], registry.compose(()), known=lambda key: older)
-    assert now.facts.work is not None and found.facts == now.facts
-
-
-def test_facts_of_an_older_journal_are_read() -> None:
-    facts = msgspec.json.decode(b'{"smem_bytes":1024,"threads":128,"grid":[4,1,1]}', type=StaticFacts)
-    assert facts.work is None and facts.grid == (4, 1, 1)
-
-
 def test_a_journal_gives_back_the_work_that_it_was_given(lowered: Lowering) -> None:
     facts = lowered("PRODUCT")[3]
     assert msgspec.json.decode(msgspec.json.encode(facts), type=StaticFacts) == facts
