@@ -110,11 +110,16 @@ PHASES = [
 ]
 
 
+SIGNALS = [
+    *(pytest.param(*phase.values, signal.SIGINT, id=f"ctrl-c-{phase.id}") for phase in PHASES),
+    pytest.param("SLOW", compiler_alive, signal.SIGTERM, id="sigterm"),
+    pytest.param("GIL", gil_held, signal.SIGHUP, id="terminal-closed"),
+]
+"""Ctrl-C in each phase; the other signals take the same way, and come in one."""
+
+
 @pytest.mark.usefixtures("with_a_terminal")
-@pytest.mark.parametrize(
-    "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["ctrl-c", "sigterm", "terminal-closed"]
-)
-@pytest.mark.parametrize(("name", "reached"), PHASES)
+@pytest.mark.parametrize(("name", "reached", "how"), SIGNALS)
 def test_signal_at_the_command_line_ends_everything(
     run: Run, name: str, reached: Callable[[Run], bool], how: signal.Signals
 ) -> None:
@@ -191,8 +196,13 @@ CANCEL = """
 """
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize(("name", "reached"), PHASES)
+@pytest.mark.parametrize(
+    ("name", "reached", "backend"),
+    [
+        *(pytest.param(*phase.values, "asyncio", id=f"asyncio-{phase.id}") for phase in PHASES),
+        pytest.param("SLOW", compiler_alive, "trio", id="trio"),
+    ],
+)
 def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(
     run: Run, name: str, reached: Callable[[Run], bool], backend: str
 ) -> None:

@@ -32,8 +32,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space_worker, "ANSWER_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(space_worker, "FILE_TIMEOUT_S", 6.0)
+    monkeypatch.setattr(space_worker, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(space_worker, "FILE_TIMEOUT_S", 3.0)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def machine(request: pytest.FixtureRequest) -> AsyncGenerator[LocalMachine
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
-        ("SPINS", r"a constraint \(where\), spins \(space_kernels\.py, line \d+\), had not answered after 3 s"),
+        ("SPINS", r"a constraint \(where\), spins \(space_kernels\.py, line \d+\), had not answered after 1 s"),
         ("HOLDS_THE_LOCK", r"a constraint \(where\), holds_the_lock \(space_kernels\.py, line 2\d\), had not answered"),
         (
             "CALLS_WHAT_SLEEPS",
@@ -133,7 +133,7 @@ async def test_tune_reads_a_generator_beside_the_event_loop() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import time\ntime.sleep(1e6)", r"was ended after 6 s: it hangs in <module> \(w\.py, line 2\)\. .*__main__"),
+        ("import time\ntime.sleep(1e6)", r"was ended after 3 s: it hangs in <module> \(w\.py, line 2\)\. .*__main__"),
         ("import os\nos._exit(4)", "loading .*w.py:W failed: .* exited with status 4"),
         ("import sys\nsys.exit('no licence')", "w.py cannot be loaded: SystemExit: no licence"),
     ],
