@@ -46,6 +46,7 @@ from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Bu
 from atune.search.interface import Searched
 from atune.search.orders import Random
 from atune.testing import IdleDeviceWorker
+from atune.workload.listing import candidates_of
 from atune.workload.workload import FileRef, parse_file_ref
 
 BENCH = Path(__file__).resolve().parent
@@ -90,7 +91,7 @@ def child_tilelang(job: dict[str, Any]) -> dict[str, Any]:
     from atune.workload.workload import load
 
     work = load(parse_file_ref(job["space"]))
-    drawn = Random(Searched({one.index: one.config for one in work.candidates()}, job["seed"]))
+    drawn = Random(Searched({one.index: one.config for one in candidates_of(work)}, job["seed"]))
     indices = [drawn.ask() for _ in range(job["candidates"])]
     tuner = make_tuner(work, check=False, rtol=0.02, target={"kind": "cuda", "arch": ARCH})
     tuner.configs = [tuner.configs[i] for i in indices if i is not None]

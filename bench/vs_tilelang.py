@@ -31,6 +31,7 @@ from atune.journal.events import ArtifactBuilt, CandidateLowered, CandidateMeasu
 from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
 from atune.model.measurement import Timing, ratio_interval
+from atune.workload.listing import candidates_of
 
 BENCH = Path(__file__).resolve().parent
 SPACES = {
@@ -291,7 +292,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
 
     from atune.workload.introspect import function_of
 
-    configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in work.candidates()]
+    configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in candidates_of(work)]
     tuner = AutoTuner.from_kernel(kernel=function_of(work.kernel), configs=configs)
     tuner.set_compile_args(out_idx=list(work.out_idx), target=target, pass_configs=work.pass_configs or None)
     supply = None if work.inputs is None else (lambda _params: _inputs(work))

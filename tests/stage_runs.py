@@ -12,6 +12,7 @@ from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Session
 from atune.stages.session import session
+from atune.workload.listing import candidates_of
 from atune.workload.workload import FileRef, load
 
 CUDA = Target("cuda", "sm_90a")
@@ -36,7 +37,7 @@ def session_of(
     session._state.session = Session(ref, target, *settings, str(run_dir), accelerators=tuple(accelerators))
     session._state.workload = work = load(ref)
     try:
-        yield list(work.candidates())
+        yield candidates_of(work)
     finally:
         session._state.session, session._state.workload = before  # type: ignore[assignment]
         if cache is None:

@@ -33,7 +33,7 @@ from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
 from atune.search.prior import OwnPrior
 from atune.search.surveyed import figures_for, there_is
-from atune.storage.prior_results import Known, history
+from atune.storage.earlier_outcomes import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import ResultKey
 from atune.system.locks import TuningLock

@@ -19,6 +19,7 @@ from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.server import in_worker
 from atune.storage.artifact_store import ArtifactStore
+from atune.workload.listing import candidates_of
 from atune.workload.workload import Workload, describe, ship
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def _plain(settings: CompileSettings) -> CompileSettings:
 def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Artifact | None:
     if not settings.store:
         return None
-    (candidate,) = workload.candidates()
+    (candidate,) = candidates_of(workload)
     store = ArtifactStore()
     try:
         key = importlib.import_module("atune.stages.compile.keys").store_key(
@@ -74,7 +75,7 @@ async def _built(workload: Workload, target: Target, settings: CompileSettings, 
     spec = describe(workload)
     exact = BenchmarkSettings(n_final=0)
     machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
-    candidates: list[Candidate] = workload.candidates()
+    candidates: list[Candidate] = candidates_of(workload)
     run = Run()
     async with machine.open(wake=run.wake):
         await machine.discover()

@@ -20,8 +20,7 @@ from atune.errors import UsageError
 from atune.journal.result import TuneResult
 from atune.local.questions import locate_kernel
 from atune.model.candidate import RESERVED, Config, describe_config, printable, thaw
-from atune.workload.default_edits import Change, write_defaults
-from atune.workload.kernel_site import KernelSite, Sought
+from atune.workload.kernel_defaults import Change, KernelSite, Sought, write_defaults
 from atune.workload.workload import parse_file_ref
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.system.folders import run_folder
-from atune.workload.kernel_site import KernelSite, Sought
+from atune.workload.kernel_defaults import KernelSite, Sought
 from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef, WorkloadRef
 

@@ -26,7 +26,7 @@ from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
 from atune.system.resources import check_machine
 from atune.system.source_locations import detail_of
-from atune.workload.listing import check_config
+from atune.workload.definition import check_config
 from atune.workload.pickling import load_function
 
 T = TypeVar("T")

@@ -11,16 +11,14 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from atune.workload.introspect import annotation_names, function_of, parts_of
+from atune.workload.definition import Workload, parts_of
+from atune.workload.introspect import annotation_names, function_of
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.source_text import normalised, normalised_expression
-
-if TYPE_CHECKING:
-    from atune.workload.workload import Workload
 
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count by name only: their versions are known, and their sources are deep."""

@@ -6,12 +6,9 @@ import ast
 import functools
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atune.workload.source_text import parse_module
-
-if TYPE_CHECKING:
-    from atune.workload.workload import Workload
 
 
 def function_of(kernel: Any) -> Any:
@@ -44,14 +41,3 @@ def signature_of(kernel: Any) -> inspect.Signature:
     """Return the parameters of `kernel`: those that it declares, or those of its function's signature."""
     own = getattr(kernel, "workload_signature", None)
     return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
-
-
-def parts_of(workload: Workload) -> list[tuple[str, Any]]:
-    parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
-    parts += [("check", workload.check), ("setup", workload.setup)]
-    parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
-    return [(label, part) for label, part in parts if part is not None]
-
-
-def functions_of(workload: Workload) -> list[Any]:
-    return [f for _, part in parts_of(workload) if inspect.isfunction(f := function_of(part))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
@@ -9,9 +10,10 @@ from typing import Annotated, Any, TypedDict
 from atune.errors import WorkloadError
 from atune.model.candidate import why_no_pass_configs
 from atune.model.options import Option
-from atune.workload.amounts import Amount
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
+Amount = float | Callable[..., float] | None
+"""Operations or bytes of a call: a number, or a function of the arguments."""
 
 SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 """Names of tilelang's `TensorSupplyType`."""
@@ -164,3 +166,22 @@ class WorkloadOptions(SharedOptions, total=False):
         fits=_text, must="must be the source text of the kernel's module",
     )]
     # fmt: on
+
+
+def amount(label: str, given: Amount, arguments: Mapping[str, Any]) -> float | None:
+    """Return the number `given`, or call the function `given` with those of `arguments` that it names.
+
+    Raises `WorkloadError` if the function names other arguments, raises, or returns no number.
+    """
+    if not callable(given):
+        return given
+    try:
+        names = inspect.signature(given).parameters
+        found = given(**{name: arguments[name] for name in names})
+    except KeyError as error:
+        raise WorkloadError(f"Workload: {label} names {error}, which is none of the arguments") from error
+    except Exception as error:
+        raise WorkloadError(f"Workload: {label} raised {type(error).__name__}: {error}") from error
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise WorkloadError(f"Workload: {label} must return a number, got {found!r}")
+    return found

@@ -18,21 +18,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
 from atune.system.folders import working_folder
 from atune.system.source_locations import located
+from atune.workload.definition import Workload, functions_of, parts_of
 from atune.workload.fingerprint import fingerprint
-from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
+from atune.workload.introspect import annotation_names, function_of
 from atune.workload.packing import Packed, pack, unpack
 from atune.workload.source_files import show
 from atune.workload.source_text import parse_expression
-
-if TYPE_CHECKING:
-    from atune.workload.workload import Workload
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
@@ -175,8 +173,6 @@ def load_function(packed: bytes) -> Callable[..., Any]:
 
 def load(ref: WorkloadRef) -> Workload:
     """Return the workload that `ref` names. Runs its file or unpickles it. Raises `WorkloadError`."""
-    from atune.workload.workload import Workload  # it imports this module
-
     if isinstance(ref, PickleRef):
         for entry in ref.sys_path:
             if entry not in sys.path:
@@ -195,8 +191,6 @@ def load(ref: WorkloadRef) -> Workload:
 
 def load_named(ref: FileRef) -> Any:
     """Run a file and return its object of the given name. Raises `WorkloadError`."""
-    from atune.workload.workload import Workload  # it imports this module
-
     module = _run_file(ref.path)
     if not hasattr(module, ref.name):
         there = sorted(n for n, v in vars(module).items() if isinstance(v, Workload))
@@ -218,8 +212,6 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
 
     Under ``from __future__ import annotations`` these are strings, and pickling by value does not parse them.
     """
-    from atune.workload.workload import Workload  # it imports this module
-
     found: dict[str, Any] = {}
 
     def names(code: CodeType) -> Iterator[str]:

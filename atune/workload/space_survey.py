@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from atune.model.candidate import config_key, normalise
+from atune.workload.definition import Workload
 from atune.workload.fingerprint import fingerprint, lambda_body
-
-if TYPE_CHECKING:
-    from atune.workload.workload import Workload
+from atune.workload.listing import candidates_of
 
 MOST_POINTS = 100_000
 """Most points examined."""
@@ -73,7 +72,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
             refused[first] += 1
     exact = looked_at == size
     if exact and keys:
-        workload.candidates()  # raises if a candidate does not fit the kernel
+        candidates_of(workload)  # raises if a candidate does not fit the kernel
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,

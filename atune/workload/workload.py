@@ -1,4 +1,4 @@
-"""The work to tune: a kernel factory, its space, the problem, inputs and a reference.
+"""A workload's description, and the names that others import to load, describe and send one.
 
 A workload reaches the workers as a `WorkloadRef`: its file and name, or its pickled functions with their source text.
 tilelang reads the source of every kernel, even of one typed into a notebook.
@@ -6,21 +6,14 @@ tilelang reads the source of every kernel, even of one typed into a notebook.
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import msgspec
 
-from atune.errors import WorkloadError
-from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash
-from atune.model.options import checked, complete, documents, refuse_unknown
-from atune.model.space import Space
-from atune.workload.amounts import amount
+from atune.model.candidate import Config, config_key, space_hash
+from atune.workload.definition import Workload
 from atune.workload.fingerprint import fingerprint
-from atune.workload.introspect import function_of
-from atune.workload.listing import Candidates, Listing, check_names, listing
-from atune.workload.options import WorkloadOptions
+from atune.workload.listing import Listing, listing
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
 
 __all__ = [
@@ -36,75 +29,6 @@ __all__ = [
     "parse_file_ref",
     "ship",
 ]
-
-
-@documents(WorkloadOptions)
-class Workload:
-    """A kernel to tune.
-
-    Parameters
-    ----------
-    kernel
-        A function that returns a TileLang PrimFunc, plain or under `@tilelang.jit`. Its parameters are the problem's
-        arguments and the configuration.
-    space
-        `Space`, or what `Space(...)` takes as its first argument.
-    {options}
-
-    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
-    take. Raises `UsageError`, which is a TypeError too, for an unknown option.
-    """
-
-    def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
-        refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
-        given: WorkloadOptions = complete("Workload", options, WorkloadOptions, WorkloadError)  # type: ignore[assignment]
-        if not callable(kernel):
-            made = type(kernel).__name__
-            got = "a PrimFunc: do not call the function" if made == "PrimFunc" else reprlib.repr(kernel)
-            raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
-        if getattr(kernel, "is_autotuned", False):
-            raise WorkloadError(
-                "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "
-                "the function under the decorator"
-            )
-        problem, out_idx = given["arguments"] or {}, given["out_idx"]
-        self.supply: str | None = given["supply"]
-        self.flops, self.bytes = (amount(name, given[name], problem) for name in ("flops", "bytes"))
-        checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
-        self.kernel = kernel
-        self.space = space if isinstance(space, Space) else Space(space)
-        self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
-        self.arguments: dict[str, Any] = {
-            normalise(k, f"Workload {self.name}: argument {k!r}"): normalise(v, f"Workload {self.name}: argument {k!r}")
-            for k, v in problem.items()
-        }
-        self.inputs, self.reference, self.check, self.setup = (
-            given["inputs"], given["reference"], given["check"], given["setup"],
-        )  # fmt: skip
-        self.out_idx = (out_idx,) if isinstance(out_idx, int) else (tuple(out_idx) if out_idx is not None else None)
-        self.kernels_out_idx = self.out_idx is None
-        """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
-        if self.out_idx is None:
-            jit_outputs = getattr(kernel, "out_idx", None)
-            self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
-        self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
-        self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
-        self.default = None if given["default"] is None else dict(given["default"])
-        own = getattr(kernel, "pass_configs", None) or {}
-        self.pass_configs: dict[str, Any] = {**own, **(given["pass_configs"] or {})}
-        self.source = given["source"]
-        check_names(self)
-
-    def candidates(self) -> list[Candidate]:
-        """Enumerate the space, or draw from a large one. Raises `SpaceError` for what does not fit the kernel."""
-        return [candidate for candidate in Candidates(self).listed() if candidate is not None]
-
-    def default_config(self, candidates: Sequence[Candidate]) -> int | None:
-        """Return the index of the default configuration, or None if the space lacks it."""
-        known = Candidates(self)
-        found = next((candidate.index for candidate in candidates if known.is_default(candidate)), None)
-        known.check_default(found)
-        return found
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):

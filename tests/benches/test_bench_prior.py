@@ -12,6 +12,7 @@ from prior import REFS, judge, ranks, recorded, scores_of, working_on
 
 from atune.stages.compile.lowering import lower, workload
 from atune.stages.compile.steps import Steps
+from atune.workload.listing import candidates_of
 
 PRODUCTS = [name for name in REFS if name.startswith("gemm")]
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "prior" / "prior.json"
@@ -37,7 +38,7 @@ def test_stored_facts_are_those_that_lowering_tells(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session._state, "session", None, raising=False)
     for name in ("gemm_odd", "attention_causal", "rms_norm"):
         with working_on(REFS[name]):
-            candidate = list(workload().candidates())[7]
+            candidate = candidates_of(workload())[7]
             told, stored = lower(candidate, Steps()).facts, facts_of(name)[7]
             length = told.source_bytes if version("tilelang") != "0.1.15" else stored.source_bytes  # of its release
             told = msgspec.structs.replace(told, layouts=None)  # recordings of before have none

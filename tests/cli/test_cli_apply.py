@@ -23,7 +23,7 @@ from atune.cli.main import main
 from atune.journal.events import CandidateMeasured, CandidateProposed, RunStarted
 from atune.journal.writer import Journal
 from atune.model.candidate import config_key
-from atune.workload.kernel_site import KernelSite, Sought, locate
+from atune.workload.kernel_defaults import KernelSite, Sought, locate
 from atune.workload.pickling import FileRef, load
 from atune.workload.workload import describe
 

@@ -23,7 +23,7 @@ from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
 from atune.search.interface import Searched
-from atune.storage.prior_results import history, known_of
+from atune.storage.earlier_outcomes import history, known_of
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

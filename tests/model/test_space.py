@@ -16,6 +16,7 @@ from atune.errors import SpaceError
 from atune.journal.replay import replay
 from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, thaw
 from atune.model.space import Space
+from atune.workload.listing import candidates_of
 from atune.workload.workload import Workload, describe
 
 
@@ -254,8 +255,8 @@ def test_what_a_journal_does_not_hold_is_refused_at_construction(value: Any, mes
         lambda: Space(block=[value]),
         lambda: Space([{"block": 1}, {"block": value}]),
         lambda: Workload(kernel, [{}], arguments={"block": value}),
-        lambda: Workload(kernel, Space(block=lambda: [value])).candidates(),
-        lambda: Workload(kernel, Space({"block": v} for v in (1, value))).candidates(),
+        lambda: candidates_of(Workload(kernel, Space(block=lambda: [value]))),
+        lambda: candidates_of(Workload(kernel, Space({"block": v} for v in (1, value)))),
     ):
         with pytest.raises(SpaceError) as caught:
             make()
@@ -268,7 +269,7 @@ def test_a_name_with_a_surrogate_is_refused() -> None:
     def any_name(**names: Any) -> None: ...
 
     with pytest.raises(SpaceError, match="has a surrogate"):
-        Workload(any_name, [{"\ud800": 1}]).candidates()
+        candidates_of(Workload(any_name, [{"\ud800": 1}]))
     with pytest.raises(SpaceError, match="has a surrogate"):
         Workload(any_name, [{"a": 1}], arguments={"\ud800": 1})
 

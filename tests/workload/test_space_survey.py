@@ -10,6 +10,7 @@ import pytest
 
 from atune.errors import SpaceError
 from atune.model.space import Space
+from atune.workload.listing import candidates_of
 from atune.workload.space_survey import Refusals, survey, words_of
 from atune.workload.workload import Workload
 
@@ -35,7 +36,7 @@ def test_points_are_counted_by_the_first_constraint_that_refuses_them() -> None:
         Refusals("lambda block, stages: block * stages < 128", 2),
     )
     workload = Workload(kernel, space, arguments={"N": 64})
-    assert found.keys == tuple(candidate.key for candidate in workload.candidates())
+    assert found.keys == tuple(candidate.key for candidate in candidates_of(workload))
 
 
 def test_a_space_whose_points_are_all_refused_is_counted_too() -> None:

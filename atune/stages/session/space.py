@@ -16,7 +16,7 @@ import msgspec
 
 from atune.model.candidate import Candidate, Config, thaw
 from atune.processes.messages import LoadSpace, LookUp, SpacePart
-from atune.workload.kernel_site import Sought, locate
+from atune.workload.kernel_defaults import Sought, locate
 from atune.workload.listing import Candidates
 from atune.workload.pickling import FileRef
 from atune.workload.space_survey import survey

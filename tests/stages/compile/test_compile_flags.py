@@ -18,6 +18,7 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
+from atune.workload.listing import candidates_of, listing
 from atune.workload.workload import FileRef, Workload
 
 pytestmark = pytest.mark.anyio
@@ -116,9 +117,9 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
 @pytest.mark.parametrize("flags", ["-O2", [1], {"-O2": True}])
 def test_flags_that_are_no_list_of_texts_are_refused(flags: Any) -> None:
     with pytest.raises(SpaceError, match="compile_flags must be a list of flags"):
-        Workload(lambda a: a, [{"a": 1, "compile_flags": flags}]).candidates()
+        candidates_of(Workload(lambda a: a, [{"a": 1, "compile_flags": flags}]))
 
 
 def test_the_default_has_the_settings_flags() -> None:
     work = Workload(lambda a=1: a, [{"a": 1, "compile_flags": ["-O2"]}, {"a": 1, "compile_flags": None}])
-    assert work.default_config(work.candidates()) == 1
+    assert listing(work).default == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atune.errors import UsageError
-from atune.workload.default_edits import literal, write_defaults
+from atune.workload.kernel_defaults import literal, write_defaults
 
 
 def written(text: str, values: dict[str, Any], **options: Any) -> str:

@@ -1,0 +1,204 @@
+"""The work to tune: a kernel factory, its space, the problem, inputs and a reference."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Unpack
+
+from atune.errors import SpaceError, WorkloadError
+from atune.model.candidate import (
+    COMPILE_FLAGS,
+    PASS_CONFIGS,
+    RESERVED,
+    Config,
+    check_reserved,
+    config_key,
+    normalise,
+)
+from atune.model.options import checked, complete, documents, refuse_unknown
+from atune.model.space import Space
+from atune.workload.introspect import function_of, signature_of
+from atune.workload.options import WorkloadOptions, amount
+
+
+@documents(WorkloadOptions)
+class Workload:
+    """A kernel to tune.
+
+    Parameters
+    ----------
+    kernel
+        A function that returns a TileLang PrimFunc, plain or under `@tilelang.jit`. Its parameters are the problem's
+        arguments and the configuration.
+    space
+        `Space`, or what `Space(...)` takes as its first argument.
+    {options}
+
+    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
+    take. Raises `UsageError`, which is a TypeError too, for an unknown option.
+    """
+
+    def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
+        refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
+        given: WorkloadOptions = complete("Workload", options, WorkloadOptions, WorkloadError)  # type: ignore[assignment]
+        if not callable(kernel):
+            made = type(kernel).__name__
+            got = "a PrimFunc: do not call the function" if made == "PrimFunc" else reprlib.repr(kernel)
+            raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
+        if getattr(kernel, "is_autotuned", False):
+            raise WorkloadError(
+                "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "
+                "the function under the decorator"
+            )
+        problem, out_idx = given["arguments"] or {}, given["out_idx"]
+        self.supply: str | None = given["supply"]
+        self.flops, self.bytes = (amount(name, given[name], problem) for name in ("flops", "bytes"))
+        checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
+        self.kernel = kernel
+        self.space = space if isinstance(space, Space) else Space(space)
+        self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
+        self.arguments: dict[str, Any] = {
+            normalise(k, f"Workload {self.name}: argument {k!r}"): normalise(v, f"Workload {self.name}: argument {k!r}")
+            for k, v in problem.items()
+        }
+        self.inputs, self.reference, self.check, self.setup = (
+            given["inputs"], given["reference"], given["check"], given["setup"],
+        )  # fmt: skip
+        self.out_idx = (out_idx,) if isinstance(out_idx, int) else (tuple(out_idx) if out_idx is not None else None)
+        self.kernels_out_idx = self.out_idx is None
+        """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
+        if self.out_idx is None:
+            jit_outputs = getattr(kernel, "out_idx", None)
+            self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
+        self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
+        self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
+        self.default = None if given["default"] is None else dict(given["default"])
+        own = getattr(kernel, "pass_configs", None) or {}
+        self.pass_configs: dict[str, Any] = {**own, **(given["pass_configs"] or {})}
+        self.source = given["source"]
+        check_names(self)
+
+
+def parts_of(workload: Workload) -> list[tuple[str, Any]]:
+    parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
+    parts += [("check", workload.check), ("setup", workload.setup)]
+    parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
+    return [(label, part) for label, part in parts if part is not None]
+
+
+def functions_of(workload: Workload) -> list[Any]:
+    return [f for _, part in parts_of(workload) if inspect.isfunction(f := function_of(part))]
+
+
+def check_names(workload: Workload) -> None:
+    """Raise `SpaceError` or `WorkloadError` where the kernel does not take an axis, or an argument of the problem.
+
+    Asks no function of the user's: axes that are computed go by their names, and configurations that are computed are
+    looked at once they are.
+    """
+    if (fit := _fit_of(workload)) is not None:
+        for number, names in workload.space.names():
+            fit.check_known(names, f"Workload {workload.name}, config {number}")
+
+
+def check_config(workload: Workload, config: Mapping[str, Any]) -> None:
+    """Raise `SpaceError` where the kernel does not take a name of `config`, which need not be of the space."""
+    if (fit := _fit_of(workload)) is not None:
+        fit.check_known(config, f"Workload {workload.name}")
+
+
+def _fit_of(workload: Workload) -> Fit | None:
+    try:
+        return Fit(workload)
+    except (TypeError, ValueError):
+        return None  # a kernel whose signature Python cannot tell
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for the name that is most like `name`; empty where none is."""
+    lowered = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.7)
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
+
+
+class Fit:
+    """Checks that configurations fit the kernel's parameters, and finds the default among them."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        parameters = signature_of(workload.kernel).parameters
+        self._parameters = parameters
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._required = {
+            n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        }
+        self._fitting: set[tuple[str, ...]] = set()
+        """Names of configurations that fit."""
+        self._default_keys: dict[tuple[object, ...], str] = {}
+        for name in workload.arguments:
+            if name not in parameters and not self._takes_any:
+                symbolic = "; a symbolic dimension (T.dynamic) has its size from inputs"
+                raise WorkloadError(
+                    f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
+                    f"{meant(name, parameters) or symbolic}"
+                )
+
+    @property
+    def names(self) -> set[str]:
+        """Names in the configurations that were checked."""
+        return {name for names in self._fitting for name in names}
+
+    def check(self, config: Config, where: str) -> None:
+        """Raise `SpaceError`, naming `where`, for a configuration that does not fit the kernel."""
+        if (names := tuple(config)) not in self._fitting:
+            self._check_names(config, where)
+            self._fitting.add(names)
+        for name in config.keys() & RESERVED:
+            check_reserved(name, config[name], where)
+
+    def check_known(self, names: Iterable[str], where: str) -> None:
+        """Raise `SpaceError`, naming `where`, for a name of the space that the kernel does not take."""
+        arguments = self._workload.arguments
+        wrong = (n for n in names if n not in self._parameters and n not in RESERVED and not self._takes_any)
+        if unknown := sorted(wrong):
+            raise SpaceError(
+                f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
+                f"{', '.join(n for n in self._parameters if n not in arguments)}{meant(unknown[0], self._parameters)}"
+            )
+
+    def _check_names(self, config: Config, where: str) -> None:
+        names, arguments = config.keys() - RESERVED, self._workload.arguments
+        self.check_known(names, where)
+        if both := sorted(names & arguments.keys()):
+            raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
+        if missing := sorted(self._required - names - arguments.keys()):
+            raise SpaceError(
+                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
+            )
+
+    def default(self, config: Mapping[str, Any]) -> Config | None:
+        """Return the default among configurations with the names of `config`, or None if it is not plain data.
+
+        An empty pass configuration has several spellings; the one of `config` is used.
+        """
+        given = self._workload.default
+        if given is None:
+            given = {n: self._parameters[n].default for n in config if n in self._parameters}
+            # These mean the same: None, and a pass configuration without options.
+            nothing: dict[str, Any] = {PASS_CONFIGS: config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
+            given |= {n: value for n, value in nothing.items() if n in config}
+        try:
+            return {name: normalise(value, name) for name, value in given.items()}
+        except SpaceError:
+            return None
+
+    def default_key(self, config: Config) -> str:
+        """Return the key of the result of `default`, or an empty text for None."""
+        alike = (config.get(PASS_CONFIGS) is None, *config)
+        if alike not in self._default_keys:
+            default = self.default(config)
+            self._default_keys[alike] = "" if default is None else config_key(default)
+        return self._default_keys[alike]
