@@ -29,8 +29,7 @@ from spaces import FOLDER, SPACES, SUFFIX
 from atune.model.candidate import Config
 from atune.model.settings import Budget
 from atune.search.choosing import make_strategy
-from atune.search.guard import Guarded
-from atune.search.interface import AHEAD, Searched
+from atune.search.interface import AHEAD, Guarded, Searched
 from atune.search.recording import Recording, read_recording
 from atune.search.simulation import Summary, Trial, regrets, simulate
 

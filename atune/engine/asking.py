@@ -10,8 +10,7 @@ from atune.engine.plan import Plan
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.search.choosing import kind_of
-from atune.search.guard import Guarded
-from atune.search.interface import AHEAD
+from atune.search.interface import AHEAD, Guarded
 from atune.search.recording import reason_of
 
 

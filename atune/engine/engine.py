@@ -22,15 +22,13 @@ from atune.engine.asking import Asking
 from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.compile_cost import compile_deadline_s
 from atune.engine.compile_stage import CompileStage
-from atune.engine.ending import keep_time
 from atune.engine.final import FinalStage, Find
 from atune.engine.header import header_fields
 from atune.engine.interfaces import Machine
-from atune.engine.plan import Plan, check_same_work, finished, planned
+from atune.engine.plan import Plan, check_same_work, finished, planned, record_resumed
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposing import Proposing
-from atune.engine.resuming import record_resumed
-from atune.engine.run_state import Run
+from atune.engine.run_state import Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Screen, layout_choice
 from atune.engine.strategies import Search, strategy_name
@@ -45,8 +43,7 @@ from atune.search import forest
 from atune.search.advice import no_advice
 from atune.search.choosing import kind_of, may_be_forest
 from atune.search.devices import Figures
-from atune.search.guard import Guarded
-from atune.search.interface import Strategy
+from atune.search.interface import Guarded, Strategy
 from atune.search.prior import AUTO, Chosen, OwnPrior
 from atune.search.surveyed import figures_for, there_is
 from atune.workload.workload import WorkloadSpec

@@ -1,6 +1,6 @@
 """Plans the work that is left: everything for a new run, or what the journal of a resumed run lacks.
 
-A pure function from the journal's state and the current workload to a `Plan`. It starts nothing and reads no file.
+`planned` is a pure function from the journal's state and the current workload to a `Plan`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atune.engine.interfaces import Machine
 from atune.engine.strategies import Search, strategy_of
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
-from atune.journal.events import RunStarted
+from atune.journal.events import BenchmarkFailed, JournalRepaired, RunResumed, RunStarted
+from atune.journal.recorder import Recorder
 from atune.journal.state import State
 from atune.model.candidate import Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import MEASURING, Budget
 from atune.search.choosing import uses_prior
-from atune.search.guard import Guarded
+from atune.search.interface import Guarded
 from atune.workload.workload import WorkloadSpec
 
 PARTS = ("kernel", "target", "device", "versions", "settings")
@@ -207,3 +209,24 @@ def _plain(value: Any) -> Any:
 
 def _values(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "without arguments"
+
+
+def record_resumed(
+    recorder: Recorder, machine: Machine, plan: Plan, versions: dict[str, str], accepted: tuple[str, ...]
+) -> None:
+    """Record that a further part begins, and settle the candidates that need no work."""
+    state, emit, journal = recorder.state, recorder.emit, recorder.journal
+    if journal is not None and journal.torn_bytes:
+        emit(JournalRepaired, cut_bytes=journal.torn_bytes)
+    active, unused = machine.accelerators(plan.to_compile)
+    emit(
+        RunResumed,
+        part=state.resumed.part + 1 if state.resumed else 1,
+        versions=versions,
+        accepted=accepted,
+        accelerators=active,
+        unused=dict(unused),
+    )
+    for index, device in plan.suspects.items():
+        message = "suspect: the whole program died twice while this candidate was being measured"
+        emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)

@@ -23,7 +23,7 @@ from atune.model.candidate import Candidate, Config
 from atune.model.jobs import RankJob
 from atune.search.choosing import EXHAUSTIVE
 from atune.search.devices import Figures
-from atune.search.guard import Guarded
+from atune.search.interface import Guarded
 from atune.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
 from atune.search.surveyed import columns
 

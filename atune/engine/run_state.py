@@ -134,3 +134,13 @@ class Outcomes:
         """Whether the measurement counts; that of a device excluded since then does not."""
         outcome = self.recorder.state.outcome(index)
         return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == latency_ms
+
+
+async def keep_time(run: Run, seconds: float | None) -> None:
+    """Stop `run` once it took so many seconds, in all its parts together. Returns once all is measured."""
+    if seconds is None:
+        return
+    with anyio.move_on_after(max(0.0, seconds - run.recorder.elapsed_s)) as left:
+        await run.measured.wait()
+    if left.cancelled_caught:
+        run.stop("budget")

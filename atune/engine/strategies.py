@@ -12,8 +12,7 @@ from atune.model.candidate import Candidate
 from atune.model.settings import Budget
 from atune.search.advice import elsewhere
 from atune.search.choosing import AUTO, chosen, make_strategy
-from atune.search.guard import Guarded
-from atune.search.interface import Searched, Strategy
+from atune.search.interface import Guarded, Searched, Strategy
 from atune.search.recording import reason_of
 from atune.search.surveyed import told
 

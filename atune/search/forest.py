@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.search.encoding import elsewhere_column, more_columns
-from atune.search.interface import Searched
-from atune.search.learner import BATCH, OF_TOLD, Learner
-from atune.search.spread import spread_more
+from atune.search.encoding import Encoding, elsewhere_column, more_columns
+from atune.search.interface import DUPLICATE, Searched, by_prior
+from atune.search.orders import first_of, spread_more
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+BATCH = 8
+"""How many candidates are proposed at once, without learning in between."""
+OF_TOLD = 4
+"""For this many known candidates, one more may be outstanding."""
 FIRST = 8
 """How many candidates are drawn before the forest decides; fewer under a small budget."""
 RANKED = 16
@@ -40,28 +44,45 @@ MOST_SCORED = 8192
 """Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
 POLISHED = 0.15
 """Share of a budget that is reserved for neighbours of the best."""
+LEAST_KNOWN = 8
+"""With fewer measured candidates, no latency is predicted."""
+FITS = 0.5
+"""Share of the log latencies' variance that the prior's estimates must explain to predict one."""
 
 
-class Forest(Learner):
+class Forest:
+    """Proposes in batches. A batch depends only on the seed, and on the proposals and outcomes before it.
+
+    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    """
+
     name = "forest"
 
     def __init__(self, searched: Searched) -> None:
-        super().__init__(searched)
+        self.indices = list(searched.configs)
+        self._positions = {index: position for position, index in enumerate(self.indices)}
+        self.encoding = Encoding(list(searched.configs.values()))
+        self.seed, self.budget = searched.seed, searched.budget
+        ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
+        self.ranked = [self._positions[index] for index in ranked]
+        """All candidates by the prior, the best first; empty without one."""
+        self._estimates = {} if searched.prior is None else searched.prior
+        self.advised = [self._positions[index] for index in first_of(searched.elsewhere, searched.budget)]
+        """The few that were best elsewhere, the best first."""
+        self.asked = dict[int, None]()
+        """In order."""
+        self.latencies = dict[int, float]()
+        self.failures = dict[int, str]()
+        """Why those failed that did."""
+        self._told = set[int]()
+        self._batch = deque[int]()
         self._make = _classifier()
         self._searched = searched
         self._features = self._rows()
 
-    def _rows(self) -> NDArray[np.float32]:
-        """Return the features of all candidates, of shape (candidates, columns)."""
-        import numpy as np
-
-        more = more_columns(self.indices, self._searched.prior, self._searched.facts)
-        known = elsewhere_column(self.indices, self._searched.elsewhere)  # the last, as `_seen` knows
-        return np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
-
     @property
     def most_outstanding(self) -> int:
-        """As in `Learner`, but fewer under a small budget, or most would be proposed before the first outcome.
+        """Fewer under a small budget, or most would be proposed before the first outcome.
 
         With a prior more: its first candidates are worth compiling at once.
         """
@@ -69,11 +90,40 @@ class Forest(Learner):
         first = RANKED if self.ranked else first
         return max(first, len(self._told) // OF_TOLD)
 
-    def first_drawn(self, rng: random.Random, count: int) -> list[int]:
-        """As in `Learner`, but spread under a small budget, of which the first draws are a large share."""
-        if self.budget is None or self.budget >= EARLY:
-            return super().first_drawn(rng, count)
-        return spread_more(self.encoding.places, self.left(), self.asked, count, rng)
+    def ask(self) -> int | None:
+        while len(self.asked) < len(self.indices):
+            if not self._batch:
+                self._batch.extend(dict.fromkeys(self.propose(self._random())))
+            candidate = self._batch.popleft()
+            if candidate not in self.asked:
+                self.asked[candidate] = None
+                return self.indices[candidate]
+        return None
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        candidate = self._positions.get(index)
+        if candidate is None:
+            return  # it failed in the survey
+        self.asked[candidate] = None
+        self._told.add(candidate)
+        self.latencies.pop(candidate, None)
+        self.failures.pop(candidate, None)
+        if latency_ms is not None:
+            self.latencies[candidate] = latency_ms
+        elif reason != DUPLICATE:
+            self.failures[candidate] = reason
+
+    def expected_best(self) -> float | None:
+        """Return the best latency, ms, that the prior predicts, measured or not; None without a prediction."""
+        first = next((candidate for candidate in self.ranked if candidate not in self._told), None)
+        if first is None or self.best is None:
+            return None
+        known = [(self._estimate(candidate), ms) for candidate, ms in self.latencies.items()]
+        expected = expected_latency(known, self._estimate(first))
+        return None if expected is None else min(expected, self.latencies[self.best])
+
+    def _estimate(self, candidate: int) -> float:
+        return float(self._estimates.get(self.indices[candidate], float("inf")))
 
     def propose(self, rng: random.Random) -> list[int]:
         most, share = (RANKED, 2) if self.ranked else (FIRST, 4)
@@ -160,6 +210,71 @@ class Forest(Learner):
         """Return those of `candidates` that were not advised."""
         advised = frozenset(self.advised)
         return [candidate for candidate in candidates if candidate not in advised]
+
+    @property
+    def best(self) -> int | None:
+        """The fastest so far; of equals the first in the space."""
+        return min(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate), default=None)
+
+    def left(self) -> list[int]:
+        """Return the candidates not proposed yet, in order."""
+        return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
+
+    def beginning(self, rng: random.Random, count: int) -> list[int]:
+        """Return the first candidates: those best in other runs, and `count` more, chosen independently of them.
+
+        With a prior, all but one of these follow it. Otherwise all are drawn.
+        """
+        advised = [candidate for candidate in self.advised if candidate not in self.asked]
+        if not self.ranked:
+            return [*advised, *self.first_drawn(rng, count)]
+        best = [candidate for candidate in self.ranked if candidate not in self.asked and candidate not in advised]
+        return [*advised, *best[: max(1, count - 1)], *self.drawn(rng, 1)]
+
+    def drawn(self, rng: random.Random, count: int) -> list[int]:
+        """Draw up to `count` candidates that were not asked for, without replacement."""
+        left = self.left()
+        return rng.sample(left, min(count, len(left)))
+
+    def new_neighbours(self, candidate: int) -> list[int]:
+        return [other for other in self.encoding.neighbours(candidate) if other not in self.asked]
+
+    def _random(self) -> random.Random:
+        return random.Random(f"{self.seed} {len(self.asked)}")
+
+    def first_drawn(self, rng: random.Random, count: int) -> list[int]:
+        """Draw the first candidates without a prior: spread under a small budget, of which they are a large share."""
+        if self.budget is None or self.budget >= EARLY:
+            return self.drawn(rng, count)
+        return spread_more(self.encoding.places, self.left(), self.asked, count, rng)
+
+    def _rows(self) -> NDArray[np.float32]:
+        """Return the features of all candidates, of shape (candidates, columns)."""
+        import numpy as np
+
+        more = more_columns(self.indices, self._searched.prior, self._searched.facts)
+        known = elsewhere_column(self.indices, self._searched.elsewhere)  # the last, as `_seen` knows
+        return np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
+
+
+def expected_latency(known: Sequence[tuple[float, float]], estimate: float) -> float | None:
+    """Return the latency, ms, predicted for a candidate with this `estimate`.
+
+    `known`: estimates and latencies of measured candidates. A least-squares line predicts the log latency from the log
+    estimate, so that estimates may have any unit. Returns None if too few are known, if the line fits badly, or if it
+    falls.
+    """
+    points = [(math.log(one), math.log(ms)) for one, ms in known if 0 < one < math.inf and 0 < ms < math.inf]
+    if len(points) < LEAST_KNOWN or not 0 < estimate < math.inf:
+        return None
+    x_mean = math.fsum(x for x, _ in points) / len(points)
+    y_mean = math.fsum(y for _, y in points) / len(points)
+    xx = math.fsum((x - x_mean) ** 2 for x, _ in points)
+    yy = math.fsum((y - y_mean) ** 2 for _, y in points)
+    xy = math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
+    if xx == 0 or yy == 0 or xy <= 0 or xy * xy < FITS * xx * yy:
+        return None
+    return math.exp(y_mean + xy / xx * (math.log(estimate) - x_mean))
 
 
 def available() -> bool:

@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from atune.search.choosing import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
-from atune.search.guard import Guarded
-from atune.search.interface import AHEAD, Searched, Strategy
+from atune.search.interface import AHEAD, Guarded, Searched, Strategy
 from atune.search.recording import Recording
 from atune.search.surveyed import figures_for, told_of
 

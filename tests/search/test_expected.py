@@ -8,9 +8,9 @@ import pytest
 
 from atune.errors import StrategyError
 from atune.search.choosing import make_strategy
-from atune.search.expected import LEAST, expected_latency
-from atune.search.guard import Guarded
-from atune.search.interface import Searched
+from atune.search.forest import LEAST_KNOWN as LEAST
+from atune.search.forest import expected_latency
+from atune.search.interface import Guarded, Searched
 
 CONFIGS: dict[int, Any] = {10 * i: {"x": i} for i in range(40)}
 

@@ -14,9 +14,8 @@ from atune.model.candidate import Config
 from atune.search import choosing, forest
 from atune.search.choosing import KINDS, check_given, chosen, make_strategy
 from atune.search.encoding import Encoding
-from atune.search.guard import Guarded
-from atune.search.interface import DUPLICATE, Searched, Strategy
-from atune.search.spread import spread_more
+from atune.search.interface import DUPLICATE, Guarded, Searched, Strategy
+from atune.search.orders import spread_more
 
 CONFIGS: dict[int, Config] = {
     10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}
