@@ -9,6 +9,10 @@ import tilelang.language as T
 import torch
 
 import atune
+from atune.api.blocking import run_blocking
+from atune.api.cached_tune import Work, tune_work
+from atune.journal.result import TuneResult
+from atune.storage.result_cache import ResultCache
 
 
 def scale(n: int, factor: int = 1, block: int = 64) -> Any:
@@ -33,6 +37,11 @@ def doubled(A: torch.Tensor) -> torch.Tensor:
 def workload(space: atune.Space | None = None, kernel: Any = scale, **options: Any) -> atune.Workload:
     space = space or atune.Space(factor=[1, 2], block=[16, 64])
     return atune.Workload(kernel, space, arguments={"n": 256}, reference=doubled, name="scale", **options)
+
+
+def run_cached(work: Work, cache: ResultCache, **options: Any) -> TuneResult:
+    """Do what `tune_work` does, blocking."""
+    return run_blocking(tune_work, work, cache, **options)
 
 
 QUICK = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2, n_final_rounds=3, n_final_limit=3)

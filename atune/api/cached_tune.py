@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.api.blocking import run_blocking
 from atune.api.discovery import discover, discover_there, measured_on
 from atune.api.options import budget_of, completed
 from atune.api.priors import chosen_prior, key_of
@@ -23,7 +22,7 @@ from atune.api.tuner import tune
 from atune.cluster.address import Cluster
 from atune.engine.header import header_fields
 from atune.engine.strategies import strategy_name
-from atune.errors import JournalError, UsageError
+from atune.errors import JournalError
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
@@ -52,7 +51,8 @@ POLL_S = 0.1
 class Work:
     """A workload with its tuning options: its cache key, and the parts of that key.
 
-    `problem`: the problem's key, as data, in place of all of the workload's arguments. `options`: as for `atune.tune`.
+    `problem`: the problem's key, as data, in place of all of the workload's arguments: problems of one key share a
+    result. `options`: as for `atune.tune`.
     Raises `UsageError` as `tune` does.
     """
 
@@ -136,46 +136,19 @@ class Work:
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
 
 
-async def tune_cached(
-    workload: Workload,
-    *,
-    problem: Any = None,
-    cache: ResultCache | None = None,
-    concurrent: Concurrent = "wait",
-    refresh: bool = False,
-    **options: Any,
-) -> TuneResult:
-    """Return the cached result of this tuning, with `cache_hit` set. Without one, tune and store the result.
-
-    Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
-    earlier run may have had another space. After an interrupted tuning, the next call resumes it.
-
-    Parameters
-    ----------
-    problem
-        The problem's key, as data. It replaces the workload's arguments in the cache key: problems of one key share
-        a result.
-    cache
-        The `ResultCache` (default: the user's).
-    concurrent
-        While another process tunes the same work: ``wait`` for it, or ``tune`` at the same time.
-    refresh
-        Tune even if the result is known.
-    options
-        As for `tune`. If `journal` is given, nothing is reused from earlier runs.
-
-    Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
-    """
-    if concurrent not in ("wait", "tune"):
-        raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
-    work = await anyio.to_thread.run_sync(partial(Work, workload, problem, **options))
-    return await tune_work(work, cache or ResultCache(), concurrent=concurrent, refresh=refresh)
-
-
 async def tune_work(
     work: Work, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
 ) -> TuneResult:
-    """Do what `tune_cached` does, for work that is already described."""
+    """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and store the result.
+
+    Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
+    earlier run may have had another space. After an interrupted tuning, the next call resumes it. If the work has a
+    journal of its own, nothing is reused from earlier runs.
+
+    `concurrent`: what to do while another process tunes the same work. `refresh`: tune even if the result is known.
+
+    Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
+    """
     key = work.key
     if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
         return found
@@ -193,11 +166,6 @@ async def tune_work(
         return await _tune_and_keep(work, key, cache, journal, refresh)
     finally:
         lock.release()
-
-
-def run_cached(workload: Workload, **options: Any) -> TuneResult:
-    """Do what `tune_cached` does, blocking. Works inside a running event loop too."""
-    return run_blocking(tune_cached, workload, **options)
 
 
 def _acquire(lock: TuningLock) -> bool | None:

@@ -22,7 +22,8 @@ KERNEL = """\
 import asyncio
 import tilelang.language as T
 import atune
-from atune.api.cached_tune import run_cached
+from atune.api.cached_tune import Work, tune_work
+from atune.storage.result_cache import ResultCache
 
 
 def kernel(x=0):
@@ -56,7 +57,7 @@ def written(folder: Path, last: str, body: str = "pass", name: str = "tunes.py")
         "atune.run(__file__, target='c')",
         "atune.run(WORKLOAD, target='c', journal='never')",
         "asyncio.run(atune.tune(WORKLOAD, target='c'))",
-        "run_cached(WORKLOAD, target='c')",
+        "asyncio.run(tune_work(Work(WORKLOAD, target='c'), ResultCache()))",
         "atune.compile_all(kernel, [{'x': 0}], target='c')",
     ],
 )

@@ -19,11 +19,11 @@ import anyio
 import msgspec
 import pytest
 from cache_entries import events, key
-from decorated import QUICK, doubled, scale, workload
+from decorated import QUICK, doubled, run_cached, scale, workload
 
 import atune
 from atune.api import cached_tune as cached
-from atune.api.cached_tune import Work, run_cached, tune_cached
+from atune.api.cached_tune import Work, tune_work
 from atune.api.discovery import discover
 from atune.errors import UsageError
 from atune.journal.events import (
@@ -352,8 +352,9 @@ def test_the_key_holds_space_settings_and_problem() -> None:
 # With the engine
 
 
-def run_here(cache: ResultCache, space: atune.Space | None = None, **options: Any) -> TuneResult:
-    return run_cached(workload(space), target="c", benchmark=QUICK, cache=cache, **options)
+def run_here(cache: ResultCache, space: atune.Space | None = None, on_event: Any = None, **options: Any) -> TuneResult:
+    work = Work(workload(space), target="c", benchmark=QUICK, on_event=on_event)
+    return run_cached(work, cache, **options)
 
 
 def test_a_second_tuning_is_a_look_up(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +397,7 @@ def test_what_an_interrupted_tuning_measured_is_not_lost(cache: ResultCache) -> 
                     measured += 1
                     scope.cancel()
 
-            await tune_cached(workload(), target="c", benchmark=QUICK, cache=cache, on_event=listen)
+            await tune_work(Work(workload(), target="c", benchmark=QUICK, on_event=listen), cache)
 
     anyio.run(interrupted)
     assert measured
@@ -453,10 +454,10 @@ def standing_in(calls: list[dict[str, Any]]) -> Any:
 TUNER = """
 import sys
 sys.path.insert(0, "tests")
-from decorated import QUICK, workload
-from atune.api.cached_tune import run_cached
+from decorated import QUICK, run_cached, workload
+from atune.api.cached_tune import Work
 from atune.storage.result_cache import ResultCache
-result = run_cached(workload(), target="c", benchmark=QUICK, cache=ResultCache(sys.argv[1]))
+result = run_cached(Work(workload(), target="c", benchmark=QUICK), ResultCache(sys.argv[1]))
 print(result.cache_hit, result.best_config["factor"])
 """
 
@@ -473,8 +474,8 @@ def test_two_processes_tune_once(cache: ResultCache) -> None:
 KILLED = """
 import os, sys
 sys.path.insert(0, "tests")
-from decorated import QUICK, workload
-from atune.api.cached_tune import run_cached
+from decorated import QUICK, run_cached, workload
+from atune.api.cached_tune import Work
 from atune.journal.events import CandidateMeasured
 from atune.storage.result_cache import ResultCache
 
@@ -482,7 +483,7 @@ def die(event):
     if isinstance(event, CandidateMeasured):
         os.kill(os.getpid(), 9)
 
-run_cached(workload(), target="c", benchmark=QUICK, cache=ResultCache(sys.argv[1]), on_event=die)
+run_cached(Work(workload(), target="c", benchmark=QUICK, on_event=die), ResultCache(sys.argv[1]))
 """
 
 
@@ -510,8 +511,6 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     other.release()
     assert run_here(cache).cache_hit
     assert len(calls) == 1
-    with pytest.raises(UsageError, match="'wait' or 'tune'"):
-        run_here(cache, concurrent="else")
 
 
 def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,7 +554,7 @@ def test_a_clusters_results_are_kept_by_the_model_of_its_devices(
 
     monkeypatch.setattr(cached, "tune", tune)
     for cluster in ("auto", "auto,model=H100", "auto,model=H200", "auto,model=H200"):
-        run_cached(workload(), cache=cache, cluster=cluster, target="sm_90a", benchmark=QUICK)
+        run_cached(Work(workload(), cluster=cluster, target="sm_90a", benchmark=QUICK), cache)
     assert measured == ["H100", "H200"]
 
 
