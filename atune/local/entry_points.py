@@ -11,11 +11,11 @@ PRELOAD = (
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
-LOAD_SPACE = "atune.stages.session.space:load_space"
-LIST_SPACE = "atune.stages.session.space:list_space"
-LOOK_UP = "atune.stages.session.space:look_up"
-LOCATE = "atune.stages.session.space:locate_kernel"
-SURVEY_SPACE = "atune.stages.session.space:survey_space"
+LOAD_SPACE = "atune.stages.session.session:load_space"
+LIST_SPACE = "atune.stages.session.session:list_space"
+LOOK_UP = "atune.stages.session.session:look_up"
+LOCATE = "atune.stages.session.session:locate_kernel"
+SURVEY_SPACE = "atune.stages.session.session:survey_space"
 DISCOVER = "atune.stages.accelerators.registry:discover"
 
 COMPILE = "atune.stages.compile_jobs:"

@@ -18,7 +18,7 @@ from atune.errors import SpaceError, WorkloadError
 from atune.local import space_worker
 from atune.local.machine import LocalMachine
 from atune.model.settings import Budget
-from atune.stages.session import space as entries
+from atune.stages.session import session as entries
 from atune.workload.workload import describe, head, parse_file_ref, ship
 
 pytestmark = pytest.mark.anyio
