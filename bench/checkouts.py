@@ -27,9 +27,9 @@ RUN_S = 200.0
 """Longest that one process may take."""
 SECOND = """
 import json, time, atune
-atune.run(FIRST, budget=4)
+atune.run("ROOT/examples/gemm.py:WORKLOAD", budget=4)
 began = time.perf_counter()
-result = atune.run(SECOND, budget=20)
+result = atune.run("ROOT/bench/kernels.py:EVEN", budget=20)
 print(json.dumps({"second_s": time.perf_counter() - began, "best_config": result.best_config,
                   "latency_ms": result.latency_ms}))
 """
@@ -50,10 +50,10 @@ def tuned(file: str, *more: str) -> Command:
 
 
 def written(text: str) -> Command:
-    """Return the command of a program with that text."""
+    """Return the command of a program with that text, in which ROOT is the checkout's root."""
 
     def command(root: Path, folder: Path) -> list[str]:
-        (folder / "program.py").write_text(text)
+        (folder / "program.py").write_text(text.replace("ROOT", str(root)))
         return [sys.executable, "program.py"]
 
     return command
@@ -65,8 +65,7 @@ def rows(target: str) -> dict[str, Command]:
     gemm = "examples/gemm.py" if cuda else "examples/gemm_cpu.py"
     found = {"all": tuned(gemm), "five": tuned(gemm, "--budget", "5%")}
     if cuda:
-        second = f'FIRST = "{ROOT / gemm}:WORKLOAD"\nSECOND = "{ROOT / "bench/kernels.py"}:EVEN"\n{SECOND}'
-        found |= {"roller20": tuned("examples/gemm_roller.py"), "second": written(second)}
+        found |= {"roller20": tuned("examples/gemm_roller.py"), "second": written(SECOND)}
     drop_ins = {f"drop-in-{n}": written(programs.drop_in(target, n, programs.INSTALL)) for n in (1, 4, 10, 20)}
     return {**found, **drop_ins}
 
