@@ -144,8 +144,8 @@ def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: 
     assert main(tuned) == 2
     out, err = capsys.readouterr()
     told = json.loads(out)
-    assert told.keys() == {"error"} and "the journal is of other work" in told["error"]["message"]
-    assert "accept this: atune resume JOURNAL --accept kernel " in err
+    assert told.keys() == {"error"} and "the journal is of another space" in told["error"]["message"]
+    assert "the journal is of another space" in err
 
 
 def test_a_candidate_is_shown_between_words_on_a_narrow_terminal(
