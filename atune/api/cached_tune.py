@@ -20,7 +20,7 @@ from atune.api.priors import chosen_prior, key_of
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.cluster.address import Cluster
-from atune.engine.header import header_fields
+from atune.engine.start import header_fields
 from atune.engine.strategies import strategy_name
 from atune.errors import JournalError
 from atune.journal.events import Event, RunStarted

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
-from atune.engine.advising import Advise
+from atune.engine.start import Advise
 from atune.errors import UsageError
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult

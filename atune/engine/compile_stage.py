@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.compile_cost import compiled_in_time
+from atune.engine.compile_cost import compile_deadline_s, compiled_in_time
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
@@ -33,16 +33,12 @@ Deliver = Callable[[Lowered, Artifact], Awaitable[None]]
 """Hands a candidate's artifact on, as soon as there is room."""
 
 
-def no_deadline(group: Sequence[Lowered]) -> float | None:
-    """Return that no compile is ever hopeless."""
-    return None
-
-
 class CompileStage:
     """Lowers and builds on all compile workers, as the scheduler decides.
 
     `judge`: says what becomes of a lowered candidate. `hints` returns the compilers' hints for a number of measuring
-    devices. `deadline_s`, `sleep`: see `compiled_in_time`.
+    devices. `timeout_s`: the user's deadline of a compile; without one none is hopeless. `sleep`: see
+    `compiled_in_time`.
     """
 
     def __init__(
@@ -54,12 +50,12 @@ class CompileStage:
         deliver: Deliver,
         *,
         hints: Callable[[int], CompileHints],
-        deadline_s: Callable[[Sequence[Lowered]], float | None] = no_deadline,
+        timeout_s: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.run, self.state, self.emit = run, state, run.recorder.emit
         self._proposals, self._judge, self._deliver = proposals, judge, deliver
-        self._hints, self._deadline_s, self._sleep = hints, deadline_s, sleep
+        self._hints, self._timeout_s, self._sleep = hints, timeout_s, sleep
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
         self._repeated: set[int] = set()
@@ -209,6 +205,11 @@ class CompileStage:
                 self._fail(worker, one)
         if good := [(lowered, one) for lowered, one in both if isinstance(one, Artifact)]:
             await self._hand_on(worker, good, reason)
+
+    def _deadline_s(self, group: Sequence[Lowered]) -> float | None:
+        if self._timeout_s is None:
+            return None
+        return compile_deadline_s(self.run.recorder.state, group, self._timeout_s)
 
     async def _hand_on(self, worker: CompileWorker, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         """Record a library, and hand on the artifacts of its `members`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,11 +10,9 @@ from typing import Any
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from atune.engine.advising import LookUp
-from atune.engine.asking import Asking
-from atune.engine.interfaces import CompileWorker
+from atune.engine.interfaces import CompileWorker, LookUp
 from atune.engine.plan import Plan, proposed
-from atune.engine.run_state import Run
+from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Screen
 from atune.engine.survey import BEST, ORDERING_S, SHARE_OF_TIME, Survey, drawn
@@ -21,14 +20,15 @@ from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.jobs import RankJob
-from atune.search.choosing import EXHAUSTIVE
+from atune.search.choosing import EXHAUSTIVE, kind_of
 from atune.search.devices import Figures
-from atune.search.interface import Guarded
+from atune.search.interface import AHEAD, Guarded
 from atune.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
+from atune.search.recording import reason_of
 from atune.search.surveyed import columns
 
 
-class Proposing:
+class ProposeStage:
     """Proposes the candidates of a plan.
 
     `strategy`: None if it is made after the survey, with `prior` and the device's `figures`.
@@ -38,7 +38,7 @@ class Proposing:
         self,
         run: Run,
         plan: Plan,
-        asking: Asking,
+        asking: StrategyDriver,
         look_up: LookUp,
         *,
         strategy: Guarded | None,
@@ -208,3 +208,61 @@ class Proposing:
         if not prior.pickled:
             return asked(prior.function, candidates)
         return await worker.run(RankJob(prior.name, prior.pickled, candidates))
+
+
+class StrategyDriver:
+    """Tells the strategy of outcomes, and asks it for candidates. Strategies not known to be quick run in a thread."""
+
+    strategy: Guarded | None = None
+    """None until it is made, which may wait until the space is surveyed."""
+
+    def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
+        self._run, self._scheduled = run, scheduled
+        kind = kind_of(plan.name)
+        self.learns, self._quick = kind.learns, kind.quick
+        self._most = AHEAD * scheduled.workers
+        self._outstanding = {candidate.index for candidate in plan.redo}
+        self._news = deque[Outcome]()
+        self.expected_ms: float | None = None
+        """The best latency, ms, that the strategy expected when it was last asked."""
+
+    def take_note(self, outcome: Outcome) -> None:
+        """Queue an outcome, which the strategy is told of before it is asked again."""
+        self._news.append(outcome)
+        self._outstanding.discard(outcome.index)
+        self._run.wake()
+
+    def proposed(self, index: int) -> None:
+        self._outstanding.add(index)
+
+    async def turn(self) -> None:
+        """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
+        assert self.strategy is not None
+        self.tell()
+        while self.learns and not self._run.stopping and len(self._outstanding) >= self.strategy.limit(self._most):
+            if not self._scheduled.held:
+                self._scheduled.held = True
+                self._run.wake()
+            await self._run.changed()
+            self.tell()
+        self._scheduled.held = False
+
+    async def ask(self) -> int | None:
+        """Return the next index, or None. Raises `StrategyError`."""
+        assert self.strategy is not None
+        if self._quick:
+            return self._answer()
+        return await anyio.to_thread.run_sync(self._answer, abandon_on_cancel=True)
+
+    def _answer(self) -> int | None:
+        assert self.strategy is not None
+        index = self.strategy.ask()
+        self.expected_ms = self.strategy.expected_best()
+        return index
+
+    def tell(self) -> None:
+        """Tell the strategy of the queued outcomes. Raises `StrategyError`."""
+        while self._news and self.strategy is not None:
+            outcome = self._news.popleft()
+            reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
+            self.strategy.tell(outcome.index, outcome.latency_ms, reason)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atune import resume, tune
-from atune.engine import aside, engine
+from atune.engine import start
 from atune.errors import JournalError, SpaceError
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed, Warned
 from atune.journal.merge import merge
@@ -157,13 +157,13 @@ async def test_journals_of_one_draw_are_merged(tmp_path: Path) -> None:
 
 async def test_long_spaces_are_planned_for_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    plan = engine.planned
+    plan = start.planned
 
     def noted(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.get_ident())
         return plan(*arguments, **options)
 
-    monkeypatch.setattr(engine, "planned", noted)
-    for count in (aside.AT_ONCE, aside.AT_ONCE + 1):
+    monkeypatch.setattr(start, "planned", noted)
+    for count in (start.AT_ONCE, start.AT_ONCE + 1):
         await tune(machine=FakeMachine(count), strategy="exhaustive", budget=3)
     assert (threads[0] == threading.get_ident()) and threads[1] != threading.get_ident()
