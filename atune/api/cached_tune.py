@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.api.discovery import discover, discover_there, measured_on
-from atune.api.options import budget_of, completed
+from atune.api.options import completed
 from atune.api.priors import chosen_prior, key_of
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
@@ -27,7 +27,7 @@ from atune.journal.events import Event, RunStarted
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
-from atune.model.settings import MEASURING, BenchmarkSettings, CompileSettings
+from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
 from atune.search.prior import OwnPrior
@@ -63,7 +63,7 @@ class Work:
         self.compile = given["compile"] or CompileSettings()
         self.benchmark = given["benchmark"] or BenchmarkSettings()
         self.prior = chosen_prior(given["prior"], ship=False)
-        self.budget = budget_of(given)
+        self.budget = Budget.parse(given["budget"])
         self.strategy, self.seed, self.pipeline = given["strategy"], given["seed"], given["pipeline"]
         self.spec: WorkloadSpec = describe(workload, seed=self.seed)
         self.cluster = Cluster.parse(given["cluster"])

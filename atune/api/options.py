@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from atune.errors import UsageError
-from atune.model.checks import path
 from atune.model.device import parse_target
-from atune.model.options import Option, complete, refuse_unknown
+from atune.model.options import Option, complete, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search.choosing import SHOWN
 
@@ -161,8 +160,3 @@ def completed(where: str, given: Mapping[str, object]) -> TuneOptions:
     """Return all options of `tune`, those `given` and the defaults. Raises `UsageError` for wrong ones."""
     options: TuneOptions = complete("", named(where, given), TuneOptions)  # type: ignore[assignment]
     return options
-
-
-def budget_of(options: Mapping[str, Any]) -> Budget:
-    """Return the budget that the options of `tune` describe together."""
-    return Budget.parse(options.get("budget"))

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import msgspec
 
 from atune.api.blocking import run_blocking
-from atune.api.options import RunOptions, budget_of, named
+from atune.api.options import RunOptions, named
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.engine.plan import check_parts, finished
@@ -53,7 +53,7 @@ async def resume(
     check_parts(given.get("accept", ()))
     state = read_state(journal)
     chosen: dict[str, Any] = {**options_of(state.header), **given}
-    if finished(state, budget_of(chosen)):
+    if finished(state, Budget.parse(chosen["budget"])):
         result = TuneResult(state, Path(journal), replayed=True)
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)

@@ -17,7 +17,7 @@ from atune.api.blocking import run_blocking
 from atune.api.default_journal import kept_line, opened_journal
 from atune.api.event_history import EventHistory, EventReader, not_entered
 from atune.api.machines import machine_for
-from atune.api.options import TuneOptions, budget_of, completed, named
+from atune.api.options import TuneOptions, completed, named
 from atune.api.priors import chosen_prior
 from atune.api.run_errors import no_winner_message, of_the_machine, unwrapped
 from atune.api.warm import adviser
@@ -31,7 +31,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
 from atune.model.device import device_names
 from atune.model.options import documents
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.reporting.log import event_log
 from atune.search.choosing import check_given
@@ -64,7 +64,7 @@ class Tuner:
         machine, journal = given["machine"], given["journal"]
         if machine is None:
             refuse_in_worker()
-        self._budget = budget_of(given)
+        self._budget = Budget.parse(given["budget"])
         prior = chosen_prior(given["prior"])
         check_given(given["strategy"], pipeline=given["pipeline"], own_prior=isinstance(prior, OwnPrior))
         compile, benchmark = given["compile"] or CompileSettings(), given["benchmark"] or BenchmarkSettings()

@@ -14,9 +14,8 @@ from atune.decorator.arguments import KeyRule
 from atune.decorator.presets import ByArch, tuning_options
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
-from atune.model.checks import path
 from atune.model.device import device_names
-from atune.model.options import Option, complete
+from atune.model.options import Option, complete, path
 from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
 from atune.storage.result_cache import ResultCache

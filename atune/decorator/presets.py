@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atune.api.options import RunOptions, budget_of
+from atune.api.options import RunOptions
 from atune.api.priors import chosen_prior
 from atune.errors import UsageError
 from atune.model.device import Target
 from atune.model.options import checked, refuse_unknown
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search.choosing import check_known
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _check_run(run: Mapping[str, Any]) -> None:
     """Raise `UsageError` for a wrong value. A strategy's library is asked for once a call tunes, and not here."""
-    budget_of(run)
+    Budget.parse(run.get("budget"))
     checked("tuning", run, RunOptions)
     chosen_prior(run.get("prior"), ship=False)
     if run.get("strategy") is not None:

@@ -1,36 +1,32 @@
-"""When a run ends. Budgets are checked when they are made."""
+"""Budgets: when a run ends. They are checked when they are made."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import msgspec
+from typing import Annotated, Any
 
 from atune.errors import UsageError
-from atune.model.checks import SettingsMeta, positive
+from atune.model.options import Option, Settings
 
 _BUDGETS = "give a number of candidates (40), a share of them (10%), or a time (90s)"
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
-    """Limits of a run, of which the first to be reached ends it.
+def _percent(where: str, value: float) -> float:
+    if value > 100:
+        raise UsageError(f"{where} must be 100 at most, got {value!r}")
+    return value
 
-    `candidates`: how many are tried. `percent`: the same, as a share of the space. `seconds`: of the run.
 
-    Raises `UsageError` for an impossible value.
-    """
+class Budget(Settings, frozen=True, kw_only=True):
+    """Limits of a run, of which the first to be reached ends it."""
 
-    candidates: int | None = None
-    seconds: float | None = None
-    percent: float | None = None
-
-    def __post_init__(self) -> None:
-        positive("Budget", "candidates", self.candidates, optional=True, integral=True)
-        for name in ("seconds", "percent"):
-            positive("Budget", name, getattr(self, name), optional=True)
-        if self.percent is not None and self.percent > 100:
-            raise UsageError(f"Budget: percent must be 100 at most, got {self.percent!r}")
+    # fmt: off
+    candidates: Annotated[int | None, Option("How many candidates are tried.", zero=False)] = None
+    seconds: Annotated[float | None, Option("Seconds of the run.", zero=False)] = None
+    percent: Annotated[float | None, Option(
+        "How many candidates are tried, in percent of the space.", zero=False, check=_percent,
+    )] = None
+    # fmt: on
 
     @property
     def limited(self) -> bool:

@@ -1,4 +1,4 @@
-"""Options: each stands once, as a field with an `Option` in its type. Checks, help, flags and tables come from that."""
+"""Options: each is defined once, as a field with an `Option` in its type. Checks, help, flags and tables follow."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import functools
 import importlib
 import inspect
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from types import NoneType
-from typing import Annotated, Any, ForwardRef, ParamSpec, Required, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, ParamSpec, Required, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -115,6 +116,12 @@ def check_number(
         raise error(f"{name} must be a {'whole number' if whole else 'number'}{least}, got {value!r}")
 
 
+def path(name: str, value: object) -> None:
+    """Raise `UsageError` unless `value` is a path as a text or a `Path`, or None."""
+    if value is not None and not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
+        raise UsageError(f"{name} must be a path, got {value!r}")
+
+
 def options_of(kind: type[Any]) -> dict[str, Field]:
     """Return the options of a group by name: of a settings class, or of a TypedDict of keywords."""
     if kind not in _KNOWN:
@@ -213,6 +220,34 @@ def _wrapped(text: str, indent: str = "") -> str:
 def documented_fields(kind: type[Any]) -> str:
     """Return a line for each setting of `kind`, for its docstring."""
     return "\n".join(_wrapped(f"`{field.name}`: {field.option.doc}") for field in options_of(kind).values())
+
+
+if TYPE_CHECKING:
+    SettingsMeta = msgspec.StructMeta
+else:
+
+    class SettingsMeta(type(msgspec.Struct)):
+        """Refuses a wrong keyword of a settings class, and documents its fields."""
+
+        def __init__(cls, *made: Any, **options: Any) -> None:
+            super().__init__(*made, **options)
+            if fields := documented_fields(cls):
+                raises = "Raises `UsageError`, with a suggestion, for a wrong name or value."
+                cls.__doc__ = f"{cls.__doc__}\n\n{fields}\n\n{raises}"
+
+        def __call__(cls, *values: Any, **options: Any) -> Any:
+            refuse_unknown(cls.__name__, options, cls.__struct_fields__)
+            return super().__call__(*values, **options)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
+    """A group of options, each with an `Option` in its type. They are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        for name, field in options_of(type(self)).items():
+            given = getattr(self, name)
+            if (value := field.checked(type(self).__name__, given)) is not given:
+                msgspec.structs.force_setattr(self, name, value)
 
 
 MEANT: dict[str, tuple[str, ...]] = {

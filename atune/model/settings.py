@@ -11,8 +11,7 @@ import msgspec
 from atune.errors import UsageError
 from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
-from atune.model.checks import Settings
-from atune.model.options import Option, options_of
+from atune.model.options import Option, Settings, options_of
 
 ACCELERATORS = ("swizzle_lowering", "cicc")
 """Names of the accelerators, which can be switched off, in the order in which they wrap each other."""

@@ -83,8 +83,8 @@ def test_a_decorator_refuses_wrong_values_of_its_own_options(option: str, value:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("accept", 3, "accept: give some of kernel, space, target"),
-        ("accept", None, "accept: give some of kernel, space, target"),
+        ("accept", 3, "accept: give some of kernel, target"),
+        ("accept", None, "accept: give some of kernel, target"),
         ("journal", 3, "journal must be a path, got 3"),
         ("journal", b"run.jsonl", "journal must be a path, got b'run.jsonl'"),
         ("seed", "3", "seed must be a whole number, zero or more, got '3'"),
