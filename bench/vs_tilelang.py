@@ -290,7 +290,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
     """Return tilelang's AutoTuner over the workload's space; the problem's arguments ride in every configuration."""
     from tilelang.autotuner import AutoTuner
 
-    from atune.workload.introspect import function_of
+    from atune.workload.definition import function_of
 
     configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in candidates_of(work)]
     tuner = AutoTuner.from_kernel(kernel=function_of(work.kernel), configs=configs)
@@ -331,7 +331,7 @@ def child_retime(job: dict[str, Any]) -> None:
     from atune.stages.measure.arguments import Arguments
     from atune.stages.measure.check import compare, expected_outputs
     from atune.stages.measure.timer import Timed, make_timer
-    from atune.workload.introspect import function_of
+    from atune.workload.definition import function_of
     from atune.workload.workload import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))

@@ -21,8 +21,8 @@ from atune.decorator.winners import Winner, Winners, winner_of
 from atune.errors import AtuneError, UsageError
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config
+from atune.workload.definition import function_of
 from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.introspect import function_of
 
 
 class Autotuned(TunableKernel):

@@ -22,8 +22,7 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.workload.definition import meant
-from atune.workload.introspect import function_of
+from atune.workload.definition import function_of, meant
 from atune.workload.workload import Workload
 
 

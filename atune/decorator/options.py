@@ -20,7 +20,7 @@ from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
 from atune.storage.result_cache import ResultCache
 from atune.workload.options import SharedOptions, is_inputs, is_sizes
-from atune.workload.sealed import Sealed
+from atune.workload.packing import LazyCallback
 
 PathLike = str | os.PathLike[str]
 OnMiss = Literal["tune", "default", "error"]
@@ -100,7 +100,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     # fmt: on
 
 
-_SEALED = ("reference", "check", "setup")
+_LAZY = ("reference", "check", "setup")
 """Functions of the user's for a workload, which only a device's process unpacks."""
 
 
@@ -145,9 +145,9 @@ def checked(given: Mapping[str, Any]) -> Options:
         rule=KeyRule(options["key"], options["do_not_specialize"]),
         hints=hints,
         symbols=dict(options["symbols"] or {}),
-        inputs=sealed(options["inputs"]),
+        inputs=lazy_callback(options["inputs"]),
         tune_on=options["tune_on"],
-        workload={n: sealed(options[n]) if n in _SEALED else options[n] for n in SharedOptions.__annotations__},
+        workload={n: lazy_callback(options[n]) if n in _LAZY else options[n] for n in SharedOptions.__annotations__},
         run={**tuning_options(options["tuning"]), **{name: options[name] for name in ListenOptions.__annotations__}},
         target=options["target"],
         devices=device_names(options["devices"]),
@@ -158,9 +158,9 @@ def checked(given: Mapping[str, Any]) -> Options:
     )
 
 
-def sealed(callback: Any) -> Any:
+def lazy_callback(callback: Any) -> Any:
     """Return a function so that only a device's process unpacks it; other things as they are."""
-    return Sealed(callback) if callable(callback) else callback
+    return LazyCallback(callback) if callable(callback) else callback
 
 
 def _check_hints(hints: Mapping[str, Any]) -> None:

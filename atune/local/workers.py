@@ -16,7 +16,7 @@ from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
 from atune.system.folders import CACHE_VARIABLE, cache_folder, made_folder
-from atune.workload.source_files import written_since
+from atune.workload.source_text import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
 T = TypeVar("T")

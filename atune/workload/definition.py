@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import reprlib
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Unpack
@@ -20,8 +23,8 @@ from atune.model.candidate import (
 )
 from atune.model.options import checked, complete, documents, refuse_unknown
 from atune.model.space import Space
-from atune.workload.introspect import function_of, signature_of
 from atune.workload.options import WorkloadOptions, amount
+from atune.workload.source_text import parse_module
 
 
 @documents(WorkloadOptions)
@@ -202,3 +205,35 @@ class Fit:
             default = self.default(config)
             self._default_keys[alike] = "" if default is None else config_key(default)
         return self._default_keys[alike]
+
+
+def function_of(kernel: Any) -> Any:
+    """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
+    inner = getattr(kernel, "func", None)
+    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro
+    if inspect.isfunction(own) or isinstance(kernel, functools.partial):
+        return own or kernel
+    return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
+
+
+def annotation_names(function: Any) -> list[str]:
+    """Return the names in the annotations of `function` and of its inner functions, from their source.
+
+    Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them.
+    """
+    try:
+        tree = parse_module(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.expr):
+            found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
+    return list(found)
+
+
+def signature_of(kernel: Any) -> inspect.Signature:
+    """Return the parameters of `kernel`: those that it declares, or those of its function's signature."""
+    own = getattr(kernel, "workload_signature", None)
+    return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))

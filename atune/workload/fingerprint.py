@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atune.workload.definition import Workload, parts_of
-from atune.workload.introspect import annotation_names, function_of
+from atune.workload.definition import Workload, annotation_names, function_of, parts_of
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.source_text import normalised, normalised_expression
 

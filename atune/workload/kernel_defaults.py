@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atune.errors import UsageError, WorkloadError
+from atune.workload.definition import function_of
 from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.introspect import function_of
 from atune.workload.pickling import FileRef, load_named
 from atune.workload.source_text import parse_module, tunes
 from atune.workload.workload import Workload

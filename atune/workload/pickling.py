@@ -25,12 +25,10 @@ import msgspec
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
 from atune.system.folders import working_folder
 from atune.system.source_locations import located
-from atune.workload.definition import Workload, functions_of, parts_of
+from atune.workload.definition import Workload, annotation_names, function_of, functions_of, parts_of
 from atune.workload.fingerprint import fingerprint
-from atune.workload.introspect import annotation_names, function_of
 from atune.workload.packing import Packed, pack, unpack
-from atune.workload.source_files import show
-from atune.workload.source_text import parse_expression
+from atune.workload.source_text import parse_expression, show
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):

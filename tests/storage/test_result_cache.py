@@ -41,7 +41,7 @@ from atune.model.device import DeviceInfo, Target
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import ResultKey
 from atune.system.locks import TuningLock
-from atune.workload.sealed import Sealed
+from atune.workload.packing import LazyCallback
 from atune.workload.workload import Workload, fingerprint
 
 ROOT = Path(__file__).parents[2]
@@ -308,8 +308,8 @@ def test_callbacks_count_by_source_and_closure() -> None:
     assert code_of(scale, reference=times(2)) == code_of(scale, reference=times(2))
     assert code_of(scale, reference=abs) != code_of(scale, reference=min)
     assert code_of(scale, reference=torch.neg) != code_of(scale, reference=torch.abs)
-    assert code_of(scale, reference=Sealed(times(2))) == code_of(scale, reference=times(2))
-    assert code_of(scale, reference=Sealed(torch.neg)) != code_of(scale, reference=Sealed(torch.abs))
+    assert code_of(scale, reference=LazyCallback(times(2))) == code_of(scale, reference=times(2))
+    assert code_of(scale, reference=LazyCallback(torch.neg)) != code_of(scale, reference=LazyCallback(torch.abs))
     plain = Workload(scale, atune.Space(block=[16]), arguments={"n": 64})
     larger = Workload(scale, atune.Space(block=[16]), arguments={"n": 128})
     assert fingerprint(plain) != fingerprint(larger)

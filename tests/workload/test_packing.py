@@ -14,8 +14,7 @@ import numpy
 import pytest
 import torch
 
-from atune.workload.packing import LARGE_BYTES, Packed, pack, unpack, write
-from atune.workload.sealed import Sealed
+from atune.workload.packing import LARGE_BYTES, LazyCallback, Packed, pack, unpack, write
 from atune.workload.workload import Workload, fingerprint, load, ship
 
 N = LARGE_BYTES
@@ -76,9 +75,9 @@ def test_what_is_small_stays_in_the_stream() -> None:
 
 
 @both_ways
-def test_a_sealed_callback_keeps_its_large_closure_apart(way: Way, tmp_path: Path) -> None:
+def test_a_lazy_callback_keeps_its_large_closure_apart(way: Way, tmp_path: Path) -> None:
     tensor = torch.full((N,), 3.0)
-    packed = pack(Sealed(lambda x: tensor[0] * x))
+    packed = pack(LazyCallback(lambda x: tensor[0] * x))
     assert len(packed.stream) < 4096 and len(packed.parts) == 1
     opened = unpack(way(packed, tmp_path))
     assert opened(2) == 6
@@ -89,7 +88,7 @@ def test_a_sealed_callback_keeps_its_large_closure_apart(way: Way, tmp_path: Pat
 
 def test_what_is_packed_can_be_collected() -> None:
     """Views of views cannot, where they are part of a cycle: Python ends."""
-    circle: list[Any] = [pack(Sealed(numpy.zeros(N).sum)), pack(View(memoryview(bytearray(N))))]
+    circle: list[Any] = [pack(LazyCallback(numpy.zeros(N).sum)), pack(View(memoryview(bytearray(N))))]
     circle.append(circle)
     del circle
     gc.collect()

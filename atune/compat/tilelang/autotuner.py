@@ -17,7 +17,7 @@ from atune.compat.tilelang.plan import jit_arguments, plan, resolved_target
 from atune.compat.tilelang.problem import TilelangCall, as_called, described
 from atune.compat.tilelang.result import AutotuneResult, positions
 from atune.decorator.autotuned import Autotuned
-from atune.decorator.options import Options, sealed
+from atune.decorator.options import Options, lazy_callback
 from atune.decorator.winners import winner_of
 from atune.errors import InputsMissing, SpaceError, UsageError
 from atune.journal.result import NoWinner, TuneResult
@@ -25,7 +25,7 @@ from atune.model.candidate import PASS_CONFIGS, RESERVED
 from atune.model.device import device_names
 from atune.storage.result_cache import ResultCache
 from atune.system.folders import cache_folder_at
-from atune.workload.introspect import function_of
+from atune.workload.definition import function_of
 
 
 class AutoTuner:
@@ -170,8 +170,8 @@ class AutoTuner:
             hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: compile_args.pass_configs},
             inputs=inputs,
             workload={
-                "reference": sealed(profile.ref_prog),
-                "check": sealed(profile.manual_check_prog) if profile.ref_prog is not None else None,
+                "reference": lazy_callback(profile.ref_prog),
+                "check": lazy_callback(profile.manual_check_prog) if profile.ref_prog is not None else None,
                 "out_idx": compile_args.out_idx,
                 "supply": profile.supply_type,
                 "rtol": profile.rtol,

@@ -23,7 +23,7 @@ from atune.decorator.arguments import Arguments, raw_key
 from atune.decorator.launch import Entry, giver, launcher
 from atune.decorator.single_flight import SingleFlight
 from atune.stages.frontend.frontend import tensor_names
-from atune.workload.introspect import function_of
+from atune.workload.definition import function_of
 
 Key = tuple[Any, ...]
 RETURN_KERNEL = "__return_kernel"

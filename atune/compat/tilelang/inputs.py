@@ -9,8 +9,7 @@ from typing import Any
 
 from atune.model.artifact import KernelParam
 from atune.stages.measure.inputs import GivenTensors as GivenTensors
-from atune.workload.packing import pack
-from atune.workload.sealed import Sealed
+from atune.workload.packing import LazyCallback, pack
 
 _active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autotune_inputs", default=())
 
@@ -50,10 +49,10 @@ def get_autotune_inputs() -> list[Any] | None:
 
 def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
     """Return an `inputs` function that calls tilelang's `supply_prog(params)` for each set of inputs."""
-    sealed = Sealed(supply_prog)
+    lazy = LazyCallback(supply_prog)
 
     def inputs(parameters: Sequence[KernelParam]) -> list[Any]:
-        return list(sealed([_tilelang_param(parameter) for parameter in parameters]))
+        return list(lazy([_tilelang_param(parameter) for parameter in parameters]))
 
     return inputs
 

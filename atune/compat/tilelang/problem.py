@@ -17,8 +17,8 @@ from atune.model.device import parse_target
 from atune.model.space import Space
 from atune.stages.frontend.frontend import encode, frontend_lock
 from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.workload.definition import function_of, signature_of
 from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.introspect import function_of, signature_of
 
 PLAIN = (type(None), bool, int, float, str)
 

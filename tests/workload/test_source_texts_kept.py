@@ -7,7 +7,7 @@ import linecache
 import os
 from pathlib import Path
 
-from atune.workload.source_files import keep_texts, written_since
+from atune.workload.source_text import keep_texts, written_since
 
 
 def test_a_text_that_was_read_stays_after_an_edit(tmp_path: Path) -> None:
