@@ -1,4 +1,4 @@
-"""The outcome of one candidate, as a result tells it; and the entries of the final that still stand."""
+"""The outcome of one candidate, as a result tells it; the finalists that still stand, and what was not tried."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from atune.model.occupancy import MachineFacts
 from atune.model.roofline import Roofline
 
 Rooflines = Callable[[Timing | None, str], Roofline | None]
+ENDED = {
+    "budget": "the budget ended the run before them",
+    "stopped": "the run was stopped before them",
+    "exhausted": "the strategy proposed no more",
+}
+"""Why candidates were not tried, by how a run finished."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -104,3 +110,31 @@ def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None
         return None
     ties = {state.first(index).index for index in state.final.ties}
     return tuple(entry.index for entry in final[1:] if entry.index in ties)
+
+
+class Untried(msgspec.Struct, frozen=True):
+    """Candidates that were not tried for one reason. `indices`: of proposed ones; others have no record."""
+
+    reason: str
+    count: int
+    indices: tuple[int, ...] = ()
+
+
+def untried(state: State) -> tuple[Untried, ...]:
+    """Return the untried candidates by reason, the most frequent first."""
+    by_reason: dict[str, list[int]] = {}
+    why = "the run has not ended" if state.interrupted is None else "the run was cut short before them"
+    if state.finished is not None:
+        why = ENDED.get(state.finished.reason, state.finished.reason)
+    for entry in state.entries.values():
+        outcome = state.outcome(entry.index)
+        if isinstance(outcome, CandidatePruned):
+            by_reason.setdefault(outcome.reason, []).append(entry.index)
+        elif outcome is None and entry.key:
+            by_reason.setdefault(why, []).append(entry.index)
+    found = {reason: Untried(reason, len(indices), tuple(indices)) for reason, indices in by_reason.items()}
+    rest = max(0, state.total - sum(bool(entry.key) for entry in state.entries.values()))
+    if rest:
+        there = found.get(why, Untried(why, 0))
+        found[why] = Untried(why, there.count + rest, there.indices)
+    return tuple(sorted(found.values(), key=lambda one: (-one.count, one.reason)))

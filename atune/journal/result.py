@@ -12,9 +12,8 @@ from atune.errors import AtuneError
 from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
 from atune.journal.noise import run_noise
-from atune.journal.record import Record, record_of, standing, ties_of
+from atune.journal.record import Record, Untried, record_of, standing, ties_of, untried
 from atune.journal.state import State
-from atune.journal.untried import Untried, untried
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
