@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from atune.decorator.decorator import best_config as best_config
     from atune.decorator.decorator import clear_cache as clear_cache
     from atune.decorator.decorator import tunings as tunings
-    from atune.decorator.presets import ByArch as ByArch
+    from atune.decorator.options import ByArch as ByArch
 
     # Events of a run
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
@@ -192,7 +192,7 @@ _HOME = {
         "clear_cache",
         "tunings",
     ),
-    "atune.decorator.presets": ("ByArch",),
+    "atune.decorator.options": ("ByArch",),
     "atune.model.settings": (
         "BenchmarkSettings",
         "Budget",

@@ -15,7 +15,7 @@ import tables
 
 import atune
 from atune.cli.main import _parser
-from atune.decorator.presets import PRESETS
+from atune.decorator.options import PRESETS
 from atune.engine.plan import PARTS
 from atune.journal.events import SCHEMA, AnyEvent, Event, RunStarted, encode
 from atune.journal.reader import parse_line

@@ -14,8 +14,7 @@ import msgspec
 from atune.api.cached_tune import Work
 from atune.api.discovery import discover
 from atune.decorator.arguments import Arguments, text_of
-from atune.decorator.options import Options, listed, refuse_clash
-from atune.decorator.presets import resolved
+from atune.decorator.options import Options, listed, refuse_clash, resolved
 from atune.errors import SpaceError, UsageError
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config

@@ -14,8 +14,7 @@ import msgspec
 
 from atune.decorator import prewarm
 from atune.decorator.autotuned import Autotuned
-from atune.decorator.options import AutotuneOptions, OnMiss, checked
-from atune.decorator.presets import TUNING
+from atune.decorator.options import TUNING, AutotuneOptions, OnMiss, checked_options
 from atune.decorator.winners import Winner
 from atune.errors import UsageError
 from atune.journal.result import TuneResult
@@ -55,7 +54,7 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
     Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
     refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
-    known = checked(options)
+    known = checked_options(options)
 
     def decorate(kernel: Any) -> Autotuned:
         if not callable(kernel) or isinstance(kernel, Autotuned):

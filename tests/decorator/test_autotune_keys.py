@@ -19,7 +19,7 @@ import atune
 from atune.api import cached_tune as cached
 from atune.decorator import winners
 from atune.decorator.arguments import Arguments, raw_key
-from atune.decorator.presets import PRESETS, ByArch, tuning_options
+from atune.decorator.options import PRESETS, ByArch, tuning_options
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import TuneResult

@@ -11,10 +11,17 @@ from typing import Any
 from atune.api.blocking import run_blocking
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs, method_takes
-from atune.compat.tilelang.inputs import GivenTensors, can_be_sent, get_autotune_inputs, supplied
+from atune.compat.tilelang.inputs import (
+    GivenTensors,
+    TilelangCall,
+    as_called,
+    can_be_sent,
+    described,
+    get_autotune_inputs,
+    supplied,
+)
 from atune.compat.tilelang.notices import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
 from atune.compat.tilelang.plan import jit_arguments, plan, resolved_target
-from atune.compat.tilelang.problem import TilelangCall, as_called, described
 from atune.compat.tilelang.result import AutotuneResult, positions
 from atune.decorator.autotuned import Autotuned
 from atune.decorator.options import Options, lazy_callback

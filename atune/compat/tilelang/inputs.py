@@ -1,14 +1,27 @@
-"""Inputs to tune with: tensors of a `with set_autotune_inputs(...)` block, and those that a `supply_prog` makes."""
+"""What a call of a kernel function gives: tensors to tune with, callbacks, and values that need not be data."""
 
 from __future__ import annotations
 
+import enum
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, Token
+from functools import cached_property
 from typing import Any
 
+from atune.decorator.call import Call, TunableKernel
+from atune.errors import UsageError
 from atune.model.artifact import KernelParam
+from atune.model.candidate import RESERVED, Config, config_key
+from atune.model.device import parse_target
+from atune.model.space import Space
+from atune.stages.frontend.frontend import encode, frontend_lock
+from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure.inputs import GivenTensors as GivenTensors
+from atune.workload.definition import function_of, signature_of
+from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.packing import LazyCallback, pack
 
 _active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autotune_inputs", default=())
@@ -72,3 +85,126 @@ def _tilelang_param(parameter: KernelParam) -> Any:
 
     shape = [tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
     return Theirs(tvm.DataType(parameter.dtype), shape)
+
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+class ByText:
+    """A kernel that takes text in place of other objects, such as enums and functions, and looks them up.
+
+    `tables`: for each parameter, the value of each text.
+    """
+
+    def __init__(self, kernel: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        self.func = function_of(kernel)
+        parameters = []
+        for name, parameter in signature_of(kernel).parameters.items():
+            if name in tables and parameter.default is not parameter.empty:
+                parameter = parameter.replace(default=_data_of(parameter.default))
+            parameters.append(parameter)
+        self.workload_signature = inspect.Signature(parameters)
+        self._kernel, self._tables = kernel, {name: dict(table) for name, table in tables.items()}
+
+    def __call__(self, **arguments: Any) -> Any:
+        values = {
+            name: self._tables[name].get(value, value) if name in self._tables and isinstance(value, str) else value
+            for name, value in arguments.items()
+        }
+        make: Callable[..., Any] = getattr(self._kernel, "get_tir", None) or self._kernel
+        return make(**values)
+
+
+class TilelangCall(Call):
+    """A call whose values need not be data, such as enums and functions: text stands for others in journals and keys.
+
+    `configs`: the configurations, with the caller's own values.
+    """
+
+    def __init__(
+        self, owner: TunableKernel, configs: Sequence[Config], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._configs = configs
+        self._given: dict[str, Config] = {}
+        self._tables: dict[str, dict[str, Any]] = {}
+        """For each parameter, the value of each text."""
+        super().__init__(owner, args, kwargs)
+
+    def _space(self) -> Space:
+        data = [{n: v if n in RESERVED else self._data(n, v) for n, v in config.items()} for config in self._configs]
+        space = Space(data)
+        self._given = {config_key(one): given for one, given in zip(space.walk({}), self._configs, strict=True)}
+        return space
+
+    def _data(self, name: str, value: Any) -> Any:
+        data = _data_of(value)
+        if isinstance(data, str) and type(value) is not str:
+            self._tables.setdefault(name, {})[data] = value
+        return data
+
+    def _probes(self) -> list[Config]:
+        return [{}, *self._configs]
+
+    def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
+        with suppress(UsageError):
+            return super()._drawn(params, symbols, scalars)
+        return None  # the run says what is missing
+
+    def _symbols_and_inputs(self) -> None:
+        super()._symbols_and_inputs()
+        self.out_idx = () if self.out_idx is None else self.out_idx
+
+    def as_given(self, config: Config) -> Config:
+        return self._given[config_key(config)]
+
+    @cached_property
+    def kernel(self) -> Any:
+        return ByText(super().kernel, self._tables) if self._tables else super().kernel
+
+
+def _data_of(value: Any) -> Any:
+    if is_plain(value):
+        return value
+    if not isinstance(value, enum.Enum):
+        with suppress(UsageError):  # dtypes and symbolic dimensions
+            if is_plain(data := encode(value, "a value")):
+                return data
+    return described(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a journal keeps `value` unchanged: exactly None, bool, int, float, str, or tuples, lists and dicts
+    of these. An IntEnum, for example, would lose its type."""
+    if type(value) in (list, tuple):
+        return all(is_plain(item) for item in value)
+    if type(value) is dict:
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    return type(value) in PLAIN
+
+
+def described(value: Any) -> str:
+    """Return a text that represents `value`: the same in each run, but different for different code.
+
+    Keys of configurations contain it, and must not change. Therefore comments in the code count here.
+    """
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if callable(value):
+        return f"{getattr(value, '__qualname__', type(value).__qualname__)} {_code(value)}"
+    text = repr(value)
+    return f"{type(value).__qualname__} {_code(value)}" if " at 0x" in text else text
+
+
+def _code(value: Any) -> str:
+    return kernel_fingerprint(value)[:12]
+
+
+def as_called(call: TilelangCall) -> Any:
+    """Return the kernel of a call that sets tunable parameters itself. tilelang compiles it in this process."""
+    owner = call.owner
+    target = parse_target(owner.target)
+    if target is None or (target.kind == "cuda" and not target.arch):
+        target, _ = owner.where_to_run
+    given, flags = call.given.given, call.options.run["compile"].flags
+    with frontend_lock:
+        return jit_kernel(owner.kernel, given, {}, target=target, flags=flags, **(call.options.jit or {}))
