@@ -65,8 +65,7 @@ class ClusterCompileWorker:
 
     def __init__(self, name: str, slots: Slots) -> None:
         self.name, self._slots = name, slots
-        self._calls = 0
-        self.compiling = 0
+        self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
         answer: Any
@@ -111,14 +110,13 @@ class ClusterCompileWorker:
         """Ask a node. Raises what was raised there, and `MachineError` without a node."""
         while True:
             async with self._slots.taken() as (node, number):
-                self._calls += 1
-                self.compiling = self._calls if isinstance(job, BuildJob) else 0
+                self.compiling = isinstance(job, BuildJob)
                 try:
                     return await node.ask(job, number)
                 except NodeLost:
                     continue
                 finally:
-                    self.compiling = 0
+                    self.compiling = False
 
 
 class ClusterDeviceWorker:

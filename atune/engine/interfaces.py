@@ -29,9 +29,8 @@ class CompileWorker(Protocol):
     """One compile worker. It takes one job at a time; cancelling `run` kills what the job started."""
 
     name: str
-    compiling: int
-    """While a `BuildJob` compiles: the number of that call of its process, counted from 1. Otherwise 0, also while it
-    waits for memory, for a free place or for a process."""
+    compiling: bool
+    """Whether a `BuildJob` compiles: false also while it waits for memory, for a free place or for a process."""
 
     async def run(self, job: Job[A]) -> A:
         """Do one of `atune.model.jobs.CompileJob`; each says what it raises."""
@@ -87,9 +86,7 @@ class Machine(Protocol):
         """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
         ...
 
-    def compile_workers(self) -> Sequence[CompileWorker]:
-        """Return the compile workers. `candidates`: how many will be compiled at most, if that is known."""
-        ...
+    def compile_workers(self) -> Sequence[CompileWorker]: ...
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
         """Decide which accelerators a run of `candidates` uses. Returns ``name@version`` of each, and why not the

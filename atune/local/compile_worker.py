@@ -95,8 +95,7 @@ class LocalCompileWorker:
         self.context, self.name, self.cpus = context, name, cpus
         self._worker: Worker | None = None
         self._libraries = 0
-        self._calls = 0
-        self.compiling = 0
+        self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
         answer: Any
@@ -249,8 +248,7 @@ class LocalCompileWorker:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if isinstance(job, ProveJob) else 1  # a proof lowers and compiles
-        self._calls += 1
-        self.compiling = self._calls if isinstance(job, BuildJob) else 0
+        self.compiling = isinstance(job, BuildJob)
         try:
             return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
         except RemoteError as error:
@@ -264,7 +262,7 @@ class LocalCompileWorker:
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
         finally:
-            self.compiling = 0
+            self.compiling = False
 
     @property
     def _limit_s(self) -> float:

@@ -49,8 +49,7 @@ class FakeCompileWorker:
 
     def __init__(self, machine: FakeMachine, name: str) -> None:
         self.machine, self.name = machine, name
-        self.compiling = 0
-        self._compiles = 0
+        self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
         answer: Any = None
@@ -137,12 +136,11 @@ class FakeCompileWorker:
 
     @contextmanager
     def _compile(self) -> Generator[None, None, None]:
-        self._compiles += 1
-        self.compiling = self._compiles
+        self.compiling = True
         try:
             yield
         finally:
-            self.compiling = 0
+            self.compiling = False
 
     async def _prove(self, job: ProveJob) -> Proof | Failure:
         candidate, measured = job.candidate, job.measured
