@@ -67,7 +67,7 @@ async def go() -> None:
 
 records: Sequence[atune.Record] = atune.run(WORKLOAD, machine=FakeMachine()).records
 kernels = atune.compile_all(kernel, [{"block": 1}], on_failure=failed)
-print(records, kernels, atune.run_resume("run.jsonl", accept=["space"]).latency_ms)
+print(records, kernels, atune.run_resume("run.jsonl", accept=["versions"]).latency_ms)
 """
 
 WRONG = """
