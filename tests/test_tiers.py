@@ -23,6 +23,10 @@ def test_each_promise_has_a_test_that_exists() -> None:
         assert re.search(rf"def {tiers.bare(name) or 'test_'}", text), test
 
 
+def test_modules_to_ask_for_exist() -> None:
+    assert set(tiers.ASKED) <= {file.stem for file in tiers.TESTS.rglob("test_*.py")}
+
+
 def test_a_slow_test_that_does_not_exist_any_more_is_forgotten() -> None:
     known = {"test_a::test_gone": 3.0, "test_a::test_kept": 2.0}
     assert tiers.renewed(known, {}, {"test_a::test_kept"}) == {"test_a::test_kept": 2.0}
