@@ -38,7 +38,7 @@ def ended_by_ctrl_c(tmp_path: Path, how: str, where: str) -> tuple[int, str, lis
     return process.returncode, first + out, err.splitlines()
 
 
-@pytest.mark.parametrize("how", ["run", pytest.param("await", marks=pytest.mark.asked)])
+@pytest.mark.parametrize("how", ["run", "await"])
 def test_a_script_with_a_journal_ends_with_one_line_that_names_it(tmp_path: Path, how: str) -> None:
     journal = tmp_path / "my run.jsonl"
     status, out, lines = ended_by_ctrl_c(tmp_path, how, str(journal))

@@ -60,7 +60,6 @@ def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
 
-@pytest.mark.asked  # the one above starts a worker, too
 def test_an_empty_space_says_which_constraint_empties_it(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(KERNEL)
     done = run_cli(tmp_path, "toy.py:EMPTY", "--dry-run", "--target", "c")

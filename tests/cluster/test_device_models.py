@@ -207,7 +207,6 @@ async def test_a_node_whose_target_changes_decides_anew_about_its_compile_servic
         own._machine.server.facts.clear()
 
 
-@pytest.mark.asked
 @pytest.mark.anyio
 async def test_a_second_model_of_one_architecture_finds_the_first_ones_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,6 @@ def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
     )
 
 
-@pytest.mark.asked
 async def test_configurations_of_a_large_space_are_looked_up_elsewhere_once_their_node_is_lost() -> None:
     """Only the first node was asked for the space; the others have not described it."""
     connect = Loopback(2)
@@ -50,7 +49,6 @@ async def test_configurations_of_a_large_space_are_looked_up_elsewhere_once_thei
     assert connect.agents[0].killed and "lookup" in connect.agents[1].asked
 
 
-@pytest.mark.asked
 async def test_a_candidate_is_measured_elsewhere_whose_node_is_lost_when_it_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -65,7 +65,7 @@ def watched(**options: Any) -> Watched:
     return Watched(parse_file_ref(f"{KERNELS}:WORKLOAD"), target="c", compile=settings, benchmark=benchmark)
 
 
-@pytest.mark.parametrize("standby", [True, pytest.param(False, marks=pytest.mark.asked)])
+@pytest.mark.parametrize("standby", [True, False])
 async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, tmp_path: Path) -> None:
     machine = watched(standby=standby)
     events: list[Event] = []

@@ -113,7 +113,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("end", ["exit", pytest.param("kill", marks=pytest.mark.asked)])  # test_cancellation kills, too
+@pytest.mark.parametrize("end", ["exit", "kill"])
 def test_forked_children_do_without_and_nothing_outlives_the_program(tmp_path: Path, end: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(PROGRAM))

@@ -106,7 +106,6 @@ def found(name: str, seed: int, tries: int) -> bool:
     return any(CONFIGS[index] == BEST for index in asked)
 
 
-@pytest.mark.asked
 def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it() -> None:
     """Drawn blindly, a third of the seeds would find it: 7 of 20."""
     assert sum(found("forest", seed, len(CONFIGS) // 3) for seed in range(20)) >= 15

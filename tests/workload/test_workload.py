@@ -416,7 +416,6 @@ class Slow:
         return (int, ())
 
 
-@pytest.mark.asked
 def test_eight_threads_run_twenty_times_while_linecache_changes() -> None:
     """Each shares one process's linecache with the others, and with a program that logs tracebacks meanwhile."""
     sources = "def f(N, block=1):\n    return N\n"

@@ -120,7 +120,6 @@ def test_the_winner_runs_inside_a_compiled_function(doubled: Any, backend: str) 
     assert torch.equal(around(floats()), (floats() + 1) * 2 - 1)
 
 
-@pytest.mark.asked
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about its own
 def test_inductor_compiles_around_the_winner(doubled: Any) -> None:
     @torch.compile(fullgraph=True)
