@@ -14,8 +14,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.compile_cost import compile_deadline_s, compiled_in_time
 from atune.engine.interfaces import CompileHints, CompileWorker
+from atune.engine.proof import Proofs
 from atune.engine.run_state import Run
-from atune.engine.scheduler import CompileState, Job, Lower, halves
+from atune.engine.scheduler import CompileState, Job, Lower, Prove, halves
 from atune.engine.screen import Verdict, why_last
 from atune.journal.events import (
     BuildFailed,
@@ -38,7 +39,7 @@ class CompileStage:
 
     `judge`: says what becomes of a lowered candidate. `hints` returns the compilers' hints for a number of measuring
     devices. `timeout_s`: the user's deadline of a compile; without one none is hopeless. `sleep`: see
-    `compiled_in_time`.
+    `compiled_in_time`. `proofs`: proves the leader meanwhile; None where nothing is measured.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class CompileStage:
         deliver: Deliver,
         *,
         hints: Callable[[int], CompileHints],
+        proofs: Proofs | None = None,
         timeout_s: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.run, self.state, self.emit = run, state, run.recorder.emit
-        self._proposals, self._judge, self._deliver = proposals, judge, deliver
+        self._proposals, self._judge, self._deliver, self._proofs = proposals, judge, deliver, proofs
         self._hints, self._timeout_s, self._sleep = hints, timeout_s, sleep
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
@@ -64,12 +66,12 @@ class CompileStage:
         """Held by the idle worker that looks for work. The others would find what it finds, so they queue."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler decides, until nothing is left to compile."""
+        """Do what the scheduler decides, until nothing is left to compile and all is measured."""
         while True:
             job = self._next_job()
             if job is None:
                 async with self._idle:
-                    while (job := self._next_job()) is None and not self._all_compiled:
+                    while (job := self._next_job()) is None and not self._all_done:
                         await self.run.changed()
             if job is None:
                 return
@@ -85,6 +87,10 @@ class CompileStage:
         self.run.wake()
 
     @property
+    def _all_done(self) -> bool:
+        return self._all_compiled and (self._proofs is None or self.run.measured.is_set())
+
+    @property
     def _all_compiled(self) -> bool:
         return self.state.finished and not self.state.counts.busy
 
@@ -98,8 +104,14 @@ class CompileStage:
             self._drop_queues()
         self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
         self.state.hints = self._hints(self.run.measuring)
+        proofs = None if self.run.measured.is_set() else self._proofs
+        self.state.unproven = proofs is not None and proofs.leader() is not None
 
     async def _do(self, worker: CompileWorker, job: Job) -> None:
+        if isinstance(job, Prove):
+            if self._proofs is not None:
+                await self._prove(worker, self._proofs)
+            return
         self.state.counts.busy += 1
         try:
             if isinstance(job, Lower):
@@ -109,6 +121,14 @@ class CompileStage:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.counts.busy -= 1
+            self.run.wake()
+
+    async def _prove(self, worker: CompileWorker, proofs: Proofs) -> None:
+        self.state.counts.proving += 1
+        try:
+            await proofs.ahead(worker)
+        finally:
+            self.state.counts.proving -= 1
             self.run.wake()
 
     async def _lower(self, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:

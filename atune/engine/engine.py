@@ -132,19 +132,19 @@ class Engine:
             await deliver.send(artifact)
 
         compiling = CompileStage(
-            run, scheduled, proposals, screen.judge, hand_on, hints=machine.hints,
+            run, scheduled, proposals, screen.judge, hand_on, hints=machine.hints, proofs=proofs,
             timeout_s=self.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=self.pipeline)
         final = FinalStage(run, self.benchmark, measuring, proofs, compile_workers, plan.candidates, self.find)
-        async with anyio.create_task_group() as syncing:
-            syncing.start_soon(run.outcomes.keep_synced)
+        async with anyio.create_task_group() as until_proven:
+            until_proven.start_soon(run.outcomes.keep_synced)
+            for compile_worker in compile_workers:  # one may still prove the leader during the final
+                until_proven.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, self.budget.seconds)
                 propose_all = partial(proposing.serve, retries=self.pipeline)
                 tasks.start_soon(propose_all, compile_workers, scheduled, propose, screen)
-                for compile_worker in compile_workers:
-                    tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 deliver.close()
@@ -153,7 +153,7 @@ class Engine:
             await run.outcomes.acknowledge()
             asking.tell()
             await ProofStage(run, proofs, measuring, final.hold).settle()
-            syncing.cancel_scope.cancel()
+            until_proven.cancel_scope.cancel()
 
     def _note_extent(self, plan: Plan) -> None:
         """Note whether the budget admitted only a part of the space."""

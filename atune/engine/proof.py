@@ -1,6 +1,7 @@
 """The proof that the winner is tilelang's own code: it is compiled plain, and compared with what was measured.
 
-The leader's proof begins with the final. If the final finds another winner, that one is proven after it. If the plain
+The leader's proof begins on a free compile worker once no likely winner is left to compile, at the latest with the
+final. A new leader's proof cancels it. If the final finds another winner, that one is proven after it. If the plain
 library differs, it replaces the winner's: it is checked and timed, and the final is repeated.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Literal
 
+import anyio
 import msgspec
 
 from atune.engine.benchmark_stage import BenchmarkStage
@@ -27,6 +29,12 @@ KEPT = 256
 """Number of lowered candidates to keep, about 25 MB, so that the winner need not be lowered again."""
 
 How = Literal["plain", "compared", "replaced"]
+Library = tuple[str, str]
+"""A library's file, and the symbol of a candidate in it."""
+
+
+def library(artifact: Artifact) -> Library:
+    return artifact.path, artifact.symbol
 
 
 class Proofs:
@@ -40,8 +48,11 @@ class Proofs:
     ) -> None:
         self.run, self.candidates, self.workers, self.wanted = run, candidates, workers, wanted
         self._lowered: dict[int, Lowered] = {}
-        self._made: dict[tuple[str, str], Proof | Failure] = {}
+        self._made: dict[Library, Proof | Failure] = {}
         """The result of each proof, by the library's file and symbol."""
+        self._one = anyio.Lock(fast_acquire=True)
+        self._ahead: tuple[Library, anyio.CancelScope] | None = None
+        """The proof that began before the final, if one did: the last one's."""
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
         """Keep what the plain steps lowered a candidate to, until it is clearly no winner."""
@@ -55,6 +66,28 @@ class Proofs:
             keep = leaders.union(unknown[-KEPT // 2 :])
             self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
 
+    def leader(self) -> Artifact | None:
+        """Return the leader's artifact, if it needs a proof that has not begun."""
+        best = self.run.recorder.state.ranked(1)
+        artifact = self.run.artifacts.get(best[0].index) if best else None
+        if artifact is None or artifact.plain or not self.wanted:
+            return None
+        begun = self._ahead is not None and self._ahead[0] == library(artifact)
+        return None if begun or library(artifact) in self._made else artifact
+
+    async def ahead(self, worker: CompileWorker) -> None:
+        """Prove the leader on `worker`, while others are compiled or measured. A later leader's proof cancels this."""
+        leader = self.leader()
+        if leader is not None:
+            self._drop_other(library(leader))
+            with anyio.CancelScope() as scope:
+                self._ahead = library(leader), scope
+                await self._proof_by(leader, [worker, *self.workers])
+
+    def _drop_other(self, key: Library) -> None:
+        if self._ahead is not None and self._ahead[0] != key:
+            self._ahead[1].cancel()
+
     async def begin(self, artifact: Artifact) -> None:
         """Prove `artifact` if that will be needed once it wins."""
         if self.wanted and not artifact.plain:
@@ -62,14 +95,18 @@ class Proofs:
 
     async def proof_of(self, artifact: Artifact) -> Proof | Failure:
         """Return the proof of `artifact`. If a worker is lost, another one tries."""
-        key = artifact.path, artifact.symbol
-        if key not in self._made:
-            self._made[key] = await self._proof_of(artifact)
+        self._drop_other(library(artifact))
+        return await self._proof_by(artifact, self.workers)
+
+    async def _proof_by(self, artifact: Artifact, workers: Sequence[CompileWorker]) -> Proof | Failure:
+        async with self._one:  # waits for a proof of the same library, and until a cancelled one has ended
+            if (key := library(artifact)) not in self._made:
+                self._made[key] = await self._make(artifact, workers)
         return self._made[key]
 
-    async def _proof_of(self, artifact: Artifact) -> Proof | Failure:
+    async def _make(self, artifact: Artifact, workers: Sequence[CompileWorker]) -> Proof | Failure:
         index, lost = artifact.index, ""
-        for _, worker in zip(range(TRIES), cycle(self.workers), strict=False):
+        for _, worker in zip(range(TRIES), cycle(workers), strict=False):
             try:
                 return await worker.run(ProveJob(self.candidates[index], artifact, self._lowered.get(index)))
             except MachineError:

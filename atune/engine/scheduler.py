@@ -44,7 +44,12 @@ class Build:
     reason: str
 
 
-Job = Lower | Build
+@dataclass(frozen=True)
+class Prove:
+    """Compile the leader plain, as its proof needs."""
+
+
+Job = Lower | Build | Prove
 
 
 @dataclass
@@ -74,6 +79,7 @@ class Counts:
     busy: int = 0
     """Workers that lower or build."""
     building: int = 0
+    proving: int = 0
 
 
 @dataclass
@@ -87,6 +93,8 @@ class CompileState:
     group_size: int | None = None
     pipeline: bool = True
     proposing: bool = True
+    unproven: bool = False
+    """Whether there is a leader whose proof has not begun."""
     held: bool = False
     """Whether the strategy proposes nothing until outcomes come. Then all waiting candidates are compiled now."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
@@ -111,10 +119,10 @@ class CompileState:
 
         At first, each device gets one small group. Later groups follow guided self-scheduling (Polychronopoulos and
         Kuck, IEEE ToC C-36, 1987). Each is one worker's share of the work that is left. So groups shrink towards the
-        end, and no worker waits for a late large group.
+        end, and no worker waits for a late large group. The leader is proven once no likely winner is left to start.
         """
-        queues = self.queues
-        if self.counts.busy and self.counts.busy >= self.workers - self.hints.resting:
+        queues, counts = self.queues, self.counts
+        if counts.busy and counts.busy + counts.proving >= self.workers - self.hints.resting:
             return None
         if queues.retry:
             return Build(queues.retry.pop(), "after a failed or lost group")
@@ -125,6 +133,8 @@ class CompileState:
             return build
         if queues.waiting:
             return Lower(min(self._row(), queues.waiting))
+        if self.unproven and not (queues.ready or self._more_to_lower):
+            return Prove()
         if self.hints.builds == "all" and not self._coming and queues.deferred:
             return self._build_deferred(self.work.of)  # nothing else can start
         return None
