@@ -30,8 +30,8 @@ from atune import TuneResult, replay
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.search.devices import figures_of
 from atune.search.prior import estimates
+from atune.search.surveyed import figures_of
 from atune.system.folders import whole_file
 
 GEMM288 = ROOT / "bench" / "results" / "gemm288" / "atune.jsonl"

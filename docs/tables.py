@@ -9,7 +9,7 @@ from typing import Any
 from atune.api.options import ListenOptions, TuneOptions
 from atune.cli.main import SHARED
 from atune.cli.parsing import default_of, skips
-from atune.cli.tune_options import groups
+from atune.cli.tune import groups
 from atune.decorator.options import AutotuneOptions
 from atune.model.options import Field, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings

@@ -14,11 +14,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.api.discovery import discover, discover_there, measured_on
+from atune.api.blocking import no_winner_message
+from atune.api.machines import discover, discover_there, measured_on
 from atune.api.options import completed
-from atune.api.priors import chosen_prior, key_of
-from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
+from atune.api.warm import chosen_prior, key_of
 from atune.cluster.address import Cluster
 from atune.engine.start import header_fields
 from atune.engine.strategies import strategy_name

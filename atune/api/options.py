@@ -14,8 +14,7 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search.choosing import SHOWN
 
 if TYPE_CHECKING:
-    from atune.api.priors import GivenPrior
-    from atune.api.warm import Warm
+    from atune.api.warm import GivenPrior, Warm
     from atune.cluster.address import Cluster
     from atune.engine.interfaces import Machine
     from atune.journal.events import Event

@@ -8,9 +8,8 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.api.blocking import run_blocking
+from atune.api.blocking import no_winner_message, run_blocking
 from atune.api.options import RunOptions, named
-from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, UsageError

@@ -11,16 +11,14 @@ from types import FrameType, TracebackType
 from typing import Unpack
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
-from atune.api.blocking import run_blocking
+from atune.api.blocking import no_winner_message, of_the_machine, run_blocking, unwrapped
 from atune.api.default_journal import kept_line, opened_journal
-from atune.api.event_history import EventHistory, EventReader, not_entered
 from atune.api.machines import machine_for
 from atune.api.options import TuneOptions, completed, named
-from atune.api.priors import chosen_prior
-from atune.api.run_errors import no_winner_message, of_the_machine, unwrapped
-from atune.api.warm import adviser
+from atune.api.warm import adviser, chosen_prior
 from atune.cluster.address import Cluster
 from atune.engine.engine import Engine
 from atune.engine.plan import check_parts
@@ -39,6 +37,62 @@ from atune.search.prior import OwnPrior
 from atune.storage.artifact_store import find
 from atune.storage.artifact_store import keep as keep_library
 from atune.workload.workload import FileRef, Workload
+
+
+class EventHistory:
+    """All events of a run so far. Readers wait for more until `end`, which comes once the run has ended."""
+
+    def __init__(self) -> None:
+        self.past: list[Event] = []
+        self.kept = True
+        """False keeps nothing, for a run whose events nobody can read: there may be hundreds of thousands."""
+        self.ended = False
+        self.more: anyio.Event | None = None
+        """Set with the next event, and at the end; None until the run has started."""
+
+    def start(self) -> None:
+        """Begin, in the run's event loop."""
+        self.more = anyio.Event()
+
+    def publish(self, event: Event) -> None:
+        """Add an event, as a listener of the recorder."""
+        if self.kept:
+            self.past.append(event)
+            self._wake()
+            self.start()
+
+    def end(self) -> None:
+        """Let readers end after the last event."""
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.more is not None:
+            self.more.set()
+
+
+class EventReader(AsyncIterator[Event]):
+    """One reader's place in a run's events. An async generator would need closing when its reader leaves."""
+
+    def __init__(self, history: EventHistory) -> None:
+        self._history, self._position = history, 0
+
+    async def __anext__(self) -> Event:
+        await anyio.lowlevel.checkpoint()
+        history = self._history
+        while self._position == len(history.past):
+            if history.more is None:
+                raise UsageError(not_entered("events"))
+            if history.ended:
+                raise StopAsyncIteration
+            await history.more.wait()
+        self._position += 1
+        return history.past[self._position - 1]
+
+
+def not_entered(method: str) -> str:
+    """Return the message that `method` needs a tuner that was entered."""
+    return f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`"
 
 
 @documents(TuneOptions)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import anyio
 
@@ -17,7 +17,7 @@ from atune.api.default_journal import default_journal
 from atune.api.options import TuneOptions
 from atune.cli.main import INTERRUPTED, show_kept
 from atune.cli.output import NO_WINNER, print_err, print_message, report_error
-from atune.cli.parsing import with_flags
+from atune.cli.parsing import ScreenOptions, add_command, add_options, with_flags
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
 from atune.journal.events import Event, RunResumed, RunStarted
@@ -25,6 +25,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.model.candidate import printable
 from atune.model.device import Target, parse_target
+from atune.model.options import Field, Option
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search.choosing import check_name
 from atune.system.terminal import Interrupts
@@ -32,6 +33,52 @@ from atune.workload.workload import parse_file_ref
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
+
+    from atune.system.terminal import Interrupts
+
+
+class HowFar(TypedDict):
+    """What is left out of a run."""
+
+    # fmt: off
+    dry_run: Annotated[bool, Option(
+        "Print what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="search",
+        page="concepts.md#dry-run",
+    )]
+    compile_only: Annotated[bool, Option(
+        "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
+        flag="--compile-only", group="search", page="#compile-only",
+    )]
+    # fmt: on
+
+
+def groups() -> dict[str, list[Field]]:
+    """Return the options by the headings of the help."""
+    found: dict[str, list[Field]] = {"search": [], "where": [], "compiling": [], "measuring": [], "output": []}
+    for kind in (HowFar, TuneOptions, ScreenOptions):
+        for field in with_flags(kind):
+            found[field.option.group].append(field)
+    found["compiling"] = with_flags(CompileSettings)
+    found["measuring"] = with_flags(BenchmarkSettings)
+    return found
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``tune``. `shown` holds the options that all commands share."""
+    tune = add_command(commands, shown, "tune", _tune, "Tune a workload")
+    tune.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
+    for heading, fields in groups().items():
+        add_options(tune.add_argument_group(heading), fields)
+
+
+def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if not arguments.dry_run:
+        from atune.local.fork_servers import warm_early
+
+        warm_early()
+    from atune.cli.tune import tune_command
+
+    return tune_command(arguments, interrupts)
 
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio.to_thread
 
 from atune.api.blocking import run_blocking
-from atune.api.libraries import with_library, with_library_async
+from atune.api.compile_all import with_library, with_library_async
 from atune.decorator.arguments import raw_key, text_of
 from atune.decorator.call import Call, TunableKernel
 from atune.decorator.launch import Entry, direct, giver, launcher, made, measured, to_build

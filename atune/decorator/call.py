@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from atune.api.cached_tune import Work
-from atune.api.discovery import discover
+from atune.api.machines import discover
 from atune.decorator.arguments import Arguments, text_of
 from atune.decorator.options import Options, listed, refuse_clash, resolved
 from atune.errors import SpaceError, UsageError

@@ -10,7 +10,7 @@ import msgspec
 
 from atune.api.cached_tune import Concurrent
 from atune.api.options import ListenOptions, RunOptions, check_target
-from atune.api.priors import chosen_prior
+from atune.api.warm import chosen_prior
 from atune.decorator.arguments import KeyRule
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved

@@ -24,10 +24,9 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search import forest
 from atune.search.advice import no_advice, nothing_shared
 from atune.search.choosing import kind_of, may_be_forest
-from atune.search.devices import Figures
 from atune.search.interface import Guarded, Strategy
 from atune.search.prior import Chosen, OwnPrior, prior_setting
-from atune.search.surveyed import figures_for, there_is
+from atune.search.surveyed import Figures, figures_for, there_is
 from atune.workload.workload import WorkloadSpec
 
 AT_ONCE = 500

@@ -11,8 +11,7 @@ from typing import Any
 from atune.errors import AtuneError
 from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
-from atune.journal.noise import run_noise
-from atune.journal.record import Record, Untried, record_of, standing, ties_of, untried
+from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, untried
 from atune.journal.state import State
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config

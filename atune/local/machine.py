@@ -31,7 +31,7 @@ from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.server import ForkServerProcess
-from atune.search.devices import with_peaks
+from atune.search.surveyed import with_peaks
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.folders import run_folder
 from atune.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit

@@ -11,8 +11,7 @@ import msgspec
 
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import printable
-from atune.model.occupancy import occupancy_of
-from atune.model.roofline import in_thousands
+from atune.model.roofline import in_thousands, occupancy_of
 from atune.reporting.export import ranking
 
 ROWS = 10_000

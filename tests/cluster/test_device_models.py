@@ -11,8 +11,7 @@ from cluster_agents import Loopback
 
 from atune.api.tuner import tune
 from atune.cluster.agent import NodeAgent
-from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
-from atune.cluster.machine import ClusterMachine
+from atune.cluster.machine import NO_NVCC, OTHER_CPU, ClusterMachine, parts
 from atune.cluster.messages import DiscoverJob
 from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError

@@ -32,9 +32,9 @@ from atune.compat.tilelang import (
     autotune,
     environment,
     get_autotune_inputs,
-    notices,
     set_autotune_inputs,
 )
+from atune.compat.tilelang import environment as notices
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.plan import RunArgs, plan
 from atune.model.device import Target
@@ -442,7 +442,7 @@ def test_uninstall_puts_everything_back() -> None:
 
 
 def everywhere() -> list[tuple[str, str]]:
-    from atune.compat.tilelang.installing import NAMES
+    from atune.compat.tilelang.environment import NAMES
 
     return [(place, name) for name, places in NAMES.items() for place in places]
 

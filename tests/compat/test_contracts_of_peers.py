@@ -31,7 +31,7 @@ from peer_kernels import (
 
 import atune
 from atune.api import cached_tune as cached
-from atune.api.discovery import discover
+from atune.api.machines import discover
 from atune.compat.tilelang import (
     AutoTuner,
     AutotuneResult,

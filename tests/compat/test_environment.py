@@ -15,7 +15,8 @@ import torch
 from guide_kernels import few_blocks, scaled
 from tilelang import tvm
 
-from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment, notices
+from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment
+from atune.compat.tilelang import environment as notices
 from atune.compat.tilelang.arguments import RunArgs
 from atune.compat.tilelang.plan import plan
 from atune.errors import UsageError

@@ -13,7 +13,7 @@ import pytest
 
 from atune import UsageError, resume, tune
 from atune.engine import proposing
-from atune.engine.survey import CHUNK, MOST, Survey, drawn
+from atune.engine.proposing import CHUNK, MOST, Survey, drawn
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
 from atune.journal.replay import replay

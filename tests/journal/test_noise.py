@@ -10,7 +10,7 @@ import pytest
 from event_streams import Stream, write
 
 from atune.journal.events import Warned
-from atune.journal.noise import noise_of
+from atune.journal.record import noise_of
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.model.measurement import DISTURBS, Conditions, Timing

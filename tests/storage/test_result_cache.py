@@ -24,7 +24,7 @@ from decorated import QUICK, doubled, run_cached, scale, workload
 import atune
 from atune.api import cached_tune as cached
 from atune.api.cached_tune import Work, tune_work
-from atune.api.discovery import discover
+from atune.api.machines import discover
 from atune.errors import UsageError
 from atune.journal.events import (
     BenchmarkFailed,

@@ -18,9 +18,15 @@ prewarm.for_program(environment.cache_root(), os.path.dirname(__file__))  # it i
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.decorator import AutoTuneImpl, autotune
+from atune.compat.tilelang.environment import (
+    ArgumentError,
+    CompatWarning,
+    ConfigError,
+    TuningFailed,
+    install,
+    uninstall,
+)
 from atune.compat.tilelang.inputs import AutotuneInputsCapture, get_autotune_inputs, set_autotune_inputs
-from atune.compat.tilelang.installing import install, uninstall
-from atune.compat.tilelang.notices import ArgumentError, CompatWarning, ConfigError, TuningFailed
 from atune.compat.tilelang.result import AutotuneResult
 
 __all__ = [

@@ -11,6 +11,7 @@ from typing import Any
 from atune.api.blocking import run_blocking
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs, method_takes
+from atune.compat.tilelang.environment import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
 from atune.compat.tilelang.inputs import (
     GivenTensors,
     TilelangCall,
@@ -20,7 +21,6 @@ from atune.compat.tilelang.inputs import (
     get_autotune_inputs,
     supplied,
 )
-from atune.compat.tilelang.notices import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
 from atune.compat.tilelang.plan import jit_arguments, plan, resolved_target
 from atune.compat.tilelang.result import AutotuneResult, positions
 from atune.decorator.autotuned import Autotuned

@@ -17,7 +17,7 @@ from atune.compat.tilelang.arguments import (
     values_of,
 )
 from atune.compat.tilelang.autotuner import AutoTuner
-from atune.compat.tilelang.notices import ArgumentError
+from atune.compat.tilelang.environment import ArgumentError
 from atune.compat.tilelang.result import AutotuneResult
 from atune.decorator.arguments import Arguments, raw_key
 from atune.decorator.launch import Entry, giver, launcher

@@ -14,13 +14,87 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
 
-from atune.compat.tilelang.notices import ArgumentError
+from atune.errors import InputsMissing, SpaceError, UsageError
+from atune.journal.result import NoWinner
+from atune.model.questions import warn_caller
 from atune.system.inherited_state import VARIABLE, before_import, is_own
 from atune.system.resources import usable_cores
+
+
+class CompatWarning(UserWarning):
+    """A parameter of tilelang's tuner that means something else here; the message says what happens instead."""
+
+
+class ConfigError(SpaceError, ValueError):
+    """The configurations do not fit the kernel, or none is given. Also a ValueError, like that of tilelang's tuner."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """An argument cannot work as given. Also a ValueError, like that of tilelang's tuner."""
+
+
+class ScalarMissing(InputsMissing, ValueError):
+    """A scalar parameter of the kernel has no value. Also a ValueError, like that of tilelang's tuner."""
+
+
+class TuningFailed(NoWinner, RuntimeError):
+    """No configuration worked; `result` holds every record. Also a RuntimeError, like that of tilelang's tuner."""
+
+
+_said: set[str] = set()
+
+
+def warn_once(subject: str, message: str) -> None:
+    """Warn about `subject`, once per program."""
+    if subject not in _said:
+        _said.add(subject)
+        warn_caller(f"{subject}: {message}", CompatWarning)
+
+
+NAMES = {
+    "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
+    "AutoTuner": ("tilelang.autotuner", "tilelang.autotuner.tuner"),
+    "AutoTuneImpl": ("tilelang.autotuner.tuner",),
+    "set_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture"),
+    "get_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture", "tilelang.autotuner.tuner"),
+    "AutotuneInputsCapture": ("tilelang.autotuner.capture",),
+    "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+    "CompileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+    "ProfileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+}
+"""Names in tilelang, and atune's objects for them."""
+
+_replaced: dict[tuple[str, str], Any] = {}
+
+
+def install() -> None:
+    """Replace tilelang's own objects by atune's, until `uninstall`. Call it before the program imports those names."""
+    before_import()
+    ours = importlib.import_module("atune.compat.tilelang")
+    for name, places in NAMES.items():
+        for place in places:
+            module = importlib.import_module(place)
+            _replaced.setdefault((place, name), getattr(module, name))
+            setattr(module, name, getattr(ours, name))
+
+
+def uninstall() -> None:
+    """Restore tilelang's own objects."""
+    while _replaced:
+        (place, name), value = _replaced.popitem()
+        setattr(importlib.import_module(place), name, value)
+
+
+def original(place: str, name: str) -> Any:
+    """Return tilelang's own object of that name, even while atune's replaces it."""
+    module = importlib.import_module(place)
+    return _replaced.get((place, name), getattr(module, name))
+
 
 COMPILE_TIMEOUT_S = 120.0
 

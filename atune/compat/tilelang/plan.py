@@ -11,7 +11,7 @@ from typing import Any
 
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs
-from atune.compat.tilelang.notices import ArgumentError, warn_once
+from atune.compat.tilelang.environment import ArgumentError, warn_once
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 

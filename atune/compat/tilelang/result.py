@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.compat.tilelang.arguments import CompileArgs
-from atune.compat.tilelang.installing import original
-from atune.compat.tilelang.notices import CompatWarning
+from atune.compat.tilelang.environment import CompatWarning, original
 from atune.errors import AtuneError
 
 if TYPE_CHECKING:
