@@ -43,8 +43,8 @@ from atune.journal.events import (
 from atune.journal.recorder import Recorder
 from atune.local.machine import LocalMachine
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
+from atune.search.fixed_orders import Random
 from atune.search.interface import Searched
-from atune.search.orders import Random
 from atune.testing import IdleDeviceWorker
 from atune.workload.listing import candidates_of
 from atune.workload.workload import FileRef, parse_file_ref

@@ -29,10 +29,10 @@ from spaces import FOLDER, SPACES, opened
 from atune import TuneResult, replay
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
+from atune.model.folders import whole_file
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.search.prior import estimates
-from atune.search.surveyed import figures_of
-from atune.system.folders import whole_file
+from atune.search.survey_columns import figures_of
 
 GEMM288 = ROOT / "bench" / "results" / "gemm288" / "atune.jsonl"
 REFS = {"gemm288": f"{ROOT / 'examples' / 'gemm.py'}:WORKLOAD", **{name: space.ref for name, space in SPACES.items()}}

@@ -39,8 +39,8 @@ from spaces import FOLDER, SPACES, SUFFIX, opened
 
 from atune import TuneResult, replay
 from atune.errors import AtuneError
+from atune.model.folders import whole_file
 from atune.reporting.summary import summary
-from atune.system.folders import whole_file
 
 SCRATCH = "record-"
 """Begins the names of the folders in which spaces are tuned."""

@@ -38,8 +38,8 @@ from counted import empty_caches, run_counted
 import atune
 from atune.api.tuner import Tuner
 from atune.journal.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
+from atune.model.folders import artifacts_folder
 from atune.model.settings import ACCELERATE
-from atune.system.folders import artifacts_folder
 from atune.workload.workload import FileRef, parse_file_ref
 
 FIRST = f"{ROOT}/examples/gemm.py:WORKLOAD"

@@ -28,9 +28,9 @@ from spaces import FOLDER, SPACES, SUFFIX
 
 from atune.model.candidate import Config
 from atune.model.settings import Budget
-from atune.search.choosing import make_strategy
 from atune.search.interface import AHEAD, Guarded, Searched
 from atune.search.recording import Recording, read_recording
+from atune.search.registry import make_strategy
 from atune.search.simulation import Summary, Trial, regrets, simulate
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -23,12 +23,12 @@ from strategies import RESULTS, interval, recorded
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
 from atune.model.settings import Budget
-from atune.search.advice import elsewhere
-from atune.search.choosing import make_strategy
-from atune.search.orders import first_of
+from atune.search.fixed_orders import first_of
 from atune.search.recording import Recording
+from atune.search.registry import make_strategy
 from atune.search.simulation import Summary, simulate_seeds, summary_of
-from atune.search.surveyed import figures_for, told_of
+from atune.search.survey_columns import figures_for, told_of
+from atune.search.warm_start import elsewhere
 
 SOURCES = {
     "gemm_odd": ("gemm_unaligned", "gemm_tall", "gemm_square"),

@@ -14,9 +14,9 @@ from anyio.abc import TaskGroup
 from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.messages import Opening, Question
 from atune.cluster.nodes import NodeLost
+from atune.engine.background import background
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Job, Started
-from atune.processes.background import background
 from atune.processes.messages import Discovery
 
 

@@ -17,8 +17,8 @@ import anyio.from_thread
 
 from atune.errors import AtuneError, UsageError
 from atune.journal.result import TuneResult
-from atune.local.patience import machine_error
-from atune.system.folders import cache_folder_at, chosen_cache_folder
+from atune.local.retry import machine_error
+from atune.model.folders import cache_folder_at, chosen_cache_folder
 from atune.system.resources import shortage_of
 
 

@@ -18,7 +18,7 @@ from atune.api.blocking import no_winner_message
 from atune.api.machines import discover, discover_there, measured_on
 from atune.api.options import completed
 from atune.api.tuner import tune
-from atune.api.warm import chosen_prior, key_of
+from atune.api.warm_start import chosen_prior, key_of
 from atune.cluster.address import Cluster
 from atune.engine.start import header_fields
 from atune.engine.strategies import strategy_name
@@ -29,9 +29,9 @@ from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
-from atune.search.choosing import AUTO
 from atune.search.prior import OwnPrior
-from atune.search.surveyed import figures_for, there_is
+from atune.search.registry import AUTO
+from atune.search.survey_columns import figures_for, there_is
 from atune.storage.earlier_outcomes import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import ResultKey

@@ -12,7 +12,7 @@ from pathlib import Path
 from atune.errors import JournalError
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.system.folders import cache_folder
+from atune.model.folders import cache_folder
 
 KEPT = 200
 """Journals that stay. Older ones are deleted when a run starts, unless a run is writing them."""

@@ -11,10 +11,10 @@ from atune.errors import UsageError
 from atune.model.device import parse_target
 from atune.model.options import Option, complete, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.search.choosing import SHOWN
+from atune.search.registry import SHOWN
 
 if TYPE_CHECKING:
-    from atune.api.warm import GivenPrior, Warm
+    from atune.api.warm_start import GivenPrior, Warm
     from atune.cluster.address import Cluster
     from atune.engine.interfaces import Machine
     from atune.journal.events import Event

@@ -18,7 +18,7 @@ from atune.api.blocking import no_winner_message, of_the_machine, run_blocking, 
 from atune.api.default_journal import kept_line, opened_journal
 from atune.api.machines import machine_for
 from atune.api.options import TuneOptions, completed, named
-from atune.api.warm import adviser, chosen_prior
+from atune.api.warm_start import adviser, chosen_prior
 from atune.cluster.address import Cluster
 from atune.engine.engine import Engine
 from atune.engine.plan import check_parts
@@ -32,8 +32,8 @@ from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.reporting.log import event_log
-from atune.search.choosing import check_given
 from atune.search.prior import OwnPrior
+from atune.search.registry import check_given
 from atune.storage.artifact_store import find
 from atune.storage.artifact_store import keep as keep_library
 from atune.workload.workload import FileRef, Workload

@@ -18,7 +18,7 @@ from atune.api.resume import read_state
 from atune.cli.output import print_message, print_out, write_output
 from atune.errors import UsageError
 from atune.journal.result import TuneResult
-from atune.local.questions import locate_kernel
+from atune.local.workload_queries import locate_kernel
 from atune.model.candidate import RESERVED, Config, describe_config, printable, thaw
 from atune.workload.kernel_defaults import Change, KernelSite, Sought, write_defaults
 from atune.workload.workload import parse_file_ref

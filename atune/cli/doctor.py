@@ -27,7 +27,7 @@ from atune.cli.output import NO_WINNER, print_out
 from atune.cli.parsing import add_command
 from atune.local.entry_points import SURVEY
 from atune.model.device import parse_target
-from atune.system.folders import cache_folder
+from atune.model.folders import cache_folder
 from atune.system.resources import usable_cores
 
 if TYPE_CHECKING:

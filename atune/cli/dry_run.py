@@ -17,12 +17,12 @@ from atune.cli.output import USAGE, print_message, print_out
 from atune.errors import TargetError
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
-from atune.local.questions import discover, survey_space
+from atune.local.workload_queries import discover, survey_space
 from atune.model.candidate import describe_config, printable
 from atune.model.settings import Budget
 from atune.processes.messages import Discovery
 from atune.reporting.progress import duration
-from atune.search.choosing import AUTO
+from atune.search.registry import AUTO
 from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef
 

@@ -87,7 +87,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
     import msgspec
 
-    from atune.local.questions import explain
+    from atune.local.workload_queries import explain
     from atune.model.artifact import Failure
     from atune.model.device import parse_target
     from atune.model.settings import CompileSettings
@@ -166,7 +166,7 @@ def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Name
 def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
     import msgspec
 
-    from atune.system.source_locations import place_in
+    from atune.workload.source_locations import place_in
 
     where = msgspec.to_builtins(place_in(failure.detail))
     return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}

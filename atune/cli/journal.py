@@ -13,7 +13,7 @@ from atune.cli.parsing import ScreenOptions, add_command, add_options, number, s
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
 from atune.model.options import options_of
-from atune.search.choosing import AUTO, SHOWN
+from atune.search.registry import AUTO, SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

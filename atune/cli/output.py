@@ -114,7 +114,7 @@ def error_data(error: BaseException) -> dict[str, Any]:
     """Return what ``--json`` prints of an error: its class, its message, and the place in the user's code or None."""
     import msgspec
 
-    from atune.system.source_locations import place_in
+    from atune.workload.source_locations import place_in
 
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""
@@ -152,7 +152,7 @@ def write_output(path: str, data: bytes, *, private: bool = True) -> None:
     A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable.
     """
     from atune.journal.reader import is_journal
-    from atune.system.folders import whole_file
+    from atune.model.folders import whole_file
 
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 from atune.errors import UsageError
 from atune.model.options import Field, Option, options_of
-from atune.search.choosing import check_name
+from atune.search.registry import check_name
 
 
 class ScreenOptions(TypedDict):

@@ -27,7 +27,7 @@ from atune.model.candidate import printable
 from atune.model.device import Target, parse_target
 from atune.model.options import Field, Option
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.search.choosing import check_name
+from atune.search.registry import check_name
 from atune.system.terminal import Interrupts
 from atune.workload.workload import parse_file_ref
 

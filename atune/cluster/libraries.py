@@ -12,8 +12,8 @@ import msgspec
 
 from atune.errors import WorkerError
 from atune.model.artifact import Artifact, Proof, source_path
+from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import Job
-from atune.system.folders import made_folder, whole_file
 
 T = TypeVar("T")
 

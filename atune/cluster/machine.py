@@ -15,16 +15,16 @@ from atune.cluster.libraries import Shelf
 from atune.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, LookupJob, Opening, PlanJob
 from atune.cluster.nodes import Agent, Node, NodeLost, none_left
 from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
+from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
 from atune.local.machine import NEIGHBOURS, check_discovery
 from atune.local.workers import Workers
 from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
+from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
-from atune.processes.background import background
 from atune.processes.messages import Discovery
-from atune.system.folders import run_folder
 from atune.system.versions import installed_versions
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 

@@ -11,9 +11,9 @@ import msgspec
 
 from atune.cluster.libraries import Shelf
 from atune.cluster.messages import Answer, NodeFacts, NoticesJob, Question, Reply
+from atune.engine.background import background
 from atune.errors import AtuneError, MachineError
 from atune.model.jobs import A, Job, decoded
-from atune.processes.background import background
 from atune.processes.messages import Discovery
 from atune.system.locks import Deadline
 

@@ -15,7 +15,7 @@ from atune.api.blocking import run_blocking
 from atune.api.compile_all import with_library, with_library_async
 from atune.decorator.arguments import raw_key, text_of
 from atune.decorator.call import Call, TunableKernel
-from atune.decorator.launch import Entry, direct, giver, launcher, made, measured, to_build
+from atune.decorator.dispatch import Entry, direct, giver, launcher, made, measured, to_build
 from atune.decorator.options import OnMiss, Options, check_on_miss
 from atune.decorator.winners import Winner, Winners, winner_of
 from atune.errors import AtuneError, UsageError

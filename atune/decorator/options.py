@@ -10,7 +10,7 @@ import msgspec
 
 from atune.api.cached_tune import Concurrent
 from atune.api.options import ListenOptions, RunOptions, check_target
-from atune.api.warm import chosen_prior
+from atune.api.warm_start import chosen_prior
 from atune.decorator.arguments import KeyRule
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
@@ -19,7 +19,7 @@ from atune.model.options import Option, checked, complete, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
-from atune.search.choosing import check_known
+from atune.search.registry import check_known
 from atune.storage.result_cache import ResultCache
 from atune.workload.options import SharedOptions, is_inputs, is_sizes
 from atune.workload.packing import LazyCallback

@@ -24,7 +24,7 @@ from atune.decorator.single_flight import SingleFlight
 from atune.errors import CacheMiss, UsageError
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config, printable
-from atune.model.questions import warn_caller
+from atune.model.user_callbacks import warn_caller
 from atune.storage.result_key import CacheEntry, read_exported
 
 

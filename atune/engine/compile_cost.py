@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from atune.engine.background import background
 from atune.engine.interfaces import CompileWorker
 from atune.engine.screen import SPILL_REGISTERS
 from atune.journal.state import State
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.jobs import BuildJob, GroupFailed
-from atune.processes.background import background
 
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a compile is among the longest. Its time cannot be predicted, and

@@ -15,6 +15,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from atune.engine.background import background
 from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.compile_stage import CompileStage
 from atune.engine.final import FinalStage, Find
@@ -31,10 +32,9 @@ from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.processes.background import background
-from atune.search.advice import no_advice
 from atune.search.interface import Strategy
 from atune.search.prior import AUTO, Chosen
+from atune.search.warm_start import no_advice
 
 PROPOSALS_PER_LANE = 2
 """Proposed candidates that wait for each compile worker."""

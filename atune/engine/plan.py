@@ -19,8 +19,8 @@ from atune.journal.state import State
 from atune.model.candidate import Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import MEASURING, Budget
-from atune.search.choosing import uses_prior
 from atune.search.interface import Guarded
+from atune.search.registry import uses_prior
 from atune.workload.workload import WorkloadSpec
 
 PARTS = ("kernel", "target", "device", "versions", "settings")

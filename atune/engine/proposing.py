@@ -22,11 +22,11 @@ from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.jobs import ElaborateJob, GroupFailed, RankJob
-from atune.search.choosing import EXHAUSTIVE, kind_of
 from atune.search.interface import AHEAD, Guarded
 from atune.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
 from atune.search.recording import reason_of
-from atune.search.surveyed import Figures, columns
+from atune.search.registry import EXHAUSTIVE, kind_of
+from atune.search.survey_columns import Figures, columns
 
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""

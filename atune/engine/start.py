@@ -22,11 +22,11 @@ from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.search import forest
-from atune.search.advice import no_advice, nothing_shared
-from atune.search.choosing import kind_of, may_be_forest
 from atune.search.interface import Guarded, Strategy
 from atune.search.prior import Chosen, OwnPrior, prior_setting
-from atune.search.surveyed import Figures, figures_for, there_is
+from atune.search.registry import kind_of, may_be_forest
+from atune.search.survey_columns import Figures, figures_for, there_is
+from atune.search.warm_start import no_advice, nothing_shared
 from atune.workload.workload import WorkloadSpec
 
 AT_ONCE = 500

@@ -10,11 +10,11 @@ from atune.journal.state import State
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate
 from atune.model.settings import Budget
-from atune.search.advice import elsewhere
-from atune.search.choosing import AUTO, chosen, make_strategy
 from atune.search.interface import Guarded, Searched, Strategy
 from atune.search.recording import reason_of
-from atune.search.surveyed import told
+from atune.search.registry import AUTO, chosen, make_strategy
+from atune.search.survey_columns import told
+from atune.search.warm_start import elsewhere
 
 
 @dataclass(frozen=True)

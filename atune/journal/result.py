@@ -15,9 +15,9 @@ from atune.journal.record import Record, Untried, record_of, run_noise, standing
 from atune.journal.state import State
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config
+from atune.model.folders import cache_folder, is_cached, is_stored
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
-from atune.system.folders import cache_folder, is_cached, is_stored
 
 __all__ = ["NoWinner", "Record", "State", "TuneResult"]
 

@@ -20,7 +20,7 @@ from atune.errors import JournalError
 from atune.journal.events import AnyEvent, Event, encode
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, kind_of
 from atune.journal.reader import read as read
-from atune.system.folders import make_private_folder, whole_file
+from atune.model.folders import make_private_folder, whole_file
 
 
 def line_of(event: Event) -> bytes:

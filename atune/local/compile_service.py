@@ -11,18 +11,18 @@ import anyio
 import anyio.abc
 import msgspec
 
+from atune.engine.background import background
 from atune.errors import UsageError, WorkerError
 from atune.local.entry_points import SERVICE_HEADER, SERVICE_LISTEN, SERVICE_PRELOAD
 from atune.local.fork_servers import server_env
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
+from atune.model.folders import server_folder
 from atune.model.settings import CompileSettings
-from atune.processes.background import background
 from atune.processes.messages import ServiceReady
 from atune.processes.pool import ForkServer
 from atune.processes.server import ForkServerProcess, services
 from atune.processes.worker import Worker
-from atune.system.folders import server_folder
 from atune.system.inherited_state import surroundings
 from atune.system.resources import usable_cores
 

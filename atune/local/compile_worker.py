@@ -13,9 +13,10 @@ import msgspec
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
 from atune.local.entry_points import COMPILE
-from atune.local.patience import Patience, Room, shortage
+from atune.local.retry import Patience, Room, shortage
 from atune.local.workers import Workers, how_it_ended
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof
+from atune.model.folders import made_folder
 from atune.model.jobs import (
     A,
     BuildJob,
@@ -32,7 +33,6 @@ from atune.model.jobs import (
 from atune.processes.messages import Session
 from atune.processes.worker import Worker
 from atune.storage.artifact_store import ArtifactStore
-from atune.system.folders import made_folder
 from atune.system.resources import CompilerKilled, ShortOf, space_is_short
 
 T = TypeVar("T")

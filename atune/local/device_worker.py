@@ -24,7 +24,7 @@ from atune.errors import (
     translated,
 )
 from atune.local.entry_points import MEASURE, NEIGHBOURS
-from atune.local.patience import Patience
+from atune.local.retry import Patience
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
 from atune.model.artifact import Failure, FailureKind, KernelParam
 from atune.model.device import DeviceInfo

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from atune.errors import AtuneError
 from atune.local.entry_points import PRELOAD
+from atune.model.folders import server_folder
 from atune.processes.server import ForkServerProcess, in_worker, parked
-from atune.system.folders import server_folder
 from atune.system.inherited_state import substitute, surroundings
 
 SERVER_ENV = {

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
 from atune.local.compile_service import ACCELERATOR, CompileService
@@ -21,19 +22,18 @@ from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompil
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.local.entry_points import DISCOVER
 from atune.local.fork_servers import started, taken
-from atune.local.patience import Patience, Room
+from atune.local.retry import Patience, Room
 from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, process_folders
 from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
+from atune.model.folders import run_folder
 from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
-from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.server import ForkServerProcess
-from atune.search.surveyed import with_peaks
+from atune.search.survey_columns import with_peaks
 from atune.storage.artifact_store import ArtifactStore
-from atune.system.folders import run_folder
 from atune.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write

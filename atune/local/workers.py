@@ -11,11 +11,11 @@ from anyio.abc import TaskGroup
 
 from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
 from atune.local.entry_points import BEGIN, LOAD
-from atune.local.patience import shortage
+from atune.local.retry import shortage
+from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder
 from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
-from atune.system.folders import CACHE_VARIABLE, cache_folder, made_folder
 from atune.workload.source_text import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 

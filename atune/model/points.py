@@ -15,7 +15,7 @@ import msgspec
 from atune.errors import SpaceError
 from atune.model.candidate import Config, config_key, normalise
 from atune.model.layouts import LayoutAxis
-from atune.model.questions import Question
+from atune.model.user_callbacks import Question
 
 SHUFFLED = 1_000_000
 """Up to this many points are shuffled as a list, to draw them; of more, a draw may repeat a point."""

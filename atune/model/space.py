@@ -11,7 +11,7 @@ from atune.errors import SpaceError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, check_reserved, normalise
 from atune.model.layouts import LayoutAxis
 from atune.model.points import Listed, Points, Product
-from atune.model.questions import Question
+from atune.model.user_callbacks import Question
 
 Constraint = Callable[..., Any]
 LARGE = 100_000

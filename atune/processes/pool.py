@@ -18,8 +18,8 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from atune.engine.background import background
 from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
-from atune.processes.background import background
 from atune.processes.server import ForkServerProcess
 from atune.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.processes.worker import CANCEL_S, Worker, read_tail

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import anyio
 
 from atune.errors import WorkloadError
+from atune.model.folders import SERVER_FOLDER, working_folder
 from atune.processes import server_main
-from atune.system.folders import SERVER_FOLDER, working_folder
 
 REAP_S = 0.5
 

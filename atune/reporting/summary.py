@@ -13,7 +13,7 @@ from atune.model.candidate import Config, describe_config, printable
 from atune.model.roofline import Roofline
 from atune.reporting.importance import axis_importance
 from atune.reporting.progress import duration
-from atune.system.source_locations import Place, place_in
+from atune.workload.source_locations import Place, place_in
 
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",

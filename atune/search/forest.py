@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
 from atune.search.encoding import Encoding, elsewhere_column, more_columns
+from atune.search.fixed_orders import first_of, spread_more
 from atune.search.interface import DUPLICATE, Searched, by_prior
-from atune.search.orders import first_of, spread_more
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from atune.errors import UsageError, name_and_message
 from atune.model.artifact import Gemm, StaticFacts, Work
 from atune.model.roofline import operand_rate
-from atune.search.surveyed import Figures
+from atune.search.survey_columns import Figures
 
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
 """A user's prior: maps a configuration and its lowered facts to milliseconds or a rank; less is better."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from atune.search.choosing import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
 from atune.search.interface import AHEAD, Guarded, Searched, Strategy
 from atune.search.recording import Recording
-from atune.search.surveyed import figures_for, told_of
+from atune.search.registry import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
+from atune.search.survey_columns import figures_for, told_of
 
 ELABORATING = 0.1
 """Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""

@@ -25,9 +25,9 @@ from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
 from atune.system.resources import check_machine
-from atune.system.source_locations import detail_of
 from atune.workload.definition import check_config
 from atune.workload.pickling import load_function
+from atune.workload.source_locations import detail_of
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
-from atune.system.folders import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder, proof_file
+from atune.model.folders import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder, proof_file
 
 MAX_BYTES = 4 << 30
 """Most bytes of the store after trimming, which removes the least recently used libraries first."""

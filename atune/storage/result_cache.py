@@ -23,9 +23,9 @@ from atune.journal.events import AnyEvent, Event, decode, encode
 from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.candidate import Config, config_key, thaw
+from atune.model.folders import cache_folder, make_private_folder
 from atune.storage.earlier_outcomes import Known, known_of
 from atune.storage.result_key import CacheEntry, ResultKey, exported, read_exported
-from atune.system.folders import cache_folder, make_private_folder
 
 T = TypeVar("T")
 

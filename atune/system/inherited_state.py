@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from atune.system.folders import private_root, working_folder
+from atune.model.folders import private_root, working_folder
 
 VARIABLE = "TILELANG_CACHE_DIR"
 NAME = "tilelang-cache"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import anyio
 
-from atune.system.folders import make_private_folder, private_root
+from atune.model.folders import make_private_folder, private_root
 
 TICK_S = 0.5
 

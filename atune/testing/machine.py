@@ -18,9 +18,9 @@ from atune.engine.interfaces import CompileHints, ignored
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
-from atune.system.folders import run_folder
 from atune.testing.clock import FakeClock
 from atune.testing.script import Script, Stage
 from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, symbol_of

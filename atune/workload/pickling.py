@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
-from atune.system.folders import working_folder
-from atune.system.source_locations import located
+from atune.model.folders import working_folder
 from atune.workload.definition import Workload, annotation_names, function_of, functions_of, parts_of
 from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import Packed, pack, unpack
+from atune.workload.source_locations import located
 from atune.workload.source_text import parse_expression, show
 
 

@@ -27,7 +27,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
 from atune.model.settings import ACCELERATORS, METHODS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
-from atune.search.choosing import SHOWN
+from atune.search.registry import SHOWN
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}

@@ -38,8 +38,8 @@ from atune.compat.tilelang import environment as notices
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.plan import RunArgs, plan
 from atune.model.device import Target
+from atune.model.folders import artifacts_folder
 from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.system.folders import artifacts_folder
 from atune.system.resources import usable_cores
 
 pytestmark = pytest.mark.timeout(170)

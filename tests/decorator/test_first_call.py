@@ -25,7 +25,7 @@ from atune.api import cached_tune
 from atune.compat import tilelang as compat
 from atune.errors import AtuneError
 from atune.journal.result import TuneResult
-from atune.system.folders import artifacts_folder
+from atune.model.folders import artifacts_folder
 
 Decorate = Callable[..., Any]
 

@@ -48,8 +48,8 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
+from atune.search.fixed_orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.search.interface import Searched
-from atune.search.orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

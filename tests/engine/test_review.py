@@ -13,7 +13,7 @@ import pytest
 import atune
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, Event, RunFinished
-from atune.system.folders import run_folder, server_folder
+from atune.model.folders import run_folder, server_folder
 from atune.testing import FakeMachine
 
 ROOT = Path(__file__).parents[2]

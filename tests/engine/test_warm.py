@@ -16,7 +16,7 @@ from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
-from atune.search.advice import Experience, advice_of, elsewhere, nearest_first
+from atune.search.warm_start import Experience, advice_of, elsewhere, nearest_first
 from atune.storage.result_cache import ResultCache
 from atune.testing import FakeMachine, Script
 from atune.workload.workload import WorkloadSpec

@@ -18,9 +18,9 @@ from atune.errors import JournalError
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader
 from atune.journal.writer import Journal, read
-from atune.search.choosing import KINDS, Kind
+from atune.search.fixed_orders import Exhaustive
 from atune.search.interface import Searched
-from atune.search.orders import Exhaustive
+from atune.search.registry import KINDS, Kind
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

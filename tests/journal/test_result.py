@@ -15,9 +15,9 @@ from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Artifact
 from atune.model.candidate import config_key
+from atune.model.folders import artifacts_folder, cache_folder
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
-from atune.system.folders import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",

@@ -21,7 +21,7 @@ from atune.errors import MachineError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, RunInterrupted, Warned
 from atune.journal.replay import replay
 from atune.journal.writer import read
-from atune.local import patience
+from atune.local import retry as patience
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key

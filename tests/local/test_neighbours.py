@@ -19,9 +19,9 @@ import atune
 from atune.local.device_worker import REMEDY
 from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
+from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import DISTURBS
 from atune.stages.measure.telemetry import others
-from atune.system.folders import SERVER_FOLDER
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"

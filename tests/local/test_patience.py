@@ -13,8 +13,8 @@ import pytest
 from anyio.abc import TaskStatus
 
 from atune.errors import MachineError, RemoteError, WorkerError
-from atune.local import patience
-from atune.local.patience import Patience, Room
+from atune.local import retry as patience
+from atune.local.retry import Patience, Room
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.stages import compile_jobs

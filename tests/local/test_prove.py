@@ -16,7 +16,7 @@ from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.compile_service import CompileService
 from atune.local.compile_worker import CompileContext, LocalCompileWorker, RunStore
 from atune.local.machine import LocalMachine
-from atune.local.patience import Patience, Room
+from atune.local.retry import Patience, Room
 from atune.local.workers import Workers
 from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key

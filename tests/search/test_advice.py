@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from atune.model.candidate import Config
-from atune.search.choosing import KINDS, make_strategy
+from atune.search.fixed_orders import FIRST, Begun, Random, first_of
 from atune.search.forest import POLISHED, TRUST_FROM, Forest
 from atune.search.interface import Searched
-from atune.search.orders import FIRST, Begun, Random, first_of
 from atune.search.recording import Recording, Tried
+from atune.search.registry import KINDS, make_strategy
 from atune.search.simulation import simulate_run, summary_of
 
 CONFIGS: dict[int, Config] = {

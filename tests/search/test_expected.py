@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from atune.errors import StrategyError
-from atune.search.choosing import make_strategy
 from atune.search.forest import LEAST_KNOWN as LEAST
 from atune.search.forest import expected_latency
 from atune.search.interface import Guarded, Searched
+from atune.search.registry import make_strategy
 
 CONFIGS: dict[int, Any] = {10 * i: {"x": i} for i in range(40)}
 

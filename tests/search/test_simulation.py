@@ -14,9 +14,9 @@ import pytest
 from atune import JournalError, UsageError, replay, tune
 from atune.cli.main import main
 from atune.journal.writer import Journal
-from atune.search.choosing import make_strategy
 from atune.search.interface import Searched
 from atune.search.recording import Recording, Tried, read_recording
+from atune.search.registry import make_strategy
 from atune.search.simulation import simulate, simulate_run
 from atune.testing import FakeMachine, Script
 

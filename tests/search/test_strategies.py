@@ -11,11 +11,12 @@ import pytest
 
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
-from atune.search import choosing, forest
-from atune.search.choosing import KINDS, check_given, chosen, make_strategy
+from atune.search import forest
+from atune.search import registry as choosing
 from atune.search.encoding import Encoding
+from atune.search.fixed_orders import spread_more
 from atune.search.interface import DUPLICATE, Guarded, Searched, Strategy
-from atune.search.orders import spread_more
+from atune.search.registry import KINDS, check_given, chosen, make_strategy
 
 CONFIGS: dict[int, Config] = {
     10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}

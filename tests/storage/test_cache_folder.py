@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atune.api.blocking import run_blocking
-from atune.system.folders import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored
+from atune.model.folders import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored
 
 
 def test_the_variable_names_the_folder_and_a_relative_one_does_not_count(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.system.source_locations import DETAIL_FRAMES, Place, detail_of, is_users, located, place_in, place_of
+from atune.workload.source_locations import DETAIL_FRAMES, Place, detail_of, is_users, located, place_in, place_of
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from atune.errors import InputsMissing, SpaceError, UsageError
 from atune.journal.result import NoWinner, TuneResult
 from atune.model.candidate import PASS_CONFIGS, RESERVED
 from atune.model.device import device_names
+from atune.model.folders import cache_folder_at
 from atune.storage.result_cache import ResultCache
-from atune.system.folders import cache_folder_at
 from atune.workload.definition import function_of
 
 

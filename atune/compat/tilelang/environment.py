@@ -21,7 +21,7 @@ from typing import Any
 
 from atune.errors import InputsMissing, SpaceError, UsageError
 from atune.journal.result import NoWinner
-from atune.model.questions import warn_caller
+from atune.model.user_callbacks import warn_caller
 from atune.system.inherited_state import VARIABLE, before_import, is_own
 from atune.system.resources import usable_cores
 

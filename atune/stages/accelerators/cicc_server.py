@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 
+from atune.model.folders import short_path
 from atune.stages.accelerators import wgmma
 from atune.stages.compile.device_source import (
     Flavour,
@@ -34,7 +35,6 @@ from atune.stages.compile.device_source import (
     parts,
     tilelang_paths,
 )
-from atune.system.folders import short_path
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, WORDS = "atune_body.cu", "kernels.ptx", "words"

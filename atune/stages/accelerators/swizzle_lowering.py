@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
+from atune.model.folders import whole_file
 from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
 from atune.stages.compile.steps import LowerJob, Modules, load_ir, printed, printed_host
 from atune.stages.session.session import session
-from atune.system.folders import whole_file
 
 SAMPLED = 8
 """One in this many kernels is checked, even after many correct ones."""

@@ -19,10 +19,10 @@ import msgspec
 from atune.model.artifact import Lowered
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
+from atune.model.folders import artifacts_folder, code_file, lowered_file
 from atune.model.settings import CompileSettings
 from atune.stages.compile.steps import context_of
 from atune.stages.frontend.frontend import elaborated, frontend_lock
-from atune.system.folders import artifacts_folder, code_file, lowered_file
 
 FORMAT = 2
 """Format version of the artifact store's entries: another format, another key."""

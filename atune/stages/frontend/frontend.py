@@ -12,7 +12,7 @@ from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, normalise, thaw
 from atune.stages.measure.inputs import CallInputs, DrawnInputs
 from atune.stages.measure.tensors import size_of
-from atune.system.source_locations import located
+from atune.workload.source_locations import located
 
 DYNAMIC, DTYPE, TORCH_DTYPE = "$dynamic", "$dtype", "$torch.dtype"
 """Keys of one-entry dicts that encode special arguments of a problem as data. They are symbolic variables

@@ -18,7 +18,7 @@ from atune.stages.measure.tensors import (
     same_bits,
     torch_dtype,
 )
-from atune.system.source_locations import located
+from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10

@@ -14,7 +14,7 @@ from atune.model.artifact import FailureKind
 from atune.stages.measure.arguments import Arguments
 from atune.stages.measure.telemetry import kind_of
 from atune.stages.measure.tensors import same_bits
-from atune.system.source_locations import located
+from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
 RTOL = {

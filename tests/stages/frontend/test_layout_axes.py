@@ -16,7 +16,7 @@ from atune.model.candidate import normalise
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
 from atune.stages.frontend.layouts import loop_layout
-from atune.system.source_locations import detail_of, place_of
+from atune.workload.source_locations import detail_of, place_of
 from atune.workload.workload import FileRef
 
 TESTS = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from atune.journal.result import TuneResult
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo
-from atune.search.advice import Experience, advice_of, experience_of, finder, nearest_first, no_advice, same_kernel
 from atune.search.prior import AUTO, Chosen, OwnPrior
+from atune.search.warm_start import Experience, advice_of, experience_of, finder, nearest_first, no_advice, same_kernel
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import CacheEntry
 from atune.workload.fingerprint import kernel_fingerprint

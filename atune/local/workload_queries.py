@@ -15,10 +15,10 @@ from atune.local.workers import Workers, how_it_ended, process_folders
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate, Config, config_key
 from atune.model.explained import Explained, ExplainJob
+from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
-from atune.system.folders import run_folder
 from atune.workload.kernel_defaults import KernelSite, Sought
 from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef, WorkloadRef

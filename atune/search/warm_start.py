@@ -1,6 +1,6 @@
 """Warm start: turns another run's measurements of the same kernel into advice for this search.
 
-All functions are pure: they see the other run's measurements and this space. `atune.api.warm` reads journals.
+All functions are pure: they see the other run's measurements and this space. `atune.api.warm_start` reads journals.
 """
 
 from __future__ import annotations

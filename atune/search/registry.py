@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from atune.errors import UsageError
 from atune.model.settings import Budget
+from atune.search.fixed_orders import LARGE, Begun, Exhaustive, Random, Ranked, first_of
 from atune.search.interface import Searched, Strategy, check_strategy
-from atune.search.orders import LARGE, Begun, Exhaustive, Random, Ranked, first_of
 
 
 def _forest(searched: Searched) -> Strategy:
