@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from atune.workload.workload import Workload as Workload
 
     # Tune
-    from atune.api.tuner import Tuner as Tuner
-    from atune.api.tuner import run as run
-    from atune.api.tuner import tune as tune
-    from atune.api.compile_all import compile_all as compile_all
-    from atune.api.compile_all import CompileFailed as CompileFailed
-    from atune.cluster.address import Cluster as Cluster
-    from atune.local.fork_servers import warm as warm
-    from atune.processes.server import shutdown as shutdown
-    from atune.api.resume import resume as resume
-    from atune.api.resume import run_resume as run_resume
+    from atune.frontends.api.tuner import Tuner as Tuner
+    from atune.frontends.api.tuner import run as run
+    from atune.frontends.api.tuner import tune as tune
+    from atune.frontends.api.compile_all import compile_all as compile_all
+    from atune.frontends.api.compile_all import CompileFailed as CompileFailed
+    from atune.workers.cluster.address import Cluster as Cluster
+    from atune.workers.local.fork_servers import warm as warm
+    from atune.workers.processes.server import shutdown as shutdown
+    from atune.frontends.api.resume import resume as resume
+    from atune.frontends.api.resume import run_resume as run_resume
     from atune.model.settings import BenchmarkSettings as BenchmarkSettings
     from atune.model.settings import Budget as Budget
     from atune.model.settings import CompileSettings as CompileSettings
 
     # Kernels that tune themselves
-    from atune.decorator.decorator import autotune as autotune
-    from atune.decorator.decorator import best_config as best_config
-    from atune.decorator.decorator import clear_cache as clear_cache
-    from atune.decorator.decorator import tunings as tunings
-    from atune.decorator.options import ByArch as ByArch
+    from atune.frontends.decorator.decorator import autotune as autotune
+    from atune.frontends.decorator.decorator import best_config as best_config
+    from atune.frontends.decorator.decorator import clear_cache as clear_cache
+    from atune.frontends.decorator.decorator import tunings as tunings
+    from atune.frontends.decorator.options import ByArch as ByArch
 
     # Events of a run
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
@@ -173,26 +173,26 @@ __all__ = [
 _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),
-    "atune.api.compile_all": ("CompileFailed", "compile_all"),
-    "atune.cluster.address": ("Cluster",),
-    "atune.local.fork_servers": ("warm",),
-    "atune.processes.server": ("shutdown",),
-    "atune.api.tuner": (
+    "atune.frontends.api.compile_all": ("CompileFailed", "compile_all"),
+    "atune.workers.cluster.address": ("Cluster",),
+    "atune.workers.local.fork_servers": ("warm",),
+    "atune.workers.processes.server": ("shutdown",),
+    "atune.frontends.api.tuner": (
         "Tuner",
         "run",
         "tune",
     ),
-    "atune.api.resume": (
+    "atune.frontends.api.resume": (
         "resume",
         "run_resume",
     ),
-    "atune.decorator.decorator": (
+    "atune.frontends.decorator.decorator": (
         "autotune",
         "best_config",
         "clear_cache",
         "tunings",
     ),
-    "atune.decorator.options": ("ByArch",),
+    "atune.frontends.decorator.options": ("ByArch",),
     "atune.model.settings": (
         "BenchmarkSettings",
         "Budget",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 try:
-    from atune.cli.main import main
+    from atune.frontends.cli.main import main
 
     if __name__ == "__main__":
         sys.exit(main())

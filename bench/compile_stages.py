@@ -30,6 +30,8 @@ from counted import empty_caches, run_counted
 from vs_tilelang import MODES, machine, make_tuner, space_of
 
 from atune.engine.engine import Engine
+from atune.engine.search.fixed_orders import Random
+from atune.engine.search.interface import Searched
 from atune.errors import UsageError
 from atune.journal.events import (
     AnyEvent,
@@ -41,11 +43,9 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.recorder import Recorder
-from atune.local.machine import LocalMachine
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
-from atune.search.fixed_orders import Random
-from atune.search.interface import Searched
 from atune.testing import IdleDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.listing import candidates_of
 from atune.workload.workload import FileRef, parse_file_ref
 

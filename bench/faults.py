@@ -22,9 +22,9 @@ from atune.journal.events import (
     DeviceReady,
 )
 from atune.journal.result import TuneResult
-from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
+from atune.workers.local.machine import LocalDeviceWorker, LocalMachine
 from atune.workload.workload import FileRef
 
 FAULTS = {

@@ -14,12 +14,12 @@ from typing import Any
 import anyio
 from common import ROOT, options, report
 
-from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.device import Target
 from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.machine import LocalDeviceWorker, LocalMachine
 from atune.workload.workload import FileRef
 
 ROUNDS = 200

@@ -72,7 +72,7 @@ def appending(folder: Path, synced: bool) -> dict[str, Any]:
 
 def tuning(folder: Path, total: int, journal: bool) -> dict[str, Any]:
     """Run the engine over `total` candidates that take no time."""
-    from atune.api.tuner import tune
+    from atune.frontends.api.tuner import tune
     from atune.testing import FakeMachine, InstantClock, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
@@ -99,7 +99,7 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
 
     `busy_ms`: processor time that its thread took meanwhile; `waited_ms` has what the machine's other work took, too.
     """
-    from atune.api.tuner import tune
+    from atune.frontends.api.tuner import tune
     from atune.testing import FakeMachine, InstantClock, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
@@ -125,7 +125,7 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
 
 def budgeting(folder: Path, digits: int) -> dict[str, Any]:
     """Tune 100 of 10**digits points; `first_ms`: to the first proposal."""
-    from atune.api.tuner import tune
+    from atune.frontends.api.tuner import tune
     from atune.journal.events import CandidateProposed, Event
     from atune.model.space import Space
     from atune.testing import FakeMachine, InstantClock

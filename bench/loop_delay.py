@@ -167,8 +167,8 @@ SITUATIONS: dict[str, Callable[[Path], Callable[[], Awaitable[Any]]]] = {
 
 def measure(name: str) -> dict[str, Any]:
     """Run one situation in this process, with atune's modules imported."""
-    import atune.api.tuner
-    import atune.local.machine  # noqa: F401
+    import atune.frontends.api.tuner
+    import atune.workers.local.machine  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

@@ -27,12 +27,12 @@ from common import ROOT, report
 from spaces import FOLDER, SPACES, opened
 
 from atune import TuneResult, replay
+from atune.engine.search.devices import figures_of
+from atune.engine.search.prior import estimates
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import whole_file
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.search.prior import estimates
-from atune.search.survey_columns import figures_of
 
 GEMM288 = ROOT / "bench" / "results" / "gemm288" / "atune.jsonl"
 REFS = {"gemm288": f"{ROOT / 'examples' / 'gemm.py'}:WORKLOAD", **{name: space.ref for name, space in SPACES.items()}}
@@ -107,8 +107,8 @@ def read(name: str) -> tuple[int, float]:
 @contextmanager
 def working_on(ref: str) -> Iterator[None]:
     """Make this process a compile worker for a workload meanwhile."""
-    from atune.processes.messages import Session
     from atune.stages.session import session
+    from atune.workers.processes.messages import Session
     from atune.workload.workload import FileRef, load
 
     path, _, name = ref.rpartition(":")

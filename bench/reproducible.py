@@ -14,9 +14,9 @@ from common import ROOT, journal, options, report
 from scaling import built
 
 import atune
-from atune.local.machine import LocalMachine
 from atune.model.jobs import FinalJob, PrepareJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 N_BEST = 40

@@ -32,12 +32,12 @@ from atune.journal.events import (
     ReferenceMeasured,
 )
 from atune.journal.reader import JournalReader
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 COUNTS = (1, 2, 4, 8)

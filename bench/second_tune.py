@@ -36,7 +36,7 @@ from compile_stages import CompileOnly
 from counted import empty_caches, run_counted
 
 import atune
-from atune.api.tuner import Tuner
+from atune.frontends.api.tuner import Tuner
 from atune.journal.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
 from atune.model.folders import artifacts_folder
 from atune.model.settings import ACCELERATE

@@ -26,12 +26,12 @@ import msgspec
 from prior import facts_of
 from spaces import FOLDER, SPACES, SUFFIX
 
+from atune.engine.search.interface import AHEAD, Guarded, Searched
+from atune.engine.search.recording import Recording, read_recording
+from atune.engine.search.registry import make_strategy
+from atune.engine.search.simulation import Summary, Trial, regrets, simulate
 from atune.model.candidate import Config
 from atune.model.settings import Budget
-from atune.search.interface import AHEAD, Guarded, Searched
-from atune.search.recording import Recording, read_recording
-from atune.search.registry import make_strategy
-from atune.search.simulation import Summary, Trial, regrets, simulate
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GEMM288 = RESULTS / "gemm288" / "atune.jsonl"

@@ -20,15 +20,15 @@ from pathlib import Path
 import msgspec
 from strategies import RESULTS, interval, recorded
 
+from atune.engine.search.fixed_orders import first_of
+from atune.engine.search.recording import Recording
+from atune.engine.search.registry import make_strategy
+from atune.engine.search.simulation import Summary, simulate_seeds, summary_of
+from atune.engine.search.survey_columns import figures_for, told_of
+from atune.engine.search.warm_start import elsewhere
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
 from atune.model.settings import Budget
-from atune.search.fixed_orders import first_of
-from atune.search.recording import Recording
-from atune.search.registry import make_strategy
-from atune.search.simulation import Summary, simulate_seeds, summary_of
-from atune.search.survey_columns import figures_for, told_of
-from atune.search.warm_start import elsewhere
 
 SOURCES = {
     "gemm_odd": ("gemm_unaligned", "gemm_tall", "gemm_square"),

@@ -20,7 +20,7 @@ from unittest import mock
 from rich.console import Console
 from rich.text import Text
 
-from atune.cli.main import main as atune
+from atune.frontends.cli.main import main as atune
 from atune.journal.reader import read
 from atune.reporting.progress import Progress
 

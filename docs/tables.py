@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.api.options import ListenOptions, TuneOptions
-from atune.cli.main import SHARED
-from atune.cli.parsing import default_of, skips
-from atune.cli.tune import groups
-from atune.decorator.options import AutotuneOptions
+from atune.frontends.api.options import ListenOptions, TuneOptions
+from atune.frontends.cli.main import SHARED
+from atune.frontends.cli.parsing import default_of, skips
+from atune.frontends.cli.tune_options import groups
+from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.options import Field, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.options import SharedOptions

@@ -17,7 +17,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
-from atune.storage.result_key import ResultKey
+from atune.workers.storage.result_key import ResultKey
 
 
 def key(**changes: Any) -> ResultKey:

@@ -11,13 +11,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from atune.cluster.agent import NodeAgent, facts_here
-from atune.cluster.messages import Opening, Question
-from atune.cluster.nodes import NodeLost
 from atune.engine.background import background
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Job, Started
-from atune.processes.messages import Discovery
+from atune.workers.cluster.agent import NodeAgent, facts_here
+from atune.workers.cluster.messages import Opening, Question
+from atune.workers.cluster.nodes import NodeLost
+from atune.workers.processes.messages import Discovery
 
 
 class LoopbackAgent:

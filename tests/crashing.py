@@ -58,7 +58,7 @@ def work(journal: str) -> None:
     """The program that is killed. A child of its own stands for the workers."""
     subprocess.Popen(["sleep", "100"])
     torn_writes()
-    from atune.api.tuner import tune
+    from atune.frontends.api.tuner import tune
 
     sys.stdout.write("begun\n")
     sys.stdout.flush()
@@ -113,7 +113,7 @@ def one_round(folder: Path, seed: int, whole: Path, found: Crash, kills: int = 3
 
 
 async def finish(journal: Path) -> None:
-    from atune.api.tuner import tune
+    from atune.frontends.api.tuner import tune
 
     await tune(machine=machine(), journal=journal)
 

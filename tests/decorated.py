@@ -9,10 +9,10 @@ import tilelang.language as T
 import torch
 
 import atune
-from atune.api.blocking import run_blocking
-from atune.api.cached_tune import Work, tune_work
+from atune.frontends.api.blocking import run_blocking
+from atune.frontends.api.cached_tune import Work, tune_work
 from atune.journal.result import TuneResult
-from atune.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import ResultCache
 
 
 def scale(n: int, factor: int = 1, block: int = 64) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from atune.cluster import ray_actor, ray_cluster
-from atune.cluster.agent import NodeAgent
+from atune.workers.cluster import ray_actor, ray_cluster
+from atune.workers.cluster.agent import NodeAgent
 
 
 class FakeRay:

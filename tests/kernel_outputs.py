@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from atune.local.device_worker import LocalDeviceWorker
 from atune.model.artifact import Artifact
+from atune.workers.local.device_worker import LocalDeviceWorker
 
 
 async def outputs_of(device: LocalDeviceWorker, artifact: Artifact) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atune.search.interface import Searched
+from atune.engine.search.interface import Searched
 
 
 class Listening:

@@ -183,7 +183,7 @@ async def parent(run_dir: str, mode: str) -> None:
     """Start a server and two workers, print their groups as one line, and stay until killed."""
     import anyio
 
-    from atune.processes.pool import ForkServer
+    from atune.workers.processes.pool import ForkServer
 
     preload = ["gil_at_import"] if mode == "preload" else ["json"]
     async with ForkServer(preload=preload, run_dir=run_dir) as server, anyio.create_task_group() as tasks:

@@ -10,8 +10,8 @@ from pathlib import Path
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import Session
 from atune.stages.session import session
+from atune.workers.processes.messages import Session
 from atune.workload.listing import candidates_of
 from atune.workload.workload import FileRef, load
 

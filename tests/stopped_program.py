@@ -8,7 +8,7 @@ import sys
 import anyio
 
 from atune.errors import WorkerTimeout
-from atune.processes.pool import ForkServer
+from atune.workers.processes.pool import ForkServer
 
 
 async def main(run_dir: str, gate: str, limit: str) -> None:

@@ -14,9 +14,9 @@ import pytest
 import tables
 
 import atune
-from atune.cli.main import _parser
-from atune.decorator.options import PRESETS
 from atune.engine.plan import PARTS
+from atune.frontends.cli.main import _parser
+from atune.frontends.decorator.options import PRESETS
 from atune.journal.events import SCHEMA, AnyEvent, Event, RunStarted, encode
 from atune.journal.reader import parse_line
 from atune.journal.result import TuneResult

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from stage_runs import session_of
 
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -65,7 +65,7 @@ def test_all_is_what_the_page_says() -> None:
 
 def test_doctor_knows_the_ranges_of_pyproject() -> None:
     """One set of tested ranges, in two places that must agree."""
-    from atune.cli.doctor import TESTED
+    from atune.frontends.cli.doctor import TESTED
 
     project = tomllib.loads((Path(atune.__file__).parents[1] / "pyproject.toml").read_text())["project"]
     ranges = {}

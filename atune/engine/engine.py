@@ -26,15 +26,15 @@ from atune.engine.proposing import ProposeStage, StrategyDriver
 from atune.engine.run_state import Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
+from atune.engine.search.interface import Strategy
+from atune.engine.search.prior import AUTO, Chosen
+from atune.engine.search.warm_start import no_advice
 from atune.engine.start import Advise, Start
 from atune.journal.events import RunFinished, Warned
 from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.search.interface import Strategy
-from atune.search.prior import AUTO, Chosen
-from atune.search.warm_start import no_advice
 
 PROPOSALS_PER_LANE = 2
 """Proposed candidates that wait for each compile worker."""

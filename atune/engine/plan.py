@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atune.engine.interfaces import Machine
+from atune.engine.search.interface import Guarded
+from atune.engine.search.registry import uses_prior
 from atune.engine.strategies import Search, strategy_of
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
@@ -19,8 +21,6 @@ from atune.journal.state import State
 from atune.model.candidate import Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import MEASURING, Budget
-from atune.search.interface import Guarded
-from atune.search.registry import uses_prior
 from atune.workload.workload import WorkloadSpec
 
 PARTS = ("kernel", "target", "device", "versions", "settings")

@@ -18,15 +18,16 @@ from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Screen
+from atune.engine.search.devices import Figures
+from atune.engine.search.interface import AHEAD, Guarded
+from atune.engine.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
+from atune.engine.search.recording import reason_of
+from atune.engine.search.registry import EXHAUSTIVE, kind_of
+from atune.engine.search.survey_columns import columns
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.jobs import ElaborateJob, GroupFailed, RankJob
-from atune.search.interface import AHEAD, Guarded
-from atune.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
-from atune.search.recording import reason_of
-from atune.search.registry import EXHAUSTIVE, kind_of
-from atune.search.survey_columns import Figures, columns
 
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""

@@ -15,18 +15,19 @@ from atune.engine.interfaces import LookUp, Machine
 from atune.engine.plan import Plan, check_same_work, finished, planned, record_resumed
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
+from atune.engine.search import forest
+from atune.engine.search.devices import Figures
+from atune.engine.search.interface import Guarded, Strategy
+from atune.engine.search.prior import Chosen, OwnPrior, prior_setting
+from atune.engine.search.registry import kind_of, may_be_forest
+from atune.engine.search.survey_columns import figures_for, there_is
+from atune.engine.search.warm_start import no_advice, nothing_shared
 from atune.engine.strategies import Search, strategy_name
 from atune.journal.events import SCHEMA, RunStarted, Warned
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.search import forest
-from atune.search.interface import Guarded, Strategy
-from atune.search.prior import Chosen, OwnPrior, prior_setting
-from atune.search.registry import kind_of, may_be_forest
-from atune.search.survey_columns import Figures, figures_for, there_is
-from atune.search.warm_start import no_advice, nothing_shared
 from atune.workload.workload import WorkloadSpec
 
 AT_ONCE = 500

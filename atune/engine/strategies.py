@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atune.engine.search.interface import Guarded, Searched, Strategy
+from atune.engine.search.recording import reason_of
+from atune.engine.search.registry import AUTO, chosen, make_strategy
+from atune.engine.search.survey_columns import told
+from atune.engine.search.warm_start import elsewhere
 from atune.journal.events import CandidateMeasured, RunStarted
 from atune.journal.state import State
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate
 from atune.model.settings import Budget
-from atune.search.interface import Guarded, Searched, Strategy
-from atune.search.recording import reason_of
-from atune.search.registry import AUTO, chosen, make_strategy
-from atune.search.survey_columns import told
-from atune.search.warm_start import elsewhere
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import msgspec
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config
-from atune.model.roofline import MachineFacts
+from atune.model.occupancy import MachineFacts
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned

@@ -14,7 +14,7 @@ from atune.model.advice import Advice
 from atune.model.artifact import Artifact, FailureKind, StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
-from atune.model.roofline import MachineFacts
+from atune.model.occupancy import MachineFacts
 
 SCHEMA = 1
 """Version of the event union, 1 with the first release. A reader refuses a higher one; a lower one stays readable."""

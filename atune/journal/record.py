@@ -13,7 +13,8 @@ from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config
 from atune.model.measurement import DISTURBS, FinalEntry, Timing
-from atune.model.roofline import MachineFacts, Roofline
+from atune.model.occupancy import MachineFacts
+from atune.model.roofline import Roofline
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from atune.model.layouts import Layouts
-from atune.model.roofline import MachineFacts
+from atune.model.occupancy import MachineFacts
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "hopeless", "load", "launch", "fault", "out_of_memory",

@@ -9,7 +9,7 @@ import msgspec
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.layouts import Layouts, Picture
-from atune.model.roofline import MachineFacts, Occupancy
+from atune.model.occupancy import MachineFacts, Occupancy
 
 
 class ExplainJob(msgspec.Struct, frozen=True):

@@ -11,7 +11,8 @@ import msgspec
 
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import printable
-from atune.model.roofline import in_thousands, occupancy_of
+from atune.model.occupancy import occupancy_of
+from atune.model.roofline import in_thousands
 from atune.reporting.export import ranking
 
 ROWS = 10_000

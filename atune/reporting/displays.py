@@ -11,7 +11,7 @@ SHOWN = {
     ("atune.journal.result", "TuneResult"): "result_html",
     ("atune.journal.record", "Record"): "record_html",
     ("atune.model.space", "Space"): "space_html",
-    ("atune.workload.workload", "Workload"): "workload_html",
+    ("atune.workload.definition", "Workload"): "workload_html",
 }
 """The function in `atune.reporting.notebook` that shows a type, by the type's module and name."""
 

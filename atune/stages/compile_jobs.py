@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import msgspec
 
+from atune.engine.search.prior import asked
 from atune.errors import message_of, name_of
 from atune.model.artifact import Elaborated, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, thaw
 from atune.model.explained import Explained, ExplainJob
 from atune.model.jobs import BuildJob, ElaborateJob, LowerJob, ProveJob, RankJob
-from atune.search.prior import asked
 from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, lowering, plain
 from atune.stages.compile.facts import foreseen
@@ -24,7 +24,7 @@ from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
-from atune.system.resources import check_machine
+from atune.workers.system.resources import check_machine
 from atune.workload.definition import check_config
 from atune.workload.pickling import load_function
 from atune.workload.source_locations import detail_of

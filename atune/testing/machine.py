@@ -181,6 +181,7 @@ class FakeMachine:
         return self.target, [worker.info for worker in self._device_workers]
 
     def compile_workers(self) -> list[FakeCompileWorker]:
+        """Return the fake compile workers, as many as the machine was made with."""
         return self._compile_workers
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:

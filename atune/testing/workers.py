@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from atune.engine.search.prior import asked
 from atune.errors import WorkerError, WorkerLost, WorkloadError
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof
 from atune.model.candidate import Candidate
@@ -33,7 +34,6 @@ from atune.model.jobs import (
     StartJob,
 )
 from atune.model.measurement import FinalEntry, Measurement, Timing
-from atune.search.prior import asked
 from atune.testing.script import FATAL, seconds_of
 from atune.workload.pickling import load_function
 

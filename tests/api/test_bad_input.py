@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from atune.api.tuner import tune
 from atune.errors import JournalError, TargetError, UsageError, WorkloadError
-from atune.local.machine import LocalMachine
+from atune.frontends.api.tuner import tune
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.testing import FakeMachine
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import Workload, parse_file_ref
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from contract_kernels import moody
 from peer_kernels import N, picky, scale
 
 import atune
-from atune.api.compile_all import compiled
 from atune.engine.run_state import Run
+from atune.frontends.api.compile_all import compiled
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings

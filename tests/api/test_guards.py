@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atune.api.tuner import Tuner, run, tune
 from atune.errors import UsageError, WorkloadError
+from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.result import NoWinner
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeMachine
@@ -22,8 +22,8 @@ KERNEL = """\
 import asyncio
 import tilelang.language as T
 import atune
-from atune.api.cached_tune import Work, tune_work
-from atune.storage.result_cache import ResultCache
+from atune.frontends.api.cached_tune import Work, tune_work
+from atune.workers.storage.result_cache import ResultCache
 
 
 def kernel(x=0):

@@ -14,7 +14,7 @@ from event_streams import Stream
 from teaching_kernels import N, times
 
 from atune import Workload, run
-from atune.api import default_journal
+from atune.frontends.api import default_journal
 from atune.journal.replay import replay
 from atune.journal.writer import write_journal
 from atune.testing import FakeMachine

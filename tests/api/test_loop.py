@@ -15,17 +15,17 @@ import anyio.lowlevel
 import pytest
 from processes import environment
 
-from atune.api.tuner import tune
 from atune.errors import JournalError, WorkloadError
+from atune.frontends.api.tuner import tune
 from atune.journal import writer
 from atune.journal.events import Warned
 from atune.journal.reader import read
 from atune.journal.recorder import AT_ONCE, Recorder
 from atune.journal.writer import Journal
-from atune.processes.server_main import FRAME
-from atune.processes.worker import SLICE_BYTES, receive, send
-from atune.system.locks import Deadline
 from atune.testing import FakeMachine
+from atune.workers.processes.server_main import FRAME
+from atune.workers.processes.worker import SLICE_BYTES, receive, send
+from atune.workers.system.locks import Deadline
 from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +89,7 @@ async def test_a_workload_is_pickled_beside_the_loop() -> None:
 def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_path: Path) -> None:
     (tmp_path / "tunes_at_import.py").write_text(
         "import anyio, atune\n"
-        "from atune.api import tuner\n"
+        "from atune.frontends.api import tuner\n"
         "def kernel(N, block=32): pass\n"
         "async def finished(made): return type(made).__name__\n"
         "tuner._finished = finished\n"

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 import atune
-from atune.api.options import RunOptions, TuneOptions
-from atune.cli.parsing import first_sentence
-from atune.decorator.options import AutotuneOptions
+from atune.frontends.api.options import RunOptions, TuneOptions
+from atune.frontends.cli.parsing import first_sentence
+from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.options import MEANT, options_of
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine

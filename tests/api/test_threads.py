@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fault_kernels import doubled, inputs, kernel
 
-from atune.api.tuner import run
+from atune.frontends.api.tuner import run
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.server import shutdown
+from atune.workers.processes.server import shutdown
 from atune.workload.workload import Workload
 
 

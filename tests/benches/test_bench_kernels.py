@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"

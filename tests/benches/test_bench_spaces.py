@@ -14,11 +14,11 @@ import pytest
 from spaces import FOLDER, SPACES, SUFFIX, Space, opened
 
 from atune.journal.replay import replay
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered, source_path
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef, WorkloadSpec
 
 SIZES = {"gemm": 400, "attention": 100, "dequant": 100, "rms": 60, "transpose": 100}

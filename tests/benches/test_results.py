@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from strategies import interval
 
-from atune.api.resume import read_state
+from atune.frontends.api.resume import read_state
 from atune.journal.events import BestChanged, Event
 from atune.journal.reader import read
 from atune.journal.result import TuneResult

@@ -10,7 +10,11 @@ import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TAKES_OPTIONS = ("parse_args()", "parse_args(arguments)", "= options(")
-SCRIPTS = sorted(path.name for path in BENCH.glob("*.py") if any(call in path.read_text() for call in TAKES_OPTIONS))
+SCRIPTS = sorted(
+    path.name
+    for path in BENCH.glob("*.py")
+    if path.stem != "common" and any(call in path.read_text() for call in TAKES_OPTIONS)
+)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 from event_streams import Stream, timing
 
-from atune.cli import apply
-from atune.cli.main import main
+from atune.frontends.cli import apply
+from atune.frontends.cli.main import main
 from atune.journal.events import CandidateMeasured, CandidateProposed, RunStarted
 from atune.journal.writer import Journal
 from atune.model.candidate import config_key

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from event_streams import Stream
 
-from atune.cli import doctor
-from atune.cli.main import main
 from atune.engine.plan import PARTS
+from atune.engine.search.registry import SHOWN
 from atune.errors import TargetError, WorkerError
+from atune.frontends.cli import doctor
+from atune.frontends.cli.main import main
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
 from atune.model.settings import ACCELERATORS, METHODS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
-from atune.search.registry import SHOWN
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -37,7 +37,7 @@ BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).ca
 
 
 class Scripted:
-    """Stands for `atune.api.tuner`: remembers what it was called with, tells events, and returns or raises."""
+    """Stands for `atune.frontends.api.tuner`: keeps its arguments, emits events, and returns or raises."""
 
     def __init__(self, stream: Stream, error: BaseException | None = None) -> None:
         self.stream, self.error = stream, error
@@ -69,9 +69,9 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
     def install(stream: Stream = GOOD, error: BaseException | None = None) -> Scripted:
         scripted = Scripted(stream, error)
-        module = ModuleType("atune.api.tuner")
+        module = ModuleType("atune.frontends.api.tuner")
         module.tune = scripted.tune  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "atune.api.tuner", module)
+        monkeypatch.setitem(sys.modules, "atune.frontends.api.tuner", module)
         return scripted
 
     return install
@@ -292,7 +292,7 @@ def survey(kind="cuda", arch="sm_90a"):
 def test_doctor_lists_the_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "surveyed.py").write_text(SURVEY)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("atune.cli.doctor.SURVEY", "surveyed:survey")
+    monkeypatch.setattr("atune.frontends.cli.doctor.SURVEY", "surveyed:survey")
     main(["doctor", "--json"])
     said = json.loads(capsys.readouterr().out)["checks"]
     found = {check["name"].split()[1]: check for check in said if check["name"].startswith("accelerator ")}
@@ -319,9 +319,8 @@ def test_help_and_version_are_quick_and_light() -> None:
     )
     assert done.returncode == 0 and b"doctor" in done.stdout
     assert time.monotonic() - started < 2  # 0.1 s on an idle machine
-    code = (
-        "import sys, atune.cli.main; print([m for m in ('rich', 'structlog', 'torch', 'tilelang') if m in sys.modules])"
-    )
+    heavy = ("rich", "structlog", "torch", "tilelang")
+    code = f"import sys, atune.frontends.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
     assert done.stdout == b"[]\n"
     assert main(["--version"]) == 0
@@ -346,7 +345,7 @@ SLOW_ENGINE = """
 import sys, types, anyio, anyio.to_thread
 from event_streams import Stream
 from atune.journal.writer import Journal
-module = types.ModuleType("atune.api.tuner")
+module = types.ModuleType("atune.frontends.api.tuner")
 async def tune(workload, *, journal, on_event, **options):
     with Journal.create(journal) as file:
         for event in Stream(total=9).candidate(0, 1.0).events:
@@ -361,8 +360,8 @@ async def tune(workload, *, journal, on_event, **options):
                 await anyio.to_thread.run_sync(sys.stdin.readline)
                 print("clean", flush=True)
 module.tune = tune
-sys.modules["atune.api.tuner"] = module
-from atune.cli.main import main
+sys.modules["atune.frontends.api.tuner"] = module
+from atune.frontends.cli.main import main
 sys.exit(main())
 """
 
@@ -415,13 +414,13 @@ def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workl
 class Announce:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "atune.cli.main":
+        if name == "atune.frontends.cli.main":
             print("loading", flush=True)
 
 sys.meta_path.insert(0, Announce)
 import runpy
 runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
-    code = SLOW_ENGINE.replace("from atune.cli.main import main\nsys.exit(main())", announce)
+    code = SLOW_ENGINE.replace("from atune.frontends.cli.main import main\nsys.exit(main())", announce)
     assert code != SLOW_ENGINE
     code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
     for step in range(12):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cache_entries import events, key
 
-from atune.cli.main import main
-from atune.storage.result_cache import ResultCache
+from atune.frontends.cli.main import main
+from atune.workers.storage.result_cache import ResultCache
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from event_streams import Stream
 
-from atune.cli import dry_run as module
-from atune.cli.dry_run import Begun, DryRun, as_data, begun_in, dry_run, lines_of
 from atune.errors import TargetError
+from atune.frontends.cli import dry_run as module
+from atune.frontends.cli.dry_run import Begun, DryRun, as_data, begun_in, dry_run, lines_of
 from atune.journal.writer import write_journal
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import Budget
-from atune.processes.messages import Discovery
+from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.space_survey import Refusals, SpaceSurvey
 

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from event_streams import Stream, write
 
-from atune.cli.explain import parse_config
-from atune.cli.main import main
 from atune.errors import UsageError
+from atune.frontends.cli.explain import parse_config
+from atune.frontends.cli.main import main
 from atune.journal.events import CandidatePruned
 from atune.journal.result import Record
 from atune.model.artifact import StaticFacts

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
-from atune.cli.main import main
+from atune.frontends.cli.main import main
 from atune.journal.events import ArtifactBuilt, BuildFailed, FinalOrdered
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.report import report

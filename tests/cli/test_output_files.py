@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from processes import environment
 
-from atune.cli.main import main
 from atune.errors import JournalError
+from atune.frontends.cli.main import main
 from atune.journal.merge import merge
 from atune.journal.replay import replay
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
-from atune.cli.compile_only import Compiled, as_data, lines_of
-from atune.cli.main import main
-from atune.cli.output import fitted, fitted_rows
+from atune.frontends.cli.compile_only import Compiled, as_data, lines_of
+from atune.frontends.cli.main import main
+from atune.frontends.cli.output import fitted, fitted_rows
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """

@@ -9,7 +9,7 @@ import sys
 import pytest
 from processes import environment
 
-from atune.cli.main import _COMMANDS, _parser
+from atune.frontends.cli.main import _COMMANDS, _parser
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -48,7 +48,9 @@ def said_at_the_end(*words: str, code: str) -> str:
 
 
 def test_the_version_needs_no_library() -> None:
-    code = "[name for name in ('anyio', 'msgspec', 'atune.cli.journal', 'atune.journal') if name in sys.modules]"
+    code = (
+        "[name for name in ('anyio', 'msgspec', 'atune.frontends.cli.journal', 'atune.journal') if name in sys.modules]"
+    )
     assert said_at_the_end("--version", code=code) == "[]"
 
 

@@ -24,7 +24,7 @@ from event_streams import Stream
 from atune.journal.result import NoWinner
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
-module = types.ModuleType("atune.api.tuner")
+module = types.ModuleType("atune.frontends.api.tuner")
 async def tune(workload, *, journal, on_event, **options):
     stream = Stream(total=3, default=0)
     if sys.argv[2].endswith("WINS"):
@@ -39,8 +39,8 @@ async def tune(workload, *, journal, on_event, **options):
         raise NoWinner("no candidate worked", result)
     return result
 module.tune = tune
-sys.modules["atune.api.tuner"] = module
-from atune.cli.main import main
+sys.modules["atune.frontends.api.tuner"] = module
+from atune.frontends.cli.main import main
 sys.exit(main())
 """
 
@@ -159,10 +159,10 @@ def test_progress_without_a_stderr_shows_nothing(
 
 GONE = """
 import os, shutil, sys
-from atune.cli.main import main
+from atune.frontends.cli.main import main
 from atune.journal.events import CandidateLowered
 from atune.journal.writer import Journal
-from atune.processes.server import ForkServerProcess
+from atune.workers.processes.server import ForkServerProcess
 when, arguments = sys.argv[1], sys.argv[2:]
 if when == "before":
     os.rmdir(os.getcwd())

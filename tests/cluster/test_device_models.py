@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from cluster_agents import Loopback
 
-from atune.api.tuner import tune
-from atune.cluster.agent import NodeAgent
-from atune.cluster.machine import NO_NVCC, OTHER_CPU, ClusterMachine, parts
-from atune.cluster.messages import DiscoverJob
 from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
+from atune.frontends.api.tuner import tune
 from atune.journal.events import Event, Warned
-from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import Discovery
+from atune.workers.cluster.agent import NodeAgent
+from atune.workers.cluster.machine import NO_NVCC, OTHER_CPU, ClusterMachine, parts
+from atune.workers.cluster.messages import DiscoverJob
+from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.messages import Discovery
 from atune.workload.workload import parse_file_ref
 
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"

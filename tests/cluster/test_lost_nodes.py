@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from cluster_agents import Loopback, LoopbackAgent, Posing
 
-from atune.api.tuner import tune
-from atune.cluster.machine import ClusterMachine
+from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, Event, FinalOrdered, Warned
 from atune.model.artifact import Failure
 from atune.model.jobs import MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.cluster.machine import ClusterMachine
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio

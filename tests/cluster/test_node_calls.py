@@ -15,18 +15,18 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from atune.cluster import nodes
-from atune.cluster.agent import NodeAgent, facts_here
-from atune.cluster.libraries import Library, Shelf
-from atune.cluster.messages import Answer, NoticesJob, Opening, Question, Reply, raised
-from atune.cluster.nodes import Node, NodeLost
-from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots
 from atune.errors import MachineError, ServerLost, WorkerError
 from atune.model.artifact import Artifact, Failure, Lowered, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import FindJob, LowerJob, MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.cluster import nodes
+from atune.workers.cluster.agent import NodeAgent, facts_here
+from atune.workers.cluster.libraries import Library, Shelf
+from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, Reply, raised
+from atune.workers.cluster.nodes import Node, NodeLost
+from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
@@ -177,7 +177,7 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
 
 async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads may all wait for a slow disk, on the node or here. No node is lost by that."""
-    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.0)
+    monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.0)
     settings = CompileSettings(), BenchmarkSettings()
     opening = Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1)
     agent = NodeAgent(msgspec.msgpack.encode(opening))

@@ -16,17 +16,9 @@ from cluster_agents import Loopback, LoopbackAgent
 from processes import MARK, marked, new_mark, wait_until
 
 from atune import errors
-from atune.api.resume import resume
-from atune.api.tuner import tune
-from atune.cluster import nodes, ray_cluster
-from atune.cluster.address import Cluster
-from atune.cluster.agent import NodeAgent, facts_here
-from atune.cluster.libraries import Library, Shelf
-from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Answer, NoticesJob, Opening, Question, raised
-from atune.cluster.nodes import Node
-from atune.cluster.workers import ClusterCompileWorker, Slots
 from atune.errors import MachineError, UsageError, WorkerError
+from atune.frontends.api.resume import resume
+from atune.frontends.api.tuner import tune
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.artifact import Artifact, Lowered, StaticFacts
@@ -34,6 +26,14 @@ from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.progress import Progress
+from atune.workers.cluster import nodes, ray_cluster
+from atune.workers.cluster.address import Cluster
+from atune.workers.cluster.agent import NodeAgent, facts_here
+from atune.workers.cluster.libraries import Library, Shelf
+from atune.workers.cluster.machine import ClusterMachine
+from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, raised
+from atune.workers.cluster.nodes import Node
+from atune.workers.cluster.workers import ClusterCompileWorker, Slots
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +117,7 @@ async def test_a_run_whose_nodes_are_all_lost_says_how_to_go_on(tmp_path: Path) 
 
 async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "STALL_S", 0.5)
-    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.1)
+    monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.1)
     connect, events = Loopback(2), list[Event]()
 
     def stall(agent: LoopbackAgent) -> None:
@@ -130,8 +130,8 @@ async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
 
 
 async def test_an_agent_that_nobody_asks_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.cluster.agent.LEFT_S", 0.3)
-    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.0)
+    monkeypatch.setattr("atune.workers.cluster.agent.LEFT_S", 0.3)
+    monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.0)
     opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(), QUICK, 0)
     agent = NodeAgent(msgspec.msgpack.encode(opening))
     begun, asked = anyio.current_time(), anyio.Event()

@@ -16,11 +16,11 @@ import pytest
 from processes import MARK, environment, marked, new_mark, wait_until
 from rays import ray_cluster
 
-from atune.api.tuner import tune
-from atune.cluster import ray_cluster as transport
 from atune.errors import MachineError, UsageError
+from atune.frontends.api.tuner import tune
 from atune.journal.events import DeviceReady, Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.cluster import ray_cluster as transport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.asked]
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -88,7 +88,7 @@ async def test_a_node_that_is_killed_loses_nothing_that_was_measured(cluster: An
 
 
 async def test_an_agent_that_hangs_is_left(cluster: Any, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.cluster.nodes.STALL_S", 6.0)
+    monkeypatch.setattr("atune.workers.cluster.nodes.STALL_S", 6.0)
     events: list[Event] = []
     stopped: list[int] = []
 

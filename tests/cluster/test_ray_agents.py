@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from fake_ray import FakeRay, Idle, in_place
 
-from atune.cluster import agent, ray_actor, ray_cluster
-from atune.cluster.messages import Opening
-from atune.cluster.ray_cluster import ray_agents
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.cluster import agent, ray_actor, ray_cluster
+from atune.workers.cluster.messages import Opening
+from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio

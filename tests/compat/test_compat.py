@@ -40,7 +40,7 @@ from atune.compat.tilelang.plan import RunArgs, plan
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
 from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.system.resources import usable_cores
+from atune.workers.system.resources import usable_cores
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")

@@ -30,8 +30,6 @@ from peer_kernels import (
 )
 
 import atune
-from atune.api import cached_tune as cached
-from atune.api.machines import discover
 from atune.compat.tilelang import (
     AutoTuner,
     AutotuneResult,
@@ -43,6 +41,8 @@ from atune.compat.tilelang import (
 )
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.plan import RunArgs, plan
+from atune.frontends.api import cached_tune as cached
+from atune.frontends.api.machines import discover
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkStarted,

@@ -20,9 +20,9 @@ from atune.compat.tilelang import environment as notices
 from atune.compat.tilelang.arguments import RunArgs
 from atune.compat.tilelang.plan import plan
 from atune.errors import UsageError
-from atune.local.fork_servers import server_env
-from atune.local.workers import process_folders
-from atune.system import inherited_state
+from atune.workers.local.fork_servers import server_env
+from atune.workers.local.workers import process_folders
+from atune.workers.system import inherited_state
 
 pytestmark = pytest.mark.timeout(170)
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from tilelang.autotuner import param, tuner
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import environment, set_autotune_inputs
 from atune.errors import WorkloadError
-from atune.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import ResultCache
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = {"target": "c", "execution_backend": "cython"}

@@ -16,11 +16,11 @@ import torch
 from decorated import add, scale_jit, shift, shift_any
 
 import atune
-from atune.api import cached_tune as cached
-from atune.decorator import winners
-from atune.decorator.arguments import Arguments, raw_key
-from atune.decorator.options import PRESETS, ByArch, tuning_options
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
+from atune.frontends.api import cached_tune as cached
+from atune.frontends.decorator import winners
+from atune.frontends.decorator.arguments import Arguments, raw_key
+from atune.frontends.decorator.options import PRESETS, ByArch, tuning_options
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts

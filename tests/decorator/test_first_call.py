@@ -21,9 +21,9 @@ from decorated import QUICK, TUNING, add, doubled, multiply, scale, scale_jit, s
 from guide_kernels import scaled
 
 import atune
-from atune.api import cached_tune
 from atune.compat import tilelang as compat
 from atune.errors import AtuneError
+from atune.frontends.api import cached_tune
 from atune.journal.result import TuneResult
 from atune.model.folders import artifacts_folder
 
@@ -51,7 +51,7 @@ def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
     """Let nothing be tuned; and with `workers` start none to compile."""
     patch.delattr(cached_tune, "tune")
     if workers:
-        patch.delattr("atune.api.compile_all._built")
+        patch.delattr("atune.frontends.api.compile_all._built")
 
 
 def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_a_library_that_is_gone_is_made_by_a_worker(
     found = tuned(reference=plus)
     assert torch.equal(found(FLOATS), FLOATS + 1) and not compiled_here
     assert found.compile(n=64).latency > 0
-    monkeypatch.delattr("atune.api.compile_all._built")  # it is in the store now
+    monkeypatch.delattr("atune.frontends.api.compile_all._built")  # it is in the store now
     assert torch.equal(tuned(reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
 
 
@@ -150,7 +150,7 @@ def test_a_shipped_result_is_compiled_by_a_worker_once(
         return tuned(reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
 
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
-    monkeypatch.delattr("atune.api.compile_all._built")
+    monkeypatch.delattr("atune.frontends.api.compile_all._built")
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
 
 
@@ -166,7 +166,7 @@ def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(
 
     async def main() -> None:
         assert (await kernel.tune_async(third)).cache_hit
-        monkeypatch.delattr("atune.api.compile_all._built")
+        monkeypatch.delattr("atune.frontends.api.compile_all._built")
         assert torch.equal(kernel(third), third + 1)
 
     anyio.run(main)
@@ -198,7 +198,7 @@ def test_the_default_configuration_is_compiled_by_a_worker(tuned: Decorate, comp
 def test_threads_that_call_at_once_start_one_worker(
     tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atune.decorator import autotuned
+    from atune.frontends.decorator import autotuned
 
     started: list[int] = []
     build = autotuned.with_library

@@ -25,7 +25,6 @@ from guide_kernels import (
 from tilelang.autotuner.param import PARAMS_PATH
 
 import atune
-from atune.api import cached_tune as cached
 from atune.compat.tilelang import (
     ArgumentError,
     AutoTuner,
@@ -34,10 +33,12 @@ from atune.compat.tilelang import (
     CompileArgs,
     ConfigError,
     autotune,
+    environment,
     set_autotune_inputs,
 )
 from atune.compat.tilelang.arguments import RunArgs
 from atune.errors import TargetError, WorkloadError
+from atune.frontends.api import cached_tune as cached
 
 pytestmark = pytest.mark.timeout(170)
 SIZE = 64
@@ -228,7 +229,7 @@ def test_results_are_kept_and_variables_say_where_or_that_they_are_not(
     assert [hit(), hit()] == [False, True]
     assert list((tmp_path / "atune").glob("*.sqlite3"))
     monkeypatch.setattr(cached, "tune", tunes)  # with the cache
-    monkeypatch.setattr("atune.decorator.winners.tune", tunes)  # without it
+    monkeypatch.setattr("atune.frontends.decorator.winners.tune", tunes)  # without it
     assert hit()
     for name in ("TILELANG_AUTO_TUNING_DISABLE_CACHE", "TILELANG_DISABLE_CACHE"):
         with monkeypatch.context() as patch:
@@ -276,7 +277,8 @@ def test_a_result_can_be_saved_and_loaded(place: Place, tmp_path: Path) -> None:
 # ---- Device and backend selection
 
 
-def test_targets_and_backends() -> None:
+def test_targets_and_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_warned", set())
     tuner = AutoTuner(scaled, [{"block": 16}])
     for target in ("hip", "metal"):
         with pytest.raises(TargetError, match=f"target '{target}' is not supported"):

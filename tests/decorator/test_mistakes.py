@@ -13,9 +13,9 @@ import torch
 from decorated import shift
 
 import atune
-from atune.decorator.decorator import _decorators_of as decorators_of
+from atune.engine.search import forest
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.search import forest
+from atune.frontends.decorator.decorator import _decorators_of as decorators_of
 
 
 def without_addresses(value: object) -> str:

@@ -15,17 +15,17 @@ import pytest
 
 import atune
 import atune.compat.tilelang  # it asks for the processes, too, when it is first imported
-from atune.api.cached_tune import Work
-from atune.decorator import prewarm
+from atune.frontends.api.cached_tune import Work
+from atune.frontends.decorator import prewarm
 from atune.journal.events import Event
-from atune.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import ResultCache
 
 Define = Callable[..., int]
 OLD, NEW = 1_700_000_000, 1_800_000_000
 Import = Callable[[], int]
 PROGRAM = """from pathlib import Path
 from atune.compat.tilelang import environment
-from atune.decorator import prewarm
+from atune.frontends.decorator import prewarm
 prewarm.for_program(environment.cache_root(), "/nowhere")
 """
 

@@ -14,18 +14,18 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.api.tuner import tune
+from atune.frontends.api.tuner import tune
 from atune.journal.events import Event, Warned
-from atune.local.device_worker import LocalDeviceWorker
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.worker import Worker
-from atune.system.locks import DeviceLock
+from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.processes.worker import Worker
+from atune.workers.system.locks import DeviceLock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.system.locks import DeviceLock
+from atune.workers.system.locks import DeviceLock
 async def main():
     async with DeviceLock("gpu", pathlib.Path(sys.argv[1])).held():
         print("held", flush=True)
@@ -156,7 +156,7 @@ async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         worker._lock = Announced("gpu", tmp_path)
 
     monkeypatch.setattr(LocalDeviceWorker, "__init__", shared)
-    monkeypatch.setattr("atune.local.device_worker.SHARED_S", 1.0)
+    monkeypatch.setattr("atune.workers.local.device_worker.SHARED_S", 1.0)
     events: list[Event] = []
 
     def listen(event: Event) -> None:

@@ -15,10 +15,12 @@ import anyio
 import pytest
 from fake_runs import Run, finish, valley
 
-from atune.api.tuner import Tuner, run, tune
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
+from atune.engine.search.fixed_orders import LARGE, NEIGHBOURHOOD, Exhaustive
+from atune.engine.search.interface import Searched
 from atune.errors import DevicesLost, UsageError, WorkloadError
+from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal import writer as journals
 from atune.journal.events import (
     ArtifactBuilt,
@@ -48,8 +50,6 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
-from atune.search.fixed_orders import LARGE, NEIGHBOURHOOD, Exhaustive
-from atune.search.interface import Searched
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

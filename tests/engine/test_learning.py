@@ -11,6 +11,7 @@ import pytest
 from event_streams import write
 
 from atune import TuneResult, UsageError, resume, tune
+from atune.engine.search.interface import Searched
 from atune.errors import StrategyError
 from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed, encode
 from atune.journal.reader import read
@@ -18,7 +19,6 @@ from atune.journal.replay import replay
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import CompileSettings
-from atune.search.interface import Searched
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -175,7 +175,7 @@ async def test_without_its_library_a_strategy_does_not_go_on_and_keeps_what_was_
     pytest.importorskip("sklearn")
     await tune(machine=fake(), strategy="forest", budget=16, journal=tmp_path / "j")
     measured = replay(tmp_path / "j").measured
-    monkeypatch.setattr("atune.search.forest.available", lambda: False)
+    monkeypatch.setattr("atune.engine.search.forest.available", lambda: False)
     with pytest.raises(UsageError, match=r"scikit-learn, which is not installed: pip install 'atune\[search\]'"):
         await resume(tmp_path / "j", machine=fake(), budget=20)
     assert replay(tmp_path / "j").measured == measured >= 10

@@ -14,6 +14,7 @@ import pytest
 from atune import UsageError, resume, tune
 from atune.engine import proposing
 from atune.engine.proposing import CHUNK, MOST, Survey, drawn
+from atune.engine.search.interface import Searched
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
 from atune.journal.replay import replay
@@ -22,9 +23,8 @@ from atune.journal.writer import line_of
 from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
-from atune.search.interface import Searched
-from atune.storage.earlier_outcomes import history, known_of
 from atune.testing import FakeClock, FakeMachine, Script
+from atune.workers.storage.earlier_outcomes import history, known_of
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ import pytest
 from event_streams import Stream, write
 from fake_runs import SLOW_S, slow_last, tuned
 
-from atune.api.resume import resume
-from atune.api.tuner import Tuner, tune
 from atune.errors import WorkerError
+from atune.frontends.api.resume import resume
+from atune.frontends.api.tuner import Tuner, tune
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import atune
-from atune.api.resume import resume
-from atune.api.tuner import tune
 from atune.errors import JournalError, UsageError
+from atune.frontends.api.resume import resume
+from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,

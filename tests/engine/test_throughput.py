@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atune.api.tuner import tune
+from atune.frontends.api.tuner import tune
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
 from atune.testing import FakeMachine, InstantClock, Script

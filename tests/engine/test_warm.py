@@ -11,14 +11,14 @@ from event_streams import Stream, write
 from listening import Listening
 
 from atune import TuneResult, UsageError, resume, tune
-from atune.cli.main import main
+from atune.engine.search.warm_start import Experience, advice_of, elsewhere, nearest_first
+from atune.frontends.cli.main import main
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
-from atune.search.warm_start import Experience, advice_of, elsewhere, nearest_first
-from atune.storage.result_cache import ResultCache
 from atune.testing import FakeMachine, Script
+from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio

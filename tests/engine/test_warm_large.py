@@ -14,8 +14,8 @@ from atune.journal.events import CandidateProposed
 from atune.journal.reader import read
 from atune.model.candidate import config_key
 from atune.model.space import Space
-from atune.storage.result_cache import ResultCache
 from atune.testing import FakeMachine, Script
+from atune.workers.storage.result_cache import ResultCache
 
 pytestmark = pytest.mark.anyio
 

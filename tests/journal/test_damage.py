@@ -13,8 +13,8 @@ import pytest
 from event_streams import Stream, write
 from processes import environment
 
-from atune.cli.main import main
 from atune.errors import JournalError
+from atune.frontends.cli.main import main
 from atune.journal.reader import MAX_DEPTH, JournalReader, read
 from atune.journal.replay import replay, salvage
 from atune.journal.result import TuneResult

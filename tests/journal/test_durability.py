@@ -13,14 +13,14 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.api.tuner import tune
+from atune.engine.search.fixed_orders import Exhaustive
+from atune.engine.search.interface import Searched
+from atune.engine.search.registry import KINDS, Kind
 from atune.errors import JournalError
+from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader
 from atune.journal.writer import Journal, read
-from atune.search.fixed_orders import Exhaustive
-from atune.search.interface import Searched
-from atune.search.registry import KINDS, Kind
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

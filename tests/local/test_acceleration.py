@@ -8,12 +8,12 @@ import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.local.compile_service import CompileService
-from atune.local.machine import PLAIN, LocalMachine, accelerators_for
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
-from atune.processes.messages import Discovery, ServiceReady
+from atune.workers.local.compile_service import CompileService
+from atune.workers.local.machine import PLAIN, LocalMachine, accelerators_for
+from atune.workers.processes.messages import Discovery, ServiceReady
 from atune.workload.workload import FileRef
 
 ALL = ("swizzle_lowering@2", "cicc@1")
@@ -141,8 +141,8 @@ def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.local.machine.usable_cores", lambda: list(range(6)))
-    monkeypatch.setattr("atune.local.machine.usable_memory_bytes", lambda: None)
+    monkeypatch.setattr("atune.workers.local.machine.usable_cores", lambda: list(range(6)))
+    monkeypatch.setattr("atune.workers.local.machine.usable_memory_bytes", lambda: None)
     one = LocalMachine(FileRef("x.py", "X"), target=FOUND.target)
     one._found = FOUND
     assert len(one.compile_workers()) == 6

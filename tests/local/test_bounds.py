@@ -10,13 +10,13 @@ import pytest
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
-from atune.local.device_worker import NOT_ALONE
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.device_worker import NOT_ALONE
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"

@@ -230,7 +230,7 @@ NVCC = """
     import sys
     import anyio
     from atune.model.candidate import Candidate, config_key
-    from atune.local.machine import LocalMachine
+    from atune.workers.local.machine import LocalMachine
     from atune.model.jobs import BuildJob, LowerJob
     from atune.model.settings import CompileSettings
     from atune.workload.workload import FileRef

@@ -9,12 +9,12 @@ from services import SOFTMAX, artifacts, lowered
 from versions import accelerated
 
 import atune
-from atune.local.machine import PLAIN, LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.processes.server import services
+from atune.workers.local.machine import PLAIN, LocalMachine
+from atune.workers.processes.server import services
 
 pytestmark = [
     pytest.mark.anyio,

@@ -11,12 +11,12 @@ import pytest
 
 from atune import tune
 from atune.journal.events import Event, Warned
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.system.resources import WORKER_BYTES
+from atune.workers.local.machine import LocalMachine
+from atune.workers.system.resources import WORKER_BYTES
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
@@ -98,8 +98,8 @@ async def test_the_host_target_reaches_tilelang(file: Path) -> None:
 
 
 async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.local.machine.usable_memory_bytes", lambda: 2 * WORKER_BYTES)
-    monkeypatch.setattr("atune.local.machine.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
+    monkeypatch.setattr("atune.workers.local.machine.usable_memory_bytes", lambda: 2 * WORKER_BYTES)
+    monkeypatch.setattr("atune.workers.local.machine.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
     settings = CompileSettings(store=False)
     machine = LocalMachine(FileRef(str(file), "WORK"), target="sm_90a", devices=(), compile=settings)
     warned_of: list[str] = []

@@ -16,13 +16,8 @@ import pytest
 from cluster_agents import Loopback, LoopbackAgent
 from kernel_outputs import outputs_of
 
-from atune.cluster.machine import ClusterMachine
-from atune.cluster.ray_cluster import connect_ray
-from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.local.device_worker import DeviceContext
-from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import (
@@ -41,6 +36,11 @@ from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script
+from atune.workers.cluster.machine import ClusterMachine
+from atune.workers.cluster.ray_cluster import connect_ray
+from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
+from atune.workers.local.device_worker import DeviceContext
+from atune.workers.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
 from atune.workload.pickling import ship_function
 from atune.workload.workload import parse_file_ref
 

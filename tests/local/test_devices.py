@@ -15,10 +15,10 @@ import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
 
-from atune.api.tuner import tune
 from atune.engine.benchmark_stage import implausible
 from atune.engine.ranking import final_order, speed_outliers, unsettled
 from atune.errors import DevicesLost, ServerLost, WorkerError
+from atune.frontends.api.tuner import tune
 from atune.journal import writer as journals
 from atune.journal.events import (
     BenchmarkFailed,

@@ -15,17 +15,17 @@ from fault_kernels import FAULTS
 from kernel_outputs import outputs_of
 from processes import wait_until
 
-from atune.api.tuner import tune
+from atune.frontends.api.tuner import tune
 from atune.journal import writer as journals
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.result import TuneResult
-from atune.local import device_worker
-from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local import device_worker
+from atune.workers.local.machine import LocalDeviceWorker, LocalMachine
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio

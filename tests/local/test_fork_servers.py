@@ -15,12 +15,12 @@ import pytest
 from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
-from atune.cli.main import main
-from atune.local import fork_servers, machine
-from atune.processes import server_main
-from atune.processes.server import ForkServerProcess, parked
-from atune.system import inherited_state
-from atune.system.inherited_state import surroundings
+from atune.frontends.cli.main import main
+from atune.workers.local import fork_servers, machine
+from atune.workers.processes import server_main
+from atune.workers.processes.server import ForkServerProcess, parked
+from atune.workers.system import inherited_state
+from atune.workers.system.inherited_state import surroundings
 
 SCALE = f"{Path(__file__).parents[1]}/workloads.py:SCALE"
 
@@ -150,8 +150,8 @@ def test_a_worker_starts_none(quick: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 CHILDREN = """
 import multiprocessing
-from atune.local import fork_servers
-from atune.processes.server import parked
+from atune.workers.local import fork_servers
+from atune.workers.processes.server import parked
 
 def started():
     fork_servers.warm_early()
@@ -176,7 +176,7 @@ def test_a_child_of_multiprocessing_starts_none(tmp_path: Path) -> None:
 PROGRAM = """
     import os, sys, time
     import atune
-    from atune.processes.server import parked
+    from atune.workers.processes.server import parked
 
     assert not parked._servers, "import atune alone starts a server"
     atune.warm()
@@ -251,10 +251,10 @@ def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, 
 
 DROP_IN = """
     import sys
-    from atune.processes.server import parked
+    from atune.workers.processes.server import parked
     import atune.compat.tilelang
     [server] = parked._servers.values()
-    from atune.local import fork_servers
+    from atune.workers.local import fork_servers
     import tilelang
     assert fork_servers.taken()[0] is server, "importing tilelang made other surroundings"
     server.destroy()

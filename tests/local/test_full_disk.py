@@ -13,19 +13,19 @@ import pytest
 from lost_kernels import TOTAL
 from stand_in_compiler import stand_in
 
-from atune.api.compile_all import compiled
-from atune.api.resume import resume
-from atune.api.tuner import tune
 from atune.engine.run_state import Run
 from atune.errors import MachineError
+from atune.frontends.api.compile_all import compiled
+from atune.frontends.api.resume import resume
+from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, RunInterrupted, Warned
 from atune.journal.replay import replay
 from atune.journal.writer import read
-from atune.local import retry as patience
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
+from atune.workers.local import retry as patience
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio

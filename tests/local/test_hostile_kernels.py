@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from raising_kernels import RAISED
 
-from atune.api.tuner import tune
+from atune.frontends.api.tuner import tune
 from atune.journal import writer as journals
 from atune.journal.result import TuneResult
 from atune.model.settings import BenchmarkSettings, CompileSettings

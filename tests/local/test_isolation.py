@@ -16,10 +16,10 @@ import pytest
 from atune.engine.engine import Engine
 from atune.journal.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
 from atune.journal.recorder import Recorder
-from atune.local.machine import LocalMachine
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import IdleDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[1] / "isolation_kernels.py"

@@ -12,9 +12,9 @@ import pytest
 from lost_kernels import TOTAL
 from stand_in_compiler import stand_in
 
-from atune.api.resume import resume
-from atune.api.tuner import tune
 from atune.errors import MachineError
+from atune.frontends.api.resume import resume
+from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     BenchmarkFailed,
     BuildFailed,
@@ -24,8 +24,8 @@ from atune.journal.events import (
 )
 from atune.journal.replay import replay
 from atune.journal.writer import read
-from atune.local.machine import LocalMachine
 from atune.model.settings import CompileSettings
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -139,7 +139,7 @@ async def test_fewer_workers_go_on_after_kills_for_want_of_memory(
     """The kernel counts, then kills; here a file counts, and two workers are killed."""
     kills = tmp_path / "kills"
     kills.mkdir()
-    monkeypatch.setattr("atune.local.machine.oom_kills", lambda: len(list(kills.iterdir())))
+    monkeypatch.setattr("atune.workers.local.machine.oom_kills", lambda: len(list(kills.iterdir())))
     compiler(f"{{ mkdir {kills}/1 || mkdir {kills}/2; }} 2>/dev/null && kill -KILL $PPID && sleep 300\n")
     heard = Listening(lambda events: False, lambda: None)
     settings = CompileSettings(workers=4, group_size=1, store=False)

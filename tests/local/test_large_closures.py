@@ -11,11 +11,11 @@ import pytest
 import torch
 from workloads import scale
 
-from atune.api.tuner import tune
-from atune.local import machine as machines
-from atune.local.machine import LocalMachine
+from atune.frontends.api.tuner import tune
 from atune.model.settings import CompileSettings
 from atune.reporting.summary import failure_summary
+from atune.workers.local import machine as machines
+from atune.workers.local.machine import LocalMachine
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.workload import Workload, describe, ship
 

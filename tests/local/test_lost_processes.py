@@ -12,18 +12,18 @@ from fake_runs import Run
 from lost_kernels import DYING, TOTAL
 from stand_in_compiler import stand_in
 
-from atune.api.compile_all import compiled
-from atune.api.tuner import tune
-from atune.cluster.machine import ClusterMachine
 from atune.engine import run_state
+from atune.frontends.api.compile_all import compiled
+from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit
 from atune.journal.writer import read
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 from atune.testing.script import Stage
+from atune.workers.cluster.machine import ClusterMachine
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio

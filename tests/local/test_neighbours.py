@@ -16,12 +16,12 @@ import msgspec
 import pytest
 
 import atune
-from atune.local.device_worker import REMEDY
-from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import DISTURBS
 from atune.stages.measure.telemetry import others
+from atune.workers.local.device_worker import REMEDY
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"

@@ -13,13 +13,13 @@ import pytest
 from anyio.abc import TaskStatus
 
 from atune.errors import MachineError, RemoteError, WorkerError
-from atune.local import retry as patience
-from atune.local.retry import Patience, Room
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.stages import compile_jobs
-from atune.system import resources
-from atune.system.resources import WORKER_BYTES, CompilerKilled, ShortOf, check_machine, oom_kills
+from atune.workers.local import retry as patience
+from atune.workers.local.retry import Patience, Room
+from atune.workers.system import resources
+from atune.workers.system.resources import WORKER_BYTES, CompilerKilled, ShortOf, check_machine, oom_kills
 
 pytestmark = pytest.mark.anyio
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")

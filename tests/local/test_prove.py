@@ -13,18 +13,18 @@ import torch
 import atune
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
-from atune.local.compile_service import CompileService
-from atune.local.compile_worker import CompileContext, LocalCompileWorker, RunStore
-from atune.local.machine import LocalMachine
-from atune.local.retry import Patience, Room
-from atune.local.workers import Workers
 from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
 from atune.model.jobs import BuildJob, FindJob, LowerJob, ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import Session
-from atune.storage.artifact_store import ArtifactStore
+from atune.workers.local.compile_service import CompileService
+from atune.workers.local.compile_worker import CompileContext, LocalCompileWorker, RunStore
+from atune.workers.local.machine import LocalMachine
+from atune.workers.local.retry import Patience, Room
+from atune.workers.local.workers import Workers
+from atune.workers.processes.messages import Session
+from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio

@@ -13,12 +13,12 @@ import pytest
 import space_kernels
 
 import atune
-from atune.api.tuner import tune
 from atune.errors import SpaceError, WorkloadError
-from atune.local import space_worker
-from atune.local.machine import LocalMachine
+from atune.frontends.api.tuner import tune
 from atune.model.settings import Budget
 from atune.stages.session import session as entries
+from atune.workers.local import space_worker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import describe, head, parse_file_ref, ship
 
 pytestmark = pytest.mark.anyio

@@ -13,9 +13,9 @@ import pytest
 from atune.engine.engine import Engine
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.journal.recorder import Recorder
-from atune.local.machine import LocalMachine
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.testing import IdleDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 GEMM = Path(__file__).parents[2] / "examples" / "gemm.py"

@@ -16,10 +16,10 @@ import pytest
 from processes import MARK, environment, marked, new_mark, wait_until
 
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
-from atune.processes.pool import ForkServer
-from atune.processes.server import ForkServerProcess
-from atune.processes.server_main import children_of, parent_of
-from atune.processes.worker import Worker
+from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.server import ForkServerProcess
+from atune.workers.processes.server_main import children_of, parent_of
+from atune.workers.processes.worker import Worker
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

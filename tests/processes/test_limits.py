@@ -17,11 +17,11 @@ import anyio
 import pytest
 from processes import environment
 
-from atune.api.tuner import tune
 from atune.errors import MachineError, UsageError, WorkerLost
+from atune.frontends.api.tuner import tune
 from atune.journal.replay import replay
-from atune.processes.pool import ForkServer
 from atune.testing import FakeMachine
+from atune.workers.processes.pool import ForkServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from atune.local import machine as local
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.processes.messages import Discovery
-from atune.system.resources import WORKER_BYTES, usable_memory_bytes, workers_that_fit
+from atune.workers.local import machine as local
+from atune.workers.processes.messages import Discovery
+from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef
 
 GIB = 1 << 30

@@ -19,10 +19,10 @@ import anyio
 import pytest
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
-from atune.processes.pool import ForkServer
-from atune.processes.server import shutdown
-from atune.processes.server_main import FRAME
-from atune.processes.worker import Worker
+from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.server import shutdown
+from atune.workers.processes.server_main import FRAME
+from atune.workers.processes.worker import Worker
 
 HERE = Path(__file__).parents[1]
 UVLOOP = ("asyncio", {"use_uvloop": True})

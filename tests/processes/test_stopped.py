@@ -18,9 +18,9 @@ import pytest
 from processes import environment, wait_until
 
 from atune.errors import WorkerError, WorkerTimeout
-from atune.processes.pool import ForkServer
-from atune.system import locks
-from atune.system.locks import TICK_S, Deadline
+from atune.workers.processes.pool import ForkServer
+from atune.workers.system import locks
+from atune.workers.system.locks import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from processes import MARK, marked, new_mark, wait_until
 
 import atune
 from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunStarted
-from atune.processes.server import parked
+from atune.workers.processes.server import parked
 
 WORKLOADS = Path(__file__).parents[1] / "workloads.py"
 SCALE = f"{WORKLOADS}:SCALE"
@@ -95,7 +95,7 @@ async def test_a_cancelled_run_leaves_none() -> None:
 PROGRAM = """
     import os, sys, time
     import atune
-    from atune.processes.server import parked
+    from atune.workers.processes.server import parked
 
     atune.run(sys.argv[1], target="c")
     (server,) = parked._servers.values()

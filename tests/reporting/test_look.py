@@ -24,9 +24,9 @@ from event_streams import Stream, write
 from processes import environment
 
 import atune
-from atune.api.tuner import tune
-from atune.cli.main import main
 from atune.errors import JournalError, UsageError
+from atune.frontends.api.tuner import tune
+from atune.frontends.cli.main import main
 from atune.journal.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
 from atune.journal.merge import merge
 from atune.journal.reader import read
@@ -461,7 +461,7 @@ def test_merge_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_none_of_it_imports_what_is_heavy() -> None:
     code = """
 import sys
-from atune.cli.main import main
+from atune.frontends.cli.main import main
 from atune.reporting.summary import summary
 from atune.reporting.importance import axis_importance
 out = ["-o", "/dev/null"]

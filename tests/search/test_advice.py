@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
+from atune.engine.search.fixed_orders import FIRST, Begun, Random, first_of
+from atune.engine.search.forest import POLISHED, TRUST_FROM, Forest
+from atune.engine.search.interface import Searched
+from atune.engine.search.recording import Recording, Tried
+from atune.engine.search.registry import KINDS, make_strategy
+from atune.engine.search.simulation import simulate_run, summary_of
 from atune.model.candidate import Config
-from atune.search.fixed_orders import FIRST, Begun, Random, first_of
-from atune.search.forest import POLISHED, TRUST_FROM, Forest
-from atune.search.interface import Searched
-from atune.search.recording import Recording, Tried
-from atune.search.registry import KINDS, make_strategy
-from atune.search.simulation import simulate_run, summary_of
 
 CONFIGS: dict[int, Config] = {
     n: {"tile": tile, "stages": stages, "policy": policy}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from atune.engine.search.forest import LEAST_KNOWN as LEAST
+from atune.engine.search.forest import expected_latency
+from atune.engine.search.interface import Guarded, Searched
+from atune.engine.search.registry import make_strategy
 from atune.errors import StrategyError
-from atune.search.forest import LEAST_KNOWN as LEAST
-from atune.search.forest import expected_latency
-from atune.search.interface import Guarded, Searched
-from atune.search.registry import make_strategy
 
 CONFIGS: dict[int, Any] = {10 * i: {"x": i} for i in range(40)}
 

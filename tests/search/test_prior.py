@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from atune.engine.search import prior
+from atune.engine.search.devices import ARCHITECTURES, SHEETS, Figures, figures_of
 from atune.errors import UsageError
 from atune.model.artifact import Access, Gemm, StaticFacts, Work
 from atune.model.device import DeviceInfo
-from atune.search import prior
-from atune.search.survey_columns import ARCHITECTURES, SHEETS, Figures, figures_of
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
 

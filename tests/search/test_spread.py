@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from atune.search.fixed_orders import spread_order
+from atune.engine.search.fixed_orders import spread_order
 
 
 @pytest.mark.parametrize("lengths", [[2] * 16, [4] * 8, [16] * 4, [256, 256], [2, 4, 8, 16, 64]])

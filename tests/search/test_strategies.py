@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from atune.engine.search import forest
+from atune.engine.search import registry as choosing
+from atune.engine.search.encoding import Encoding
+from atune.engine.search.fixed_orders import spread_more
+from atune.engine.search.interface import DUPLICATE, Guarded, Searched, Strategy
+from atune.engine.search.registry import KINDS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
-from atune.search import forest
-from atune.search import registry as choosing
-from atune.search.encoding import Encoding
-from atune.search.fixed_orders import spread_more
-from atune.search.interface import DUPLICATE, Guarded, Searched, Strategy
-from atune.search.registry import KINDS, check_given, chosen, make_strategy
 
 CONFIGS: dict[int, Config] = {
     10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}

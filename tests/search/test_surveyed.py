@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from atune import UsageError, tune
+from atune.engine.search.fixed_orders import Ranked
+from atune.engine.search.interface import Searched
+from atune.engine.search.prior import estimates
+from atune.engine.search.recording import Recording, Tried, read_recording
+from atune.engine.search.simulation import simulate
+from atune.engine.search.survey_columns import columns, figures_for, told, told_of
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.device import DeviceInfo, Target
-from atune.search.fixed_orders import Ranked
-from atune.search.interface import Searched
-from atune.search.prior import estimates
-from atune.search.recording import Recording, Tried, read_recording
-from atune.search.simulation import simulate
-from atune.search.survey_columns import columns, figures_for, told, told_of
 from atune.testing import FakeMachine, Script
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")

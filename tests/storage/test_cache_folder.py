@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.api.blocking import run_blocking
+from atune.frontends.api.blocking import run_blocking
 from atune.model.folders import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored
 
 

@@ -22,10 +22,10 @@ from cache_entries import events, key
 from decorated import QUICK, doubled, run_cached, scale, workload
 
 import atune
-from atune.api import cached_tune as cached
-from atune.api.cached_tune import Work, tune_work
-from atune.api.machines import discover
 from atune.errors import UsageError
+from atune.frontends.api import cached_tune as cached
+from atune.frontends.api.cached_tune import Work, tune_work
+from atune.frontends.api.machines import discover
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,
@@ -38,9 +38,9 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import line_of
 from atune.model.device import DeviceInfo, Target
-from atune.storage.result_cache import ResultCache
-from atune.storage.result_key import ResultKey
-from atune.system.locks import TuningLock
+from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.result_key import ResultKey
+from atune.workers.system.locks import TuningLock
 from atune.workload.packing import LazyCallback
 from atune.workload.workload import Workload, fingerprint
 
@@ -199,7 +199,7 @@ WRITER = """
 import sys
 sys.path.insert(0, "tests")
 from cache_entries import events, key
-from atune.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import ResultCache
 cache = ResultCache(sys.argv[1])
 for i in range(10):
     cache.put(key(problem={"M": [int(sys.argv[2]), i]}), events(1.0))
@@ -318,7 +318,8 @@ def test_callbacks_count_by_source_and_closure() -> None:
 
 def test_the_key_is_the_same_in_another_process() -> None:
     """Nothing in it depends on addresses or on the order of hashes."""
-    code = "import sys; sys.path.insert(0, 'tests'); import decorated as d; from atune.api.cached_tune import Work; "
+    code = "import sys; sys.path.insert(0, 'tests'); import decorated as d; "
+    code += "from atune.frontends.api.cached_tune import Work; "
     code += "print(Work(d.workload(kernel=d.scale_jit), target='c').key.text)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -455,8 +456,8 @@ TUNER = """
 import sys
 sys.path.insert(0, "tests")
 from decorated import QUICK, run_cached, workload
-from atune.api.cached_tune import Work
-from atune.storage.result_cache import ResultCache
+from atune.frontends.api.cached_tune import Work
+from atune.workers.storage.result_cache import ResultCache
 result = run_cached(Work(workload(), target="c", benchmark=QUICK), ResultCache(sys.argv[1]))
 print(result.cache_hit, result.best_config["factor"])
 """
@@ -475,9 +476,9 @@ KILLED = """
 import os, sys
 sys.path.insert(0, "tests")
 from decorated import QUICK, run_cached, workload
-from atune.api.cached_tune import Work
+from atune.frontends.api.cached_tune import Work
 from atune.journal.events import CandidateMeasured
-from atune.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import ResultCache
 
 def die(event):
     if isinstance(event, CandidateMeasured):

@@ -17,13 +17,13 @@ import pytest
 
 import atune
 from atune.journal.events import ArtifactBuilt, Event
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.reporting.summary import summary_text
-from atune.storage.artifact_store import ArtifactStore
+from atune.workers.local.machine import LocalMachine
+from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workload.workload import FileRef
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,9 @@ def test_it_is_cut_back_to_its_size_and_spares_what_is_pinned(tmp_path: Path, bu
     for i in range(5):
         used = time.time() - 10_000 + i
         os.utime(libraries[f"k{i}"], (used, used))
-    holder = "import sys, time; from atune.storage.artifact_store import ArtifactStore; from pathlib import Path; "
+    holder = (
+        "import sys, time; from atune.workers.storage.artifact_store import ArtifactStore; from pathlib import Path; "
+    )
     holder += f"s = ArtifactStore(Path({str(folder)!r})); s._pin({libraries['k0'].name!r}); "
     holder += "print('ok', flush=True); time.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -20,15 +20,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from atune.api.tuner import run
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.local.machine import LocalMachine
+from atune.frontends.api.tuner import run
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.testing import FakeMachine
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
 
 HERE = Path(__file__).parents[1]

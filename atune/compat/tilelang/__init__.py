@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from atune.compat.tilelang import environment
-from atune.decorator import prewarm
+from atune.frontends.decorator import prewarm
 
 prewarm.for_program(environment.cache_root(), os.path.dirname(__file__))  # it imports tilelang while the program does
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atune.api.blocking import run_blocking
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs, method_takes
 from atune.compat.tilelang.environment import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
@@ -23,15 +22,16 @@ from atune.compat.tilelang.inputs import (
 )
 from atune.compat.tilelang.plan import jit_arguments, plan, resolved_target
 from atune.compat.tilelang.result import AutotuneResult, positions
-from atune.decorator.autotuned import Autotuned
-from atune.decorator.options import Options, lazy_callback
-from atune.decorator.winners import winner_of
 from atune.errors import InputsMissing, SpaceError, UsageError
+from atune.frontends.api.blocking import run_blocking
+from atune.frontends.decorator.autotuned import Autotuned
+from atune.frontends.decorator.options import Options, lazy_callback
+from atune.frontends.decorator.winners import winner_of
 from atune.journal.result import NoWinner, TuneResult
 from atune.model.candidate import PASS_CONFIGS, RESERVED
 from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
-from atune.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import ResultCache
 from atune.workload.definition import function_of
 
 

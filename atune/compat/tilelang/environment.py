@@ -22,8 +22,8 @@ from typing import Any
 from atune.errors import InputsMissing, SpaceError, UsageError
 from atune.journal.result import NoWinner
 from atune.model.user_callbacks import warn_caller
-from atune.system.inherited_state import VARIABLE, before_import, is_own
-from atune.system.resources import usable_cores
+from atune.workers.system.inherited_state import VARIABLE, before_import, is_own
+from atune.workers.system.resources import usable_cores
 
 
 class CompatWarning(UserWarning):
@@ -46,13 +46,13 @@ class TuningFailed(NoWinner, RuntimeError):
     """No configuration worked; `result` holds every record. Also a RuntimeError, like that of tilelang's tuner."""
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_once(subject: str, message: str) -> None:
     """Warn about `subject`, once per program."""
-    if subject not in _said:
-        _said.add(subject)
+    if subject not in _warned:
+        _warned.add(subject)
         warn_caller(f"{subject}: {message}", CompatWarning)
 
 

@@ -11,8 +11,8 @@ from contextvars import ContextVar, Token
 from functools import cached_property
 from typing import Any
 
-from atune.decorator.call import Call, TunableKernel
 from atune.errors import UsageError
+from atune.frontends.decorator.call import Call, TunableKernel
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, config_key
 from atune.model.device import parse_target

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from atune.processes.messages import ServiceReady
 from atune.stages.accelerators.cicc_server import CiccError, Server, includes_for
 from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, parts
 from atune.stages.compile.lowering import Blob
 from atune.stages.session.devices import visible_gpus
+from atune.workers.processes.messages import ServiceReady
 
 
 class _State:

@@ -32,7 +32,7 @@ from atune.stages.compile.steps import (
     printed,
 )
 from atune.stages.session.session import session
-from atune.system.resources import check_compiled
+from atune.workers.system.resources import check_compiled
 
 
 class Made(NamedTuple):

@@ -17,14 +17,14 @@ from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.processes.messages import Begin
 from atune.stages.measure.arguments import Arguments, Guards
 from atune.stages.measure.check import Causes, Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of, words_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
-from atune.system.resources import Resource, check_machine
+from atune.workers.processes.messages import Begin
+from atune.workers.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is others'."""

@@ -18,7 +18,7 @@ from atune.errors import message_of, name_and_message, name_of
 from atune.model.artifact import FailureKind
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import Conditions, Energy
-from atune.processes.messages import Around, Neighbour, Neighbours
+from atune.workers.processes.messages import Around, Neighbour, Neighbours
 
 THROTTLE = {
     0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",

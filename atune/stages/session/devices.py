@@ -11,7 +11,7 @@ import msgspec
 
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
-from atune.processes.messages import Discovery
+from atune.workers.processes.messages import Discovery
 
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:

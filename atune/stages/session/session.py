@@ -17,7 +17,7 @@ from itertools import islice
 import msgspec
 
 from atune.model.candidate import Candidate, Config, thaw
-from atune.processes.messages import LoadSpace, LookUp, Session, SpacePart
+from atune.workers.processes.messages import LoadSpace, LookUp, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
 from atune.workload.listing import Candidates
 from atune.workload.pickling import FileRef

@@ -21,16 +21,16 @@ from services import SOFTMAX, artifacts, children, given_up, lowered, until
 from versions import accelerated
 
 import atune
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.folders import short_path
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.processes.server import services
 from atune.stages.accelerators import cicc, cicc_server
 from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
 from atune.stages.compile.lowering import Blob
+from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.server import services
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

@@ -10,14 +10,14 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.api.tuner import tune
 from atune.errors import SpaceError
+from atune.frontends.api.tuner import tune
 from atune.journal.events import CandidateLowered, Event
-from atune.local.machine import LocalCompileWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
+from atune.workers.local.machine import LocalCompileWorker, LocalMachine
 from atune.workload.listing import candidates_of, listing
 from atune.workload.workload import FileRef, Workload
 

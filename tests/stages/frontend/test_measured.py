@@ -13,8 +13,8 @@ import torch
 from compile_spy import spy
 from returning_kernels import N
 
-from atune.api.compile_all import with_library
 from atune.errors import AtuneError
+from atune.frontends.api.compile_all import with_library
 from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
@@ -164,7 +164,7 @@ def test_the_store_is_asked_before_a_worker(monkeypatch: pytest.MonkeyPatch) -> 
     measured(kernels.one, [-1], n=96)
     seen = spy(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.delattr("atune.api.compile_all._built")
+        patch.delattr("atune.frontends.api.compile_all._built")
         assert torch.equal(measured(kernels.one, [-1], n=96)(numbers(96)), numbers(96) * 2)
         with pytest.raises(NameError):  # of other code it has none
             measured(kernels.one, [-1], n=97)
@@ -250,7 +250,7 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(dtype: str, monkeyp
     same(kernel(A), A)
     with pytest.raises(ValueError, match="Kernel expected 1 inputs, but 2 are provided"):
         kernel(A, A)
-    monkeypatch.delattr("atune.api.compile_all._built")
+    monkeypatch.delattr("atune.frontends.api.compile_all._built")
     assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
 
 
@@ -258,7 +258,7 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(dtype: str, monkeyp
 
 
 def gpu() -> Target:
-    from atune.api.machines import discover
+    from atune.frontends.api.machines import discover
 
     return discover("cuda", "0")[0]
 

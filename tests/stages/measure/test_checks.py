@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from atune.errors import TargetError, UsageError, WorkloadError
-from atune.local.machine import LocalMachine
 from atune.model.artifact import KernelParam
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import Arguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.inputs import drawn
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
+from atune.workers.local.machine import LocalMachine
 from atune.workload.options import SUPPLIES
 from atune.workload.workload import FileRef, Workload, fingerprint
 

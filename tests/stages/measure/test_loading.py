@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from atune.errors import WorkerError, WorkloadError
-from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.stages.compile.lowering import Blob
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio

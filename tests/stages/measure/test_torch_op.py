@@ -12,8 +12,8 @@ import torch
 from returning_kernels import N
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from atune.api.compile_all import with_library
 from atune.errors import UsageError
+from atune.frontends.api.compile_all import with_library
 from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
@@ -239,7 +239,7 @@ def test_what_torch_cannot_register_is_told_before(one: Kernel) -> None:
 
 
 def gpu() -> Target:
-    from atune.api.machines import discover
+    from atune.frontends.api.machines import discover
 
     return discover("cuda", "0")[0]
 

@@ -1,0 +1,126 @@
+"""Figures of devices for the prior: from NVIDIA's data sheets, overridden by what the device reports.
+
+Other sources are NVIDIA's white papers on the architectures A100 (GA100), GA102, AD102 and H100 (GH100). Rates of
+tensor cores are for dense operands, accumulated in float32. Shared memory, threads and blocks of a multiprocessor are
+those of its compute capability (CUDA C++ Programming Guide, table «Technical Specifications per Compute Capability»).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from atune.model.device import DeviceInfo
+from atune.model.roofline import Peaks
+
+
+class Architecture(NamedTuple):
+    """Figures of one multiprocessor (SM) of an architecture."""
+
+    tensor_flops: int
+    """Tensor core operations a clock in bfloat16; those of gaming boards, if server boards do more."""
+    smem_bytes: int
+    """Bytes of shared memory."""
+    threads: int
+    blocks: int
+    lanes: int
+    """Float32 operations a clock, one for each lane."""
+    warp_groups: bool = False
+    """Whether groups of four warps multiply with operands in shared memory (wgmma)."""
+
+
+ARCHITECTURES = {
+    "80": Architecture(2048, 164 << 10, 2048, 32, 64),  # 312 TFLOP/s of 108 at 1.41 GHz
+    "86": Architecture(512, 100 << 10, 1536, 16, 128),  # 71 TFLOP/s of 82 at 1.70 GHz
+    "89": Architecture(512, 100 << 10, 1536, 24, 128),  # 165 TFLOP/s of 128 at 2.52 GHz
+    "90": Architecture(4096, 228 << 10, 2048, 32, 128, True),  # 989 TFLOP/s of 132 at 1.83 GHz
+    "100": Architecture(8192, 228 << 10, 2048, 32, 128),  # 2.25 PFLOP/s of 148 at 1.85 GHz
+    "120": Architecture(512, 100 << 10, 1536, 24, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
+}
+"""By compute capability. An unknown one uses the next older entry."""
+
+
+class Sheet(NamedTuple):
+    """A board's figures from its data sheet."""
+
+    capability: str
+    sms: int
+    clock_hz: float
+    memory_bytes_s: float
+    l2_bytes: int
+    tensor_flops: int = 0
+    """Fields of `Architecture` in which this board differs."""
+
+
+SHEETS = {
+    "H200": Sheet("90", 132, 1.83e9, 4.8e12, 50 << 20),  # «H200 Tensor Core GPU»; the rest as the H100
+    "H100 PCIE": Sheet("90", 114, 1.755e9, 2.0e12, 50 << 20),  # «H100 Tensor Core GPU», «H100 Architecture», table 3
+    "H100": Sheet("90", 132, 1.83e9, 3.35e12, 50 << 20),
+    "A100": Sheet("80", 108, 1.41e9, 2.039e12, 40 << 20),  # «A100 80GB», «A100 Tensor Core GPU Architecture», table 1
+    "A10": Sheet("86", 72, 1.695e9, 6.0e11, 6 << 20, 1024),  # «A10 Tensor Core GPU»
+    "RTX 3090": Sheet("86", 82, 1.695e9, 9.36e11, 6 << 20),  # «GA102 Architecture», table 2
+    "RTX 4090": Sheet("89", 128, 2.52e9, 1.008e12, 72 << 20),  # «Ada GPU Architecture», table 2
+    "L40S": Sheet("89", 142, 2.52e9, 8.64e11, 96 << 20, 1024),  # «L40S»
+    "L4": Sheet("89", 58, 2.04e9, 3.0e11, 48 << 20, 1024),  # «L4 Tensor Core GPU»
+    "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», a GPU's share
+    "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
+}
+"""By words in a device's name; the first match counts."""
+TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
+"""The sheet to use for unknown boards of a compute capability."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """A device's figures for the prior. A multiprocessor is an SM."""
+
+    sms: int
+    clock_hz: float
+    memory_bytes_s: float
+    l2_bytes: int
+    architecture: Architecture
+    registers: int = 65536
+    """32-bit registers of an SM, on all architectures here."""
+
+
+def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
+    """Return the figures of `device`; without a device, those of a typical board of `arch`, such as ``sm_90a``.
+
+    What the device reports overrides the sheet. Returns None if it is no CUDA GPU of these architectures.
+    """
+    capability = _capability((device.arch if device else "") or arch)
+    if not capability:
+        return None
+    name = re.sub(r"[^A-Z0-9]+", " ", device.name.upper()) if device else ""
+    named = next((sheet for words, sheet in SHEETS.items() if f" {words} " in f" {name} "), None)
+    sheet = named or SHEETS[TYPICAL[capability]]
+    architecture = ARCHITECTURES[capability]
+    if sheet.tensor_flops:
+        architecture = architecture._replace(tensor_flops=sheet.tensor_flops)
+    return Figures(
+        sms=(device.sms if device else 0) or sheet.sms,
+        clock_hz=(device.clock_hz if device else 0.0) or sheet.clock_hz,
+        memory_bytes_s=(device.memory_bytes_s if device else 0.0) or sheet.memory_bytes_s,
+        l2_bytes=sheet.l2_bytes,
+        architecture=architecture,
+    )
+
+
+def with_peaks(device: DeviceInfo) -> DeviceInfo:
+    """Return `device` with its peaks by the data sheet: None for an architecture without a sheet.
+
+    Tensor cores count with the sheet's clock, which they hold under load. Memory counts with the device's own figure.
+    """
+    figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
+    if figures is None or sheet is None:
+        return device
+    flops_s = float(sheet.sms * sheet.clock_hz * sheet.architecture.tensor_flops)
+    return msgspec.structs.replace(device, peaks=Peaks(flops_s=flops_s, bytes_s=figures.memory_bytes_s))
+
+
+def _capability(arch: str) -> str:
+    """Return the key in `ARCHITECTURES` for an arch: its own, or the next older one; empty if none is older."""
+    digits = re.sub(r"\D", "", arch)
+    older = [known for known in ARCHITECTURES if digits and int(known) <= int(digits)]
+    return max(older, key=int, default="")

@@ -1,0 +1,249 @@
+"""Orders of a space that learn nothing: all of it in blocks, by a prior, and drawn so that values spread.
+
+Spread draws have each value of each axis about equally often, each candidate once. `spread_order` draws from a list;
+`spread_more` from what is left of one, and what was taken before counts as drawn. The first draws each axis in rounds,
+as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979). A round has each value once, in a new order.
+After n draws, each of an axis' L values has occurred n/L times, rounded. Rounds may fail, because constraints refuse
+the point or it was taken before. Then a few candidates are drawn plainly, and the one with the rarest values is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import nsmallest
+from itertools import chain, islice
+
+from atune.engine.search.encoding import Encoding
+from atune.engine.search.interface import Searched, Strategy, by_prior
+
+NEIGHBOURHOOD = 8
+"""How many neighbours in the space are proposed in a row, because they may share work."""
+LARGE = 64
+"""Spaces of more candidates are not walked from end to end."""
+GOLDEN = (5**0.5 - 1) / 2
+LEADING = 0.1
+"""Share of the neighbourhoods that come first by their estimates. The best candidate is nearly always among the prior's
+first twentieth (bench/results/strategies_prior5)."""
+FIRST = 4
+"""Configurations that are tried first on advice, at most; never more than half of the budget."""
+SPREAD = 4096
+"""How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
+TRIES = 48
+"""If a drawn point is no candidate, the one with the rarest values of this many others replaces it."""
+TRIES_MORE = 32
+"""The same for `spread_more`, and one more for each that it has drawn."""
+
+
+class Exhaustive:
+    """Every candidate: small spaces in their own order, larger ones in blocks of neighbours, which share work.
+
+    The blocks with the prior's best estimates come first, so that the winner is likely to be known early. The others
+    are spread over the space, because spaces often list their large and costly configurations last: proposing some
+    early keeps their compiles from ending last. It also makes early measurements more representative. Steps of the
+    golden ratio spread best (Knuth, The Art of Computer Programming, volume 3, 6.4).
+    """
+
+    name = "exhaustive"
+
+    def __init__(self, searched: Searched) -> None:
+        prior, blocks = searched.prior or {}, dict[int, list[int]]()
+        for index in sorted(searched.configs):
+            blocks.setdefault(index // NEIGHBOURHOOD, []).append(index)
+        numbers = list(blocks)
+        if len(searched.configs) > LARGE:
+            estimates = {
+                block: min(prior[index] for index in members if index in prior)
+                for block, members in blocks.items()
+                if not prior.keys().isdisjoint(members)
+            }
+            best = nsmallest(math.ceil(LEADING * len(blocks)), estimates, key=lambda block: (estimates[block], block))
+            places = Spread(len(blocks))
+            numbers = list(dict.fromkeys([*best, *(numbers[places[position]] for position in range(len(places)))]))
+        self._order = chain.from_iterable(blocks[block] for block in numbers)
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+class Spread:
+    """The numbers below `size`, each once, so that those of any beginning are spread evenly. Nothing is listed.
+
+    The number at position `k` is the rank of k's multiple of the golden ratio, by its fraction, among the first `size`
+    multiples. Counting the smaller ones is a sum of floors (Graham, Knuth and Patashnik, Concrete Mathematics, 3.5).
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._step, self._one = GOLDEN.as_integer_ratio()
+        self._floors = floor_sum(size, self._one, self._step, 0)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, position: int) -> int:
+        fraction = position * self._step % self._one
+        return self._floors - floor_sum(self._size, self._one, self._step, -fraction)
+
+
+def floor_sum(n: int, divisor: int, step: int, start: int) -> int:
+    """Return the sum of ``(start + step * i) // divisor`` for i from 0 to n - 1, as fast as Euclid's algorithm."""
+    total = 0
+    while n > 0:
+        total += n * (n - 1) // 2 * (step // divisor) + n * (start // divisor)
+        step, start = step % divisor, start % divisor
+        last = step * n + start
+        n, start = divmod(last, divisor)
+        divisor, step = step, divisor
+    return total
+
+
+class Random:
+    """Every candidate once, in an order that the seed draws: the first ones spread over the axes."""
+
+    name = "random"
+
+    def __init__(self, searched: Searched) -> None:
+        indices = list(searched.configs)
+        encoding = Encoding(list(searched.configs.values()))
+        order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], searched.seed)
+        begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
+        self._order = (indices[position] for position in chain(begin, order))
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+class Begun:
+    """Proposes `first`, then what the strategy proposes beside these."""
+
+    def __init__(self, strategy: Strategy, first: Sequence[int]) -> None:
+        self.name, self._strategy = strategy.name, strategy
+        self._first, self._begun = deque(first), frozenset(first)
+
+    def ask(self) -> int | None:
+        if self._first:
+            return self._first.popleft()
+        while (index := self._strategy.ask()) in self._begun:
+            pass
+        return index
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        self._strategy.tell(index, latency_ms, reason)
+
+
+def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
+    """Return the candidates to try first on advice: the best in other runs, `FIRST` and half of `most` at most."""
+    count = FIRST if most is None else min(FIRST, max(1, most // 2))
+    return sorted(ratios, key=lambda index: (ratios[index], index))[:count]
+
+
+class Ranked:
+    """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
+
+    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
+    """
+
+    name = "prior"
+
+    def __init__(self, searched: Searched) -> None:
+        shuffled = list(searched.configs)
+        random.Random(searched.seed).shuffle(shuffled)
+        order = by_prior(shuffled, searched.prior or {})
+        default = searched.default
+        if default is not None and default in order[1:]:
+            order.remove(default)
+            order.insert(1, default)
+        self._order = iter(order)
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+def rounds(length: int, seed: str) -> Iterator[int]:
+    """Yield positions on an axis, each once a round, in an order that `seed` decides."""
+    number = 0
+    while True:
+        order = list(range(length))
+        random.Random(f"{seed} {number}").shuffle(order)
+        yield from order
+        number += 1
+
+
+def points(lengths: Sequence[int], seed: int) -> Iterator[tuple[int, ...]]:
+    """Yield points of a grid, as digits, without an end; some may come twice."""
+    axes = [rounds(length, f"{seed} axis {axis}") for axis, length in enumerate(lengths)]
+    while True:
+        yield tuple(next(axis) for axis in axes)
+
+
+def spread_order(places: Sequence[tuple[int, ...]], lengths: Sequence[int], seed: int) -> Iterator[int]:
+    """Yield the position of each of `places`, which are digits, once: first spread ones, then the others shuffled.
+
+    Where a drawn point is none of them, because constraints refuse it, one of `TRIES` drawn ones takes its place.
+    """
+    rng = random.Random(seed)
+    left = list(range(len(places)))
+    rng.shuffle(left)
+    at = {digits: position for position, digits in enumerate(places)}
+    seen, values = set[int](), _Values(places, lengths)
+    for digits, _ in zip(points(lengths, seed), range(min(SPREAD, len(places) // 4)), strict=False):
+        found = at.get(digits)
+        if found is None or found in seen:
+            drawn = [left[rng.randrange(len(left))] for _ in range(TRIES)]
+            found = values.rarest(position for position in drawn if position not in seen)
+        if found is not None:
+            seen.add(found)
+            values.take(found)
+            yield found
+    yield from (position for position in left if position not in seen)
+
+
+def spread_more(
+    places: Sequence[tuple[int, ...]], left: Sequence[int], before: Collection[int], count: int, rng: random.Random
+) -> list[int]:
+    """Draw `count` of the positions `left`, with values that are rare among those `before` and those drawn here.
+
+    `places`: each position's digits. An axis counts by the logarithm of how many values occur on it.
+    """
+    values = _Values(places, [math.log(len(set(axis))) for axis in zip(*places, strict=True)])
+    for position in before:
+        values.take(position)
+    chosen = dict[int, None]()
+    while len(chosen) < min(count, len(left)):
+        drawn = rng.sample(left, min(len(left), TRIES_MORE + len(chosen)))
+        if (best := values.rarest(position for position in drawn if position not in chosen)) is not None:
+            chosen[best] = None
+            values.take(best)
+    return list(chosen)
+
+
+class _Values:
+    """How often each value of each axis was taken. `weights`: how much an axis counts."""
+
+    def __init__(self, places: Sequence[tuple[int, ...]], weights: Sequence[float]) -> None:
+        self._places, self._weights = places, weights
+        self._counts: list[Counter[int]] = [Counter() for _ in weights]
+
+    def take(self, position: int) -> None:
+        for count, digit in zip(self._counts, self._places[position], strict=True):
+            count[digit] += 1
+
+    def rarest(self, positions: Iterator[int]) -> int | None:
+        """Return which of `positions` has the values that were taken least; None for none."""
+        return min(positions, key=self._met, default=None)
+
+    def _met(self, position: int) -> float:
+        place = self._places[position]
+        return sum(c[digit] * w for c, digit, w in zip(self._counts, place, self._weights, strict=True))

@@ -1,0 +1,321 @@
+"""The prior: estimates a candidate's latency from its lowered facts and the device's figures.
+
+Blocks run in rounds: an SM holds as many at once as its threads, registers and shared memory admit. A round's time has
+two lower bounds. One is its busiest resource: tensor cores, arithmetic, shared memory, the L2 cache or the memory. The
+other is one block alone, which waits for its loads unless stages hide them. The roofline is from S. Williams et al.,
+https://doi.org/10.1145/1498765.1498785. The estimates serve to rank candidates; as milliseconds they may be far off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from atune.engine.search.devices import Figures
+from atune.errors import UsageError, name_and_message
+from atune.model.artifact import Gemm, StaticFacts, Work
+from atune.model.roofline import operand_rate
+
+Prior = Callable[[Mapping[str, Any], StaticFacts], float]
+"""A user's prior: maps a configuration and its lowered facts to milliseconds or a rank; less is better."""
+Candidates = Mapping[int, tuple[Mapping[str, Any], StaticFacts]]
+"""Configurations and what lowering told of them, by index."""
+
+AUTO: Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class OwnPrior:
+    """A user's prior as a run has it: the function, and that as workers load it."""
+
+    function: Prior
+    pickled: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return _called(self.function)
+
+
+Chosen = OwnPrior | Literal["auto"] | None
+"""The prior of a run: a user's, that from the machine where there is one, or none."""
+
+
+def prior_setting(prior: Chosen) -> dict[str, str]:
+    """Return the prior as a header records it in its settings: nothing for ``auto``, as in older versions."""
+    if prior == AUTO:
+        return {}
+    return {"prior": "off" if prior is None else prior.name}
+
+
+SHARED_BYTES = 128
+"""Bytes that an SM's shared memory moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
+L2_BYTES = 64
+"""Bytes that an SM gets from the L2 cache a clock, at most («A100 Tensor Core GPU Architecture»: as of the V100)."""
+L2_SHARE = 0.6
+"""Share of that rate when all SMs read at once. Chosen; no data sheet gives it."""
+MEMORY_SHARE = 0.92
+"""Share of the memory's nominal rate that a copy reaches. Chosen."""
+SLOTS = 1.8
+"""Instructions of an operation, with the conversions, predicates and addresses that it needs. Fitted to recordings."""
+SPECIAL_LANES = 16
+"""Exponentials and the like, of an SM a clock (CUDA C++ Programming Guide, table of arithmetic instructions)."""
+LATENCY = 700.0
+"""Clocks until a load of the memory arrives. Chosen, as are the next two; of the order that M. Luo et al. measure on an
+H100, https://arxiv.org/abs/2402.13499."""
+TURN = 120.0
+"""Clocks in which a warp group waits for its products, and for the barrier after them."""
+START = 1500.0
+"""Clocks in which a block begins and ends."""
+OTHER_REGISTERS = 56
+"""32-bit registers of a thread that hold addresses and the like, beside fragments."""
+MOST_REGISTERS = 255
+"""A thread has at most (CUDA C++ Programming Guide)."""
+LOST = 4.0
+"""How much longer everything takes, at least, where one fragment alone does not fit in registers."""
+SHARPNESS = 4
+"""Of several bounds the largest decides, and the others count a little: this is the exponent of their norm."""
+
+
+def estimates(candidates: Candidates, figures: Figures | None) -> dict[int, float]:
+    """Return an estimate in milliseconds for each candidate of which enough is known; none without figures."""
+    if figures is None:
+        return {}
+    found = {index: estimate(facts, figures) for index, (_, facts) in candidates.items()}
+    return {index: ms for index, ms in found.items() if ms is not None}
+
+
+def asked(prior: Prior, candidates: Candidates) -> dict[int, float]:
+    """Return a user's `prior` for each candidate. Raises `UsageError` if it raises or returns no finite number."""
+    return {index: _answer(prior, config, facts) for index, (config, facts) in candidates.items()}
+
+
+def check_answers(prior: OwnPrior, answers: Mapping[int, float]) -> None:
+    """Raise `UsageError` if a user's prior returned the same for all candidates."""
+    if len(answers) > 1 and len(set(answers.values())) == 1:
+        raise UsageError(
+            f"prior {prior.name} returns {next(iter(answers.values()))!r} for all {len(answers)} candidates: "
+            "return milliseconds or a rank that tells them apart, or leave prior= out"
+        )
+
+
+def _answer(prior: Prior, config: Mapping[str, Any], facts: StaticFacts) -> float:
+    place = ", ".join(f"{name}={value!r}" for name, value in config.items())
+    try:
+        answer = prior(dict(config), facts)
+    except Exception as error:
+        raise UsageError(f"prior {_called(prior)} raised {name_and_message(error)} at {place}") from error
+    try:
+        number = math.nan if isinstance(answer, (str, bytes)) else float(answer)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(
+            f"prior {_called(prior)} returned {answer!r} at {place}: return a finite number, milliseconds or a rank"
+        )
+    return number
+
+
+def _called(prior: Prior) -> str:
+    return getattr(prior, "__qualname__", "") or type(prior).__name__
+
+
+def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
+    """Return numbers that a model may learn from beside the axes, without the unknown ones."""
+    work = facts.work
+    counts = {"smem_bytes": facts.smem_bytes, "threads": facts.threads, "accumulators": facts.accumulators}
+    found = {name: float(count) for name, count in counts.items() if count is not None}
+    if work is None or not facts.grid or not facts.threads:
+        return found
+    blocks, load = math.prod(facts.grid), load_of(work, facts.threads, figures)
+    resident = residency(facts, work, figures)
+    return found | {
+        "resident_blocks": float(resident),
+        "rounds": blocks / (figures.sms * resident),
+        "grid_tensor_clocks": load.tensor * blocks,
+        "grid_arithmetic_clocks": load.arithmetic * blocks,
+        "grid_shared_clocks": load.shared * blocks,
+        "grid_read_bytes": work.read_bytes * blocks,
+        "fragment_registers": float(work.fragment_registers),
+        "stages": float(work.stages),
+        "steps": work.steps,
+    }
+
+
+class Load(NamedTuple):
+    """The clocks that one block needs of each resource of an SM, over all its steps."""
+
+    tensor: float
+    arithmetic: float
+    shared: float
+    issue: float
+
+
+def estimate(facts: StaticFacts, figures: Figures) -> float | None:
+    """Return the milliseconds that a kernel may take; None where too little is known of it."""
+    work, blocks = facts.work, math.prod(facts.grid)
+    if work is None or not facts.grid or not facts.threads or blocks < 1:
+        return None
+    resident = residency(facts, work, figures)
+    load = load_of(work, facts.threads, figures)
+    at_once = figures.sms * resident
+    rounds, rest = divmod(blocks, at_once)
+    clocks = rounds * round_clocks(work, facts, load, resident, min(blocks, at_once), figures) if rounds else 0.0
+    if rest:
+        last = -(-rest // figures.sms)
+        clocks += round_clocks(work, facts, load, last, rest, figures)
+    return clocks / figures.clock_hz * 1e3 * spilling(facts, work)
+
+
+def residency(facts: StaticFacts, work: Work, figures: Figures) -> int:
+    """Return how many blocks an SM holds at once."""
+    threads, arch = facts.threads or 1, figures.architecture
+    if threads > work.threads:  # producers and consumers share out the registers among themselves
+        registers = figures.registers // threads // 8 * 8 if threads < 1024 else 64
+    else:
+        registers = min(MOST_REGISTERS, held(facts, work) + OTHER_REGISTERS)
+    most = (
+        figures.registers // (max(registers, 1) * threads),
+        arch.threads // threads,
+        arch.smem_bytes // ((facts.smem_bytes or 0) + 1024),  # 1 KiB of each block is the system's
+        arch.blocks,
+    )
+    return max(1, min(most))
+
+
+def held(facts: StaticFacts, work: Work) -> int:
+    """Return 32-bit registers of a thread that fragments take."""
+    return max(facts.accumulators or 0, work.fragment_registers)
+
+
+def spilling(facts: StaticFacts, work: Work) -> float:
+    """Return how much longer a kernel takes because its fragments do not fit in registers."""
+    consumers = work.threads // 128
+    most = MOST_REGISTERS
+    if (facts.threads or 1) > work.threads:
+        most = 240 if consumers <= 2 else 160  # what tilelang gives each consumer
+    largest, over = facts.accumulators or 0, held(facts, work) - most
+    if largest >= min(most, MOST_REGISTERS):
+        return LOST * largest / most
+    return 1.0 + min(over, 32) / 32 + over / most if over > 0 else 1.0
+
+
+def load_of(work: Work, threads: int, figures: Figures) -> Load:
+    """Return what all steps of one block ask of each resource."""
+    arch = figures.architecture
+    flops = sum(
+        gemm.flops / arch.tensor_flops / operand_rate(gemm.dtype) / filling(gemm, work, figures) for gemm in work.gemms
+    )
+    operands = sum(operand_bytes(gemm, work.threads, figures) for gemm in work.gemms)
+    moved = [*work.reads, *work.writes]
+    instructions = sum(access.n_bytes / access.width for access in moved if access.width)
+    return Load(
+        tensor=flops,
+        arithmetic=SLOTS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES),
+        shared=(operands + work.shared_bytes) / SHARED_BYTES,
+        issue=instructions / 32,
+    )
+
+
+def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
+    """Whether warp groups do a product, of 64 rows each at least."""
+    return figures.architecture.warp_groups and gemm.m >= 64 and threads >= 128
+
+
+def split(gemm: Gemm, threads: int, figures: Figures) -> tuple[int, int]:
+    """Return into how many parts warps, or warp groups, divide the rows and the columns of a product."""
+    by_group = grouped(gemm, threads, figures)
+    parts = max(1, threads // (128 if by_group else 32))
+    most_rows = max(1, gemm.m // (64 if by_group else 16))
+    most_columns = max(1, gemm.n // 8)
+    if gemm.policy == 1:
+        rows = min(parts, most_rows)
+    elif gemm.policy == 2:
+        rows = max(1, parts // min(parts, most_columns))
+    else:
+        fitting = [n for n in range(1, parts + 1) if parts % n == 0 and n <= most_rows] or [1]
+        rows = min(fitting, key=lambda n: abs(math.log(gemm.m / n / (gemm.n / (parts // n)))))
+    return rows, max(1, parts // rows)
+
+
+def filling(gemm: Gemm, work: Work, figures: Figures) -> float:
+    """Return the share of their rate that tensor cores reach with a product of this shape."""
+    if grouped(gemm, work.threads, figures):
+        rows, _ = split(gemm, work.threads, figures)
+        part = gemm.m / rows
+        return part / (math.ceil(part / 64) * 64)
+    return 0.6 if figures.architecture.warp_groups else 1.0  # mma on sm_90 reaches about that (M. Luo et al.)
+
+
+def operand_bytes(gemm: Gemm, threads: int, figures: Figures) -> float:
+    """Return bytes of shared memory that a block's products read."""
+    rows, columns = split(gemm, threads, figures)
+    size = 4 if "32" in gemm.dtype else 1 if "8" in gemm.dtype else 2
+    again = max(rows, math.ceil(gemm.m / 64)) if grouped(gemm, threads, figures) else rows
+    first = 0 if gemm.in_registers else gemm.m * columns
+    return gemm.calls * gemm.k * size * (first + gemm.n * again)
+
+
+def round_clocks(work: Work, facts: StaticFacts, load: Load, resident: int, blocks: int, figures: Figures) -> float:
+    """Return the clocks of one round of `blocks` blocks, `resident` of them on each SM."""
+    steps = max(work.steps, 1.0)
+    busy_sms = min(figures.sms, blocks)
+    share = min(1.0, L2_SHARE * figures.sms / busy_sms)
+    cached = (work.read_bytes + work.write_bytes) / (L2_BYTES * share)
+    memory = distinct_bytes(work, facts.grid, blocks, figures) / (figures.memory_bytes_s * MEMORY_SHARE)
+    memory *= figures.clock_hz / resident  # clocks of one block, where all SMs have their share
+    groups = max(1, work.threads // 128)
+    # One block alone, in all its steps.
+    moving = max(cached, memory)
+    own = max(load.tensor, load.shared) / (groups if load.tensor else 1)
+    own += load.arithmetic / groups + load.issue + (steps * TURN if work.gemms else 0.0)
+    # Each product of a step gives its own operands back, so that several have as many loads under way.
+    under_way = max(work.stages, 1) * (max(len(work.gemms), 1) if (facts.threads or 1) > work.threads else 1)
+    waiting = (steps * LATENCY + moving + own) / under_way
+    alone = START + LATENCY + max(own, waiting)
+    # All blocks of an SM together.
+    warps = min(1.0, resident * (facts.threads or 1) / 32 / 8)
+    bounds = (load.tensor, load.arithmetic / warps, load.shared, load.issue / warps, cached, memory)
+    return _norm(*(resident * bound for bound in bounds), alone)
+
+
+def distinct_bytes(work: Work, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
+    """Return bytes of memory that `blocks` blocks at once move: what several of them read comes once."""
+    near = neighbourhood(grid, blocks, work.block_order)
+    total = 0.0
+    for access in (*work.reads, *work.writes):
+        total += access.n_bytes * math.prod(near[axis] for axis in access.axes)
+    if (
+        work.tensor_bytes is not None and work.tensor_bytes < figures.l2_bytes
+    ):  # each byte comes once for the whole grid
+        total = min(total, work.tensor_bytes * blocks / math.prod(grid))
+    return total
+
+
+def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, float]:
+    """Return over how many places of each axis of the grid `blocks` successive blocks reach."""
+    x, y = (*grid, 1, 1)[:2]
+    layers = max(1.0, blocks / (x * y))
+    plane = float(min(blocks, x * y))
+    kind, _, panel = order.partition(" ")
+    width = int(panel) if panel.isdigit() and int(panel) > 0 else 0
+    if width and "Column" in kind:
+        across, down = _strip(x, y, plane, width)
+    elif width:
+        down, across = _strip(y, x, plane, width)
+    else:
+        down, across = _strip(y, x, plane, 1)
+    return {"x": across, "y": down, "z": layers}
+
+
+def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, float]:
+    """Return how far `blocks` blocks reach that fill panels of `width` places, each as long as the grid."""
+    first = min(width, short)
+    along = min(float(long), blocks / first)
+    return min(float(short), max(first, blocks / long)), along
+
+
+def _norm(*values: float) -> float:
+    most = max(values)
+    return float(most * sum((value / most) ** SHARPNESS for value in values) ** (1 / SHARPNESS))

@@ -1,0 +1,145 @@
+"""A recorded space: the outcome of each candidate of a journal, and the time that finding it took."""
+
+from __future__ import annotations
+
+import lzma
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from atune.engine.search.interface import DUPLICATE
+from atune.errors import UsageError
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkStarted,
+    CandidateLowered,
+    CandidateMeasured,
+    CandidateProposed,
+    DeviceReady,
+    Event,
+    RunFinished,
+)
+from atune.journal.reader import JournalReader
+from atune.journal.state import State
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import Config
+from atune.model.device import DeviceInfo, Target
+
+FACTS = ".facts.json.xz"
+"""Ends the name of a file with `StaticFacts` by index, which lies beside a journal of that name."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The outcome of one candidate. `reason`: why it has no latency of its own. Seconds are of one worker or device."""
+
+    latency_ms: float | None
+    reason: str = ""
+    lower_s: float = 0.0
+    compile_s: float = 0.0
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A space as a journal records it. `start_s`: until workers and devices are ready. `end_s`: final and proof."""
+
+    configs: dict[int, Config]
+    tried: dict[int, Tried]
+    facts: dict[int, StaticFacts]
+    total: int
+    start_s: float = 0.0
+    end_s: float = 0.0
+    target: Target | None = None
+    devices: tuple[DeviceInfo, ...] = ()
+    default: int | None = None
+
+    @property
+    def best_ms(self) -> float:
+        return min((t.latency_ms for t in self.tried.values() if t.latency_ms is not None), default=math.inf)
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran.
+
+    A file of facts beside the journal overrides its facts, because old journals lack some.
+    """
+    recording = recording_of(JournalReader(path), str(path))
+    beside = Path(path).parent / f"{Path(path).name.partition('.jsonl')[0]}{FACTS}"
+    if not beside.is_file():
+        return recording
+    try:
+        with lzma.open(beside) as packed:
+            facts = msgspec.json.decode(packed.read(), type=dict[int, StaticFacts])
+    except (OSError, EOFError, lzma.LZMAError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{beside}, beside the journal, cannot be read: {error}") from error
+    return replace(recording, facts={index: facts.get(index, known) for index, known in recording.facts.items()})
+
+
+def recording_of(events: Iterable[Event], where: str) -> Recording:
+    """Fold `events`. A library's compile is charged in equal parts to its members, whoever else shared it."""
+    state, begun = State(), dict[int, float]()
+    lower_s, compile_s, device_s = (defaultdict[int, float](float) for _ in range(3))
+    start_s, settled_s = 0.0, 0.0
+    for event in events:
+        state.apply(event)
+        match event:
+            case CandidateProposed() if not start_s:
+                start_s = event.mono
+            case CandidateLowered():
+                lower_s[event.index] = event.seconds
+            case ArtifactBuilt():
+                for index in event.indices:
+                    compile_s[index] = max(compile_s[index], event.seconds / len(event.indices))
+            case DeviceReady() if not begun:
+                start_s = max(start_s, event.mono)
+            case BenchmarkStarted():
+                begun[event.index] = event.mono
+            case CandidateMeasured():
+                device_s[event.index], settled_s = event.seconds, event.mono
+            case BenchmarkFailed():
+                device_s[event.index] = event.mono - begun.get(event.index, event.mono)
+                settled_s = event.mono
+            case RunFinished():
+                pass
+    tried = {}
+    for entry in state.entries.values():
+        outcome = state.outcome(entry.index)
+        if entry.key and outcome is not None:
+            latency_ms = outcome.timing.latency_ms if isinstance(outcome, CandidateMeasured) else None
+            reason = reason_of(state, entry.index)
+            first = state.first(entry.index).index == entry.index
+            tried[entry.index] = Tried(
+                latency_ms if first else None,
+                reason,
+                lower_s[entry.index],
+                compile_s[entry.index] if first else 0.0,
+                device_s[entry.index] if first else 0.0,
+            )
+    if not any(t.latency_ms is not None for t in tried.values()):
+        raise UsageError(f"{where}: no candidate was measured there, so that nothing can be simulated")
+    configs = {index: state.entries[index].config for index in sorted(tried)}
+    facts = {index: known for index in configs if (known := state.entries[index].facts) is not None}
+    assert state.header is not None
+    return Recording(
+        configs, tried, facts, state.total, start_s, max(0.0, state.last_mono - settled_s),
+        state.header.target, tuple(state.devices.values()), state.header.default,
+    )  # fmt: skip
+
+
+def reason_of(state: State, index: int) -> str:
+    """Return the reason for which strategies are told no latency of candidate `index`; empty if it has its own.
+
+    A failure's kind; ``pruned``; or `DUPLICATE`.
+    """
+    outcome = state.outcome(index)
+    if state.first(index).index != index:
+        return DUPLICATE
+    if outcome is None or isinstance(outcome, CandidateMeasured):
+        return ""
+    return getattr(outcome, "kind", "pruned")

@@ -1,0 +1,136 @@
+"""Makes strategies by name, and chooses the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atune.engine.search.fixed_orders import LARGE, Begun, Exhaustive, Random, Ranked, first_of
+from atune.engine.search.interface import Searched, Strategy, check_strategy
+from atune.errors import UsageError
+from atune.model.settings import Budget
+
+
+def _forest(searched: Searched) -> Strategy:
+    from atune.engine.search.forest import Forest
+
+    return Forest(searched)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of atune's strategies. `learns`: from outcomes. `quick`: it answers within about a millisecond."""
+
+    make: Callable[[Searched], Strategy] | None = None
+    """None for a strategy of the user's."""
+    learns: bool = False
+    quick: bool = True
+
+
+AUTO, EXHAUSTIVE, RANDOM, PRIOR, FOREST = "auto", Exhaustive.name, Random.name, Ranked.name, "forest"
+KINDS = {
+    EXHAUSTIVE: Kind(Exhaustive),
+    RANDOM: Kind(Random),
+    PRIOR: Kind(Ranked),
+    FOREST: Kind(_forest, learns=True, quick=False),
+}
+SHOWN = (AUTO, *KINDS)
+"""The names that a user may give, for messages."""
+FEW = 8
+"""With budgets of up to this many candidates, learning does not help."""
+FEW_RANKED = 16
+"""With a prior, budgets of up to this many candidates follow it alone: all are compiled at once."""
+
+
+def kind_of(name: str) -> Kind:
+    """Return what is known of the strategy called `name`."""
+    return KINDS.get(name, Kind(learns=True, quick=False))
+
+
+def check_known(strategy: str | Strategy) -> None:
+    """Raise `UsageError` for an unknown name, and for an object that is no strategy. Asks for no library."""
+    if not isinstance(strategy, str):
+        check_strategy(strategy)
+        if strategy.name in SHOWN:
+            raise UsageError(f"strategy {strategy.name!r}: atune has a strategy of that name; rename yours")
+    elif strategy not in SHOWN:
+        raise UsageError(f"strategy {strategy!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
+
+
+def check_name(name: str) -> None:
+    """Raise `UsageError` for an unknown strategy, or one whose library is not installed."""
+    check_known(name)
+    if name == FOREST:
+        from atune.engine.search.forest import needs
+
+        needs()
+
+
+def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: bool = False) -> None:
+    """Raise `UsageError` for a `strategy` that is invalid, is not installed, or cannot learn without `pipeline`.
+
+    `own_prior`: whether the user gave a prior, which not every strategy uses.
+    """
+    if strategy is None:
+        return
+    if isinstance(strategy, str):
+        check_name(strategy)
+    else:
+        check_known(strategy)
+    name = strategy if isinstance(strategy, str) else strategy.name
+    if own_prior and (name == RANDOM or not (isinstance(strategy, str) or hasattr(strategy, "begin"))):
+        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {PRIOR}, {EXHAUSTIVE}, {FOREST}")
+    if not pipeline and name != AUTO and kind_of(name).learns:
+        raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
+
+
+def uses_prior(strategy: str | Strategy, total: int) -> bool:
+    """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
+    if not isinstance(strategy, str):
+        return hasattr(strategy, "begin")
+    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > LARGE)
+
+
+def make_strategy(name: str, searched: Searched) -> Strategy:
+    """Return the strategy called `name`. Raises `UsageError` as `check_name` does."""
+    check_name(name)
+    if name == AUTO:
+        total, known = len(searched.configs), searched.prior is not None
+        name = chosen(total, searched.budget, limited=searched.budget is not None, prior=known)
+    kind = KINDS[name]
+    assert kind.make is not None
+    strategy = kind.make(searched)
+    if kind.learns or not searched.elsewhere:  # those that learn begin with the advised ones by themselves
+        return strategy
+    return Begun(strategy, first_of(searched.elsewhere, searched.budget))
+
+
+def chosen(
+    total: int,
+    budget: int | None,
+    *,
+    limited: bool,
+    learns: bool = True,
+    prior: bool = False,
+    own_prior: bool = False,
+) -> str:
+    """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
+
+    `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `learns`: whether
+    outcomes come before all is proposed. `prior`: whether there is any prior. `own_prior`: whether the user gave one.
+    """
+    from atune.engine.search.forest import available
+
+    if not limited or (budget is not None and budget >= total):
+        return PRIOR if own_prior else EXHAUSTIVE
+    ranked = own_prior or prior
+    few = budget is not None and budget <= (FEW_RANKED if ranked else FEW)
+    if learns and not few and available():
+        return FOREST
+    return PRIOR if ranked else RANDOM
+
+
+def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, learns: bool) -> bool:
+    """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
+    few = budget.candidates is not None and budget.candidates <= FEW
+    return strategy == FOREST or (strategy in (None, AUTO) and learns and budget.limited and not few)

@@ -1,0 +1,251 @@
+"""Simulates strategies on recorded spaces: what they would find, and how long it would take.
+
+`docs/search.md` states the assumptions for users. Each worker lowers and compiles one candidate at a time, and takes as
+long as in the recording. A library's members share its seconds equally. A device measures one at a time. The
+recording's start, final and proof are added to the run's time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import multiprocessing
+import signal
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
+from atune.engine.search.recording import Recording
+from atune.engine.search.registry import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
+from atune.engine.search.survey_columns import figures_for, told_of
+
+ELABORATING = 0.1
+"""Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""
+WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One simulated run. `curve`: the best latency after each candidate that was told, infinite before there is one.
+
+    `told`: those candidates. `reason`: why it ended, as `RunFinished` has it.
+    """
+
+    order: tuple[int, ...]
+    curve: tuple[float, ...]
+    wall_s: float
+    told: tuple[int, ...] = ()
+    device_s: float = 0.0
+    reason: str = "exhausted"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Summary of many simulated runs of one strategy. Shares are of seeds; a regret of 0.02 is 2 % above the best.
+
+    `evaluations_to_2pct_median` is None where more than half of the seeds did not get there. `evaluations`: candidates
+    tried at most; `evaluations_median`: those that were reported.
+    """
+
+    strategy: str
+    evaluations: int
+    seeds: int
+    within_1pct: float
+    within_2pct: float
+    within_5pct: float
+    regret_median: float
+    evaluations_to_2pct_median: float | None
+    wall_s_median: float
+    evaluations_median: float = 0.0
+    device_s_median: float = 0.0
+
+
+Make = Callable[[Searched], Strategy]
+
+
+def simulate_run(
+    recording: Recording,
+    make: Make,
+    searched: Searched,
+    *,
+    workers: int = 16,
+    devices: int = 1,
+    seconds: float | None = None,
+) -> Trial:
+    """Play one run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`.
+
+    `seconds`: the simulated time after which it ends, too.
+    """
+    strategy = Guarded(make(searched), recording.configs)
+    line = _Line(recording, workers, devices)
+    if searched.prior is not None:
+        line.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
+    most = len(recording.configs) if searched.budget is None else searched.budget
+    ahead = AHEAD * workers if kind_of(strategy.name).learns else most
+    order: list[int] = []
+    told: list[int] = []
+    curve: list[float] = []
+    best, over, more = math.inf, False, True
+    while (more or line.outstanding) and not over:
+        while more and line.outstanding < strategy.limit(ahead):
+            index = strategy.ask() if len(order) < most else None
+            if index is None:
+                more = False
+            else:
+                order.append(index)
+                line.begin(index)
+        if line.outstanding:
+            index = line.settle()
+            tried = recording.tried[index]
+            strategy.tell(index, tried.latency_ms, tried.reason)
+            told.append(index)
+            best = best if tried.latency_ms is None else min(best, tried.latency_ms)
+            curve.append(best)
+            over = seconds is not None and line.now >= seconds
+    ended = "budget" if over or most < len(recording.configs) else "exhausted"
+    return Trial(tuple(order), tuple(curve), line.now + recording.end_s, tuple(told), line.device_s, ended)
+
+
+class _Line:
+    """Workers and devices as a discrete-event simulation: `begin` candidates, `settle` the next one to end."""
+
+    def __init__(self, recording: Recording, workers: int, devices: int) -> None:
+        self._tried, self.now = recording.tried, recording.start_s
+        self._free_workers, self._free_devices = workers, devices
+        self._to_compile, self._to_measure = deque[int](), deque[int]()
+        self._ends: list[tuple[float, int, str]] = []
+        self.outstanding = 0
+        self.device_s = 0.0
+        """Seconds that devices were busy with what is settled."""
+
+    def begin(self, index: int) -> None:
+        self.outstanding += 1
+        self._to_compile.append(index)
+
+    def settle(self) -> int:
+        """Let time pass until a candidate has its outcome, and return it."""
+        while True:
+            self._start()
+            self.now, index, stage = heapq.heappop(self._ends)
+            if stage == "compile":
+                self._free_workers += 1
+                if self._tried[index].device_s > 0:
+                    self._to_measure.append(index)
+                    continue
+            else:
+                self._free_devices += 1
+                self.device_s += self._tried[index].device_s
+            self.outstanding -= 1
+            return index
+
+    def _start(self) -> None:
+        while self._free_workers and self._to_compile:
+            index = self._to_compile.popleft()
+            self._free_workers -= 1
+            took = self._tried[index].lower_s + self._tried[index].compile_s
+            heapq.heappush(self._ends, (self.now + took, index, "compile"))
+        while self._free_devices and self._to_measure:
+            index = self._to_measure.popleft()
+            self._free_devices -= 1
+            heapq.heappush(self._ends, (self.now + self._tried[index].device_s, index, "measure"))
+
+
+def regrets(trial: Trial, best_ms: float) -> list[float]:
+    """Return how far the best was above the space's, as a share, after each candidate."""
+    return [best / best_ms - 1 for best in trial.curve]
+
+
+def evaluations_to(trial: Trial, best_ms: float, factor: float) -> float:
+    """Return after how many candidates one was at most `factor` times the space's best; infinity where none was."""
+    return next((n for n, best in enumerate(trial.curve, 1) if best <= best_ms * factor), math.inf)
+
+
+def summary_of(name: str, evaluations: int, trials: Sequence[Trial], recording: Recording) -> Summary:
+    """Sum up `trials` of one strategy on one space."""
+    best_ms = recording.best_ms
+    ends = [regrets(trial, best_ms)[-1] if trial.curve else math.inf for trial in trials]
+    within = {key: sum(end <= factor - 1 + 1e-12 for end in ends) / len(ends) for key, factor in WITHIN.items()}
+    to_2pct = statistics.median(evaluations_to(trial, best_ms, 1.02) for trial in trials)
+    return Summary(
+        strategy=name,
+        evaluations=evaluations,
+        seeds=len(trials),
+        **within,
+        regret_median=statistics.median(ends),
+        evaluations_to_2pct_median=None if math.isinf(to_2pct) else to_2pct,
+        wall_s_median=round(statistics.median(trial.wall_s for trial in trials), 3),
+        evaluations_median=statistics.median(len(trial.told) for trial in trials),
+        device_s_median=round(statistics.median(trial.device_s for trial in trials), 3),
+    )
+
+
+def simulate_seeds(
+    recording: Recording,
+    make: Make,
+    *,
+    budget: int | None,
+    seeds: Sequence[int],
+    workers: int = 16,
+    devices: int = 1,
+    known: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
+) -> list[Trial]:
+    """Play one run a seed. `known`: what the strategy is told beside configurations, by `told_of`."""
+    searched = [Searched(recording.configs, seed, budget, **(known or {}), default=recording.default) for seed in seeds]
+    return [simulate_run(recording, make, each, workers=workers, devices=devices, seconds=seconds) for each in searched]
+
+
+def simulate(
+    recording: Recording,
+    strategy: str,
+    *,
+    budget: int | None,
+    seeds: int = 100,
+    workers: int = 16,
+    devices: int = 1,
+    prior: bool = False,
+    seconds: float | None = None,
+    processes: int = 1,
+) -> tuple[Summary, list[Trial]]:
+    """Play the strategy called `strategy` with seeds from 0 on, in `processes` processes, and sum up.
+
+    `budget`: candidates; None where only `seconds` end a run. `prior`: with estimates from the recorded facts, where
+    they tell enough.
+
+    Raises `UsageError` for a name that no strategy has, or whose library is not installed.
+    """
+    check_name(strategy)
+    figures = figures_for(recording.target, recording.devices)
+    known = (
+        told_of(recording.configs, recording.facts, figures)
+        if prior and uses_prior(strategy, len(recording.configs))
+        else {}
+    )
+    if strategy == AUTO:
+        limited, there = budget is not None or seconds is not None, known.get("prior") is not None
+        strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)
+    make = partial(make_strategy, strategy)
+    play = partial(
+        simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds
+    )
+    slices = [range(first, seeds, processes) for first in range(min(processes, seeds))]
+    if len(slices) == 1:
+        trials = play(seeds=slices[0])
+    else:
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(len(slices), mp_context=fork, initializer=_leave_signals) as pool:
+            played = [pool.submit(play, seeds=each) for each in slices]
+            parts = [future.result() for future in played]
+        trials = [parts[seed % processes][seed // processes] for seed in range(seeds)]
+    most = len(recording.configs) if budget is None else min(budget, len(recording.configs))
+    return summary_of(strategy, most, trials, recording), trials
+
+
+def _leave_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt

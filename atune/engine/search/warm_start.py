@@ -1,0 +1,157 @@
+"""Warm start: turns another run's measurements of the same kernel into advice for this search.
+
+All functions are pure: they see the other run's measurements and this space. `atune.frontends.api.warm_start` reads
+journals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from atune.errors import UsageError
+from atune.journal.result import TuneResult
+from atune.model.advice import Advice
+from atune.model.candidate import Config, config_key
+from atune.workload.workload import WorkloadSpec
+
+MOST_RATIOS = 100_000
+"""How many ratios a header holds for all sources together: the best of each, about 30 bytes a ratio."""
+MOST_OTHERS = 256
+"""How many of the best configurations are looked up in a large space, for all sources together."""
+
+Measured = Mapping[str, tuple[Config, float]]
+"""Configurations with their latency, ms, by key."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What a run measured of a kernel on one problem. `measured`: configurations with their latency, ms, by key."""
+
+    source: str
+    name: str
+    kernel: str
+    """SHA-256 of the kernel's source and closure; empty if unknown."""
+    arguments: Mapping[str, Any]
+    devices: tuple[str, ...]
+    measured: Measured
+
+
+def experience_of(result: TuneResult, source: str) -> Experience:
+    """Return the experience in a result. Raises `UsageError` if nothing was measured."""
+    header = result.header
+    measured = {
+        record.key: (record.config, record.latency_ms)
+        for record in result.records
+        if record.latency_ms is not None and math.isfinite(record.latency_ms) and record.latency_ms > 0
+    }
+    if header is None or not measured:
+        raise UsageError(f"warm {source}: no candidate was measured there, so that nothing can be learnt from it")
+    devices = tuple(sorted({device.name for device in result.devices}))
+    return Experience(source, header.workload, header.kernel, header.arguments, devices, measured)
+
+
+def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
+    """Tell whether experience is of `spec`'s kernel: it has the same source and closure, or the same name.
+
+    The name suffices, because a kernel that closes over its problem has a different closure for each problem.
+    """
+    return bool(kernel and kernel == spec.kernel) or name == spec.name
+
+
+def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
+    """Return the advice for `spec`, an item for each experience, and remarks for the user.
+
+    Advice for a large space has configurations besides those that were drawn, some of which it may lack. Raises
+    `UsageError` for experience of another kernel or without any of this space's configurations.
+    """
+    if not experiences:
+        return (), []
+    found, remarks, find = [], list[str](), finder(spec)
+    drawn = {config_key(config) for config in spec.configs} if spec.points is not None else set[str]()
+    for each in experiences:
+        if not same_kernel(each.name, each.kernel, spec):
+            raise UsageError(
+                f"warm {each.source}: it is of another kernel, {each.name!r}, and this one is {spec.name!r}. Give "
+                "journals of this kernel, or name both workloads alike if they are the same"
+            )
+        if not (known := find(each.measured)):
+            raise nothing_shared(each.source, len(each.measured), spec)
+        if each.kernel and spec.kernel and each.kernel != spec.kernel:
+            remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
+        most = MOST_RATIOS if spec.points is None else MOST_OTHERS
+        advice = _advice(each, known, most // len(experiences))
+        others = {} if spec.points is None else {k: each.measured[k][0] for k in advice.ratios if k not in drawn}
+        found.append(replace(advice, others=others))
+    return tuple(found), remarks
+
+
+def finder(spec: WorkloadSpec) -> Callable[[Measured], list[str]]:
+    """Return a function that returns the keys that `spec` has; all of them for a large space, which is not asked."""
+    if spec.points is not None:
+        return list
+    here = {config_key(config) for config in spec.configs}
+    return lambda measured: [key for key in measured if key in here]
+
+
+def nothing_shared(source: str, count: int, spec: WorkloadSpec) -> UsageError:
+    """Return the error for a source with `count` configurations, none of which the space has."""
+    return UsageError(
+        f"warm {source}: none of the {count} configurations that were measured there is in this space of "
+        f"{spec.total:,}. Give a journal of a space that shares some"
+    )
+
+
+def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
+    """Return what `advice_of` returns without experience."""
+    return (), []
+
+
+def _advice(each: Experience, known: Iterable[str], most: int) -> Advice:
+    fastest_ms = min(latency for _, latency in each.measured.values())
+    ranked = sorted(known, key=lambda key: (each.measured[key][1], key))
+    ratios = {key: round(each.measured[key][1] / fastest_ms, 4) for key in ranked[:most]}
+    return Advice(each.source, dict(each.arguments), each.devices, dict(each.measured[ranked[0]][0]), ratios)
+
+
+def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, float]:
+    """Return how each candidate compared in other runs, by index: the geometric mean of its ratios, if it has any.
+
+    `keys`: the candidates' configuration keys.
+    """
+    logarithms = defaultdict[str, list[float]](list)
+    for each in advice:
+        for key, ratio in each.ratios.items():
+            logarithms[key].append(math.log(max(ratio, 1.0)))
+    return {
+        index: math.exp(math.fsum(logs) / len(logs))
+        for index, key in keys.items()
+        if (logs := logarithms.get(key)) is not None
+    }
+
+
+def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:
+    """Return experience sorted by similarity: first that of these devices, then by the problem's numbers.
+
+    The distance of two problems is the sum of the log2 ratios of their numbers. Each other difference counts as one.
+    """
+    here = set(devices)
+
+    def distance(each: Experience) -> tuple[bool, float, str]:
+        names = {**each.arguments, **spec.arguments}
+        apart = sum(_apart(each.arguments.get(name), spec.arguments.get(name)) for name in names)
+        return here.isdisjoint(each.devices), apart, each.source
+
+    return sorted(experiences, key=distance)
+
+
+def _apart(one: Any, other: Any) -> float:
+    if one == other:
+        return 0.0
+    numbers = all(isinstance(value, (int, float)) and value > 0 for value in (one, other))
+    return abs(math.log2(one / other)) if numbers else 1.0

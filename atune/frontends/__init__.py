@@ -1,0 +1,1 @@
+"""What users call: Python functions, the decorator, and the command line."""

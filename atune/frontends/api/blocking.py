@@ -1,0 +1,133 @@
+"""Await in a new event loop, from a program that has none, or is in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+import anyio.from_thread
+
+from atune.errors import AtuneError, UsageError
+from atune.journal.result import TuneResult
+from atune.model.folders import cache_folder_at, chosen_cache_folder
+from atune.workers.local.retry import machine_error
+from atune.workers.system.resources import shortage_of
+
+
+def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error that matters in a task group's exception group, or the group if there are several."""
+    found: list[BaseException] = []
+    queue: list[BaseException] = [group]
+    while queue:
+        error = queue.pop()
+        if isinstance(error, BaseExceptionGroup):
+            queue += error.exceptions
+        else:
+            found.append(error)
+    ours = [e for e in found if isinstance(e, AtuneError)]
+    # On trio each task may raise a cancellation; beside an error, it is only the error's consequence.
+    cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
+    others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
+    return ours[0] if ours else others[0] if len(others) == 1 else group
+
+
+def of_the_machine(error: OSError) -> Exception:
+    """Return the exception to raise for `error`. If the machine is short of something, it says what to do."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_files(error)
+    if (short_of := shortage_of(error)) is None:
+        return error
+    said = machine_error(short_of, tempfile.gettempdir())
+    said.__cause__ = error
+    return said
+
+
+def too_many_files(error: OSError) -> UsageError:
+    """Return the exception to raise if no more files can be opened. It names the limit and says what to do."""
+    if error.errno == errno.ENFILE:
+        said = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
+    else:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        said = UsageError(
+            f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
+            "workers (--workers, CompileSettings(workers=…))"
+        )
+    said.__cause__ = error
+    return said
+
+
+def no_winner_message(result: TuneResult) -> str:
+    """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
+    from atune.reporting.summary import failure_summary, first_failure_lines  # rare, and not needed to import atune
+
+    if not result.total or result.remaining == result.total:
+        return "no candidate was tried: the budget ended before the first one"
+    counts = (
+        f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
+    )
+    lines = [f"  {count} × {kind}: {message}" for kind, message, count in failure_summary(result.records)[:10]]
+    taught = [f"    {line}" for line in first_failure_lines(result)]
+    return "\n".join([f"no candidate worked ({counts}):", *lines, *taught])
+
+
+T = TypeVar("T")
+
+
+def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
+    """Await `function` in a new event loop in a thread, like `run`, and return its result."""
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+    notes: list[str] = []
+    scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
+    ready, ended = threading.Event(), threading.Event()
+    folder = chosen_cache_folder()
+
+    async def work() -> None:
+        async with anyio.from_thread.BlockingPortal() as portal:
+            with anyio.CancelScope() as cancel:
+                scope.append((cancel, portal))
+                ready.set()
+                try:
+                    outcome.append(await function(*arguments, **options))
+                except BaseException as error:
+                    notes.extend(getattr(error, "__notes__", ()))
+                    raise
+
+    def thread() -> None:
+        try:
+            with cache_folder_at(folder):
+                anyio.run(work)
+        except BaseException as error:
+            errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
+        finally:
+            ready.set()
+            ended.set()
+
+    runner = threading.Thread(target=thread, name="atune-run", daemon=True)
+    runner.start()
+    try:
+        # Not join(): before Python 3.13, a join that KeyboardInterrupt ends marks the thread as ended.
+        while not ended.wait(0.1):  # with a timeout, so that signal handlers can run
+            pass
+    except BaseException as error:
+        ready.wait()
+        if scope:
+            cancel, portal = scope[0]
+            with suppress(RuntimeError):
+                portal.start_task_soon(cancel.cancel)
+        ended.wait(5)
+        if isinstance(error, KeyboardInterrupt) and notes:
+            raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
+        raise
+    runner.join()
+    if errors:
+        raise errors[0]
+    return outcome[0]

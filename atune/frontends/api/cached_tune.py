@@ -1,0 +1,246 @@
+"""Tuning through the result cache: a known result is returned at once, and a new one is stored."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.engine.search.prior import OwnPrior
+from atune.engine.search.registry import AUTO
+from atune.engine.search.survey_columns import figures_for, there_is
+from atune.engine.start import header_fields
+from atune.engine.strategies import strategy_name
+from atune.errors import JournalError
+from atune.frontends.api.blocking import no_winner_message
+from atune.frontends.api.machines import discover, discover_there, measured_on
+from atune.frontends.api.options import completed
+from atune.frontends.api.tuner import tune
+from atune.frontends.api.warm_start import chosen_prior, key_of
+from atune.journal.events import Event, RunStarted
+from atune.journal.result import NoWinner, TuneResult
+from atune.journal.writer import line_of
+from atune.model.candidate import config_key
+from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
+from atune.workers.cluster.address import Cluster
+from atune.workers.processes.server import refuse_in_worker
+from atune.workers.storage.earlier_outcomes import Known, history
+from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.result_key import ResultKey
+from atune.workers.system.locks import TuningLock
+from atune.workers.system.versions import installed_versions
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint
+from atune.workload.workload import Workload, WorkloadSpec, describe
+
+Concurrent = Literal["wait", "tune"]
+"""What to do while another process tunes the same work: wait for its result, or tune at the same time."""
+STALE_S = 14 * 86400.0
+"""Age at which the journal of an interrupted tuning is removed if nobody resumed it."""
+POLL_S = 0.1
+"""Seconds between two checks whether the other process has finished."""
+
+
+class Work:
+    """A workload with its tuning options: its cache key, and the parts of that key.
+
+    `problem`: the problem's key, as data, in place of all of the workload's arguments: problems of one key share a
+    result. `options`: as for `atune.tune`.
+    Raises `UsageError` as `tune` does.
+    """
+
+    def __init__(self, workload: Workload, problem: Any = None, **options: Any) -> None:
+        given = completed("tune", options)
+        self.workload, self.options = workload, options
+        self.problem = workload.arguments if problem is None else problem
+        self.compile = given["compile"] or CompileSettings()
+        self.benchmark = given["benchmark"] or BenchmarkSettings()
+        self.prior = chosen_prior(given["prior"], ship=False)
+        self.budget = Budget.parse(given["budget"])
+        self.strategy, self.seed, self.pipeline = given["strategy"], given["seed"], given["pipeline"]
+        self.spec: WorkloadSpec = describe(workload, seed=self.seed)
+        self.cluster = Cluster.parse(given["cluster"])
+        where = given["target"], given["devices"], self.benchmark.mixed_devices
+        self.target, self.devices = discover(*where) if self.cluster is None else discover_there(self.cluster, *where)
+        self.versions = installed_versions()
+
+    @cached_property
+    def key(self) -> ResultKey:
+        compile, benchmark = msgspec.to_builtins(self.compile), msgspec.to_builtins(self.benchmark)
+        strategy = self.strategy if isinstance(self.strategy, str) else getattr(self.strategy, "name", None)
+        if strategy is None:  # the budget decides
+            strategy = AUTO if self.budget.limited else "exhaustive"
+        return ResultKey(
+            kernel=self.workload.name,
+            source=kernel_fingerprint(self.workload.kernel),
+            fingerprint=fingerprint(self.workload, problem=False),
+            problem=self.problem,
+            device=" + ".join(sorted({device.name for device in self.devices})),
+            target=str(self.target),
+            versions=self.versions,
+            measuring={
+                **{name: compile[name] for name in MEASURING["compile"]},
+                **{name: benchmark[name] for name in MEASURING["benchmark"]},
+            },
+            search={
+                "strategy": strategy,
+                "seed": 0 if strategy == "exhaustive" else self.seed,
+                "budget": self.budget.as_data(),
+                **key_of(self.prior),
+                **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
+                **({} if self.compile.layouts is None else {"layouts": self.compile.layouts}),
+            },
+            space=self.spec.identity(),
+        )
+
+    def holds(self, config: Mapping[str, Any]) -> bool:
+        """Tell whether the space contains a configuration."""
+        return config_key(config) in self._keys
+
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(map(config_key, self.spec.configs))
+
+    def history(self, known: Mapping[str, Known], now: float) -> bytes:
+        """Return the text of a journal in which a run of this work has already recorded `known`."""
+        strategy = strategy_name(
+            self.strategy,
+            None,
+            self.spec.total,
+            self.budget,
+            learns=self.pipeline,
+            prior=there_is(self.prior, figures_for(self.target, self.devices)),
+            own_prior=isinstance(self.prior, OwnPrior),
+        )
+        fields = header_fields(
+            self.spec,
+            self.target,
+            self.devices,
+            self.versions,
+            strategy=strategy,
+            compile=self.compile,
+            benchmark=self.benchmark,
+            pipeline=self.pipeline,
+            seed=self.seed,
+            budget=self.budget,
+            prior=self.prior,
+        )
+        header = RunStarted(seq=0, time=now, mono=0.0, **fields)
+        return b"".join(map(line_of, history(header, self.spec.configs, known)))
+
+
+async def tune_work(
+    work: Work, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
+) -> TuneResult:
+    """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and store the result.
+
+    Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
+    earlier run may have had another space. After an interrupted tuning, the next call resumes it. If the work has a
+    journal of its own, nothing is reused from earlier runs.
+
+    `concurrent`: what to do while another process tunes the same work. `refresh`: tune even if the result is known.
+
+    Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
+    """
+    key = work.key
+    if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+        return found
+    refuse_in_worker()
+    lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
+    mine = _acquire(lock)
+    while mine is False and concurrent == "wait":
+        await anyio.sleep(POLL_S)
+        mine = _acquire(lock)
+    try:
+        if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+            return found  # another process finished tuning before the lock was free
+        own = work.options.get("journal") is not None
+        journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
+        return await _tune_and_keep(work, key, cache, journal, refresh)
+    finally:
+        lock.release()
+
+
+def _acquire(lock: TuningLock) -> bool | None:
+    """Tell whether this process holds the lock. Returns None if the folder is not writable and nobody can hold it."""
+    try:
+        return lock.acquire()
+    except OSError:
+        return None
+
+
+async def _tune_and_keep(
+    work: Work, key: ResultKey, cache: ResultCache, journal: Path | None, refresh: bool
+) -> TuneResult:
+    events: list[Event] = []
+    listener: Callable[[Event], None] | None = work.options.get("on_event")
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if listener is not None:
+            listener(event)
+
+    options = {**work.options, "on_event": listen}
+    if journal is not None:
+        await anyio.to_thread.run_sync(_begin, work, cache, journal, refresh)
+        options["journal"] = journal
+    try:
+        result = await _tune_again_if_useless(work, options, journal, events)
+    except NoWinner as error:
+        if journal is None:
+            raise
+        _drop(journal, error.result)  # the run has ended; the next call retries failures that may pass
+        raise NoWinner(no_winner_message(error.result), error.result) from None  # the other message names the journal
+    finally:
+        if events:
+            with anyio.CancelScope(shield=True):
+                kept_as = key if work.cluster is None else measured_on(key, events)
+                await anyio.to_thread.run_sync(cache.put, kept_as, list(events))
+    if journal is not None:
+        _drop(journal, result)
+    return result
+
+
+async def _tune_again_if_useless(
+    work: Work, options: dict[str, Any], journal: Path | None, events: list[Event]
+) -> TuneResult:
+    """Tune, and once more without `journal`, the cache's own, where that is damaged or of work that looks the same."""
+    try:
+        return await tune(work.workload, **options)
+    except JournalError:
+        if journal is None:
+            raise
+        events.clear()
+        journal.unlink(missing_ok=True)
+        return await tune(work.workload, **options)
+
+
+def _drop(journal: Path, result: TuneResult) -> None:
+    """Remove the cache's own journal of a run that ended, which `result` then names no more."""
+    result.journal = None
+    journal.unlink(missing_ok=True)
+
+
+def _begin(work: Work, cache: ResultCache, journal: Path, refresh: bool) -> None:
+    """Prepare the journal for the run: the one of an interrupted run, or a new one with the known outcomes."""
+    for left in journal.parent.glob("*.jsonl"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
+    if refresh:
+        journal.unlink(missing_ok=True)
+        return
+    if journal.exists():
+        return
+    known = cache.known(work.key, work.spec.configs)
+    if known:
+        part = journal.with_suffix(".part")
+        part.write_bytes(work.history(known, time.time()))
+        os.replace(part, journal)

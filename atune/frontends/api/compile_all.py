@@ -1,0 +1,222 @@
+"""Parallel compilation of many configurations without measuring, for sweeps that you time yourself."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.engine.compile_stage import CompileStage
+from atune.engine.interfaces import Machine
+from atune.engine.run_state import Run
+from atune.engine.scheduler import CompileState
+from atune.engine.screen import Verdict
+from atune.errors import AtuneError
+from atune.frontends.api.blocking import run_blocking
+from atune.frontends.api.options import TuneOptions
+from atune.journal.events import BuildFailed
+from atune.model.artifact import Artifact, Failure, Lowered, source_path
+from atune.model.candidate import Candidate, Config, config_key
+from atune.model.device import Target
+from atune.model.options import checked, named_options
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.server import in_worker, refuse_in_worker
+from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workload.listing import candidates_of
+from atune.workload.workload import Workload, describe, ship
+
+
+class CompileFailed(AtuneError):
+    """Configurations failed to compile. The message counts the reasons; `failures` lists them by configuration."""
+
+    def __init__(self, message: str, failures: list[tuple[Config, Failure]]) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+@named_options("compile_all")
+def compile_all(
+    kernel: Callable[..., Any],
+    configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    out_idx: int | Sequence[int] | None = None,
+    pass_configs: Mapping[str, Any] | None = None,
+    target: str = "auto",
+    compile: CompileSettings | None = None,
+    ignore_errors: bool = False,
+    on_failure: Callable[[Config, Failure], None] | None = None,
+) -> list[Any]:
+    """Compile `kernel` with each of `configs` in worker processes, and return the kernels in order.
+
+    Call a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its `config`
+    is the configuration, and its `source` the device source. The call blocks, inside a running event loop too.
+
+    Parameters
+    ----------
+    kernel, configs, arguments, out_idx, pass_configs
+        As for `Workload`. `configs` is a list of dicts, a generator, or a function of the arguments.
+    target
+        As for `tune`. A target with an arch, such as ``sm_90a``, needs no GPU.
+    compile
+        `CompileSettings`.
+    ignore_errors
+        Return None for each kernel that failed to compile.
+    on_failure
+        Called with the configuration and the `Failure` of each such kernel.
+
+    Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
+    for arguments that cannot work.
+    """
+    refuse_in_worker()
+    checked("compile_all", {"compile": compile, "target": target}, TuneOptions)
+    workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
+    settings = compile or CompileSettings()
+    spec = describe(workload)
+    # The caller gets these kernels without a final benchmark or proof, so they are compiled as tilelang does.
+    exact = BenchmarkSettings(n_final=0)
+    machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
+    candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
+
+    async def work() -> list[Any]:
+        run = Run()
+        async with machine.open(wake=run.wake):
+            await machine.discover()
+            answers = await compiled(machine, candidates, run, settings.group_size)
+            for index, answer in answers.items():
+                if isinstance(answer, Failure) and on_failure is not None:
+                    on_failure(candidates[index].config, answer)
+            if not ignore_errors:
+                raise_failures(candidates, answers)
+            return [await _loaded(one, answers[one.index], spec.out_idx) for one in candidates]
+
+    return run_blocking(work)
+
+
+async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tuple[int, ...]) -> Any:
+    """Return a candidate's kernel from its library, or None if it failed. The library must still exist."""
+    if isinstance(answer, Failure):
+        return None
+    load = importlib.import_module("atune.stages.measure.loader").load_kernel
+    kernel = await anyio.to_thread.run_sync(load, answer, out_idx)
+    kernel.config = dict(candidate.config)
+    kernel.source = Path(source_path(answer.path, answer.symbol)).read_text()
+    return kernel
+
+
+async def compiled(
+    machine: Machine, candidates: Sequence[Candidate], run: Run, group_size: int | None = None
+) -> dict[int, Artifact | Failure]:
+    """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `run`.
+
+    Candidates that lower to the same code share one artifact.
+    """
+    machine.accelerators(len(candidates))
+    workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
+    propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
+    with propose:
+        for candidate in candidates:
+            propose.send_nowait(candidate)
+    state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
+
+    def judge(lowered: Lowered) -> Verdict:
+        """Have all be built: nothing is measured, so none is likely to lose."""
+        same_as = codes.setdefault(lowered.code_key, lowered.index)
+        return Verdict("build") if same_as == lowered.index else Verdict("duplicate", same_as=same_as)
+
+    async def deliver(lowered: Lowered, artifact: Artifact) -> None:
+        artifacts[lowered.index] = artifact
+
+    with proposals:
+        stage = CompileStage(run, state, proposals, judge, deliver, hints=machine.hints)
+        async with anyio.create_task_group() as tasks:
+            for worker in workers:
+                tasks.start_soon(stage.serve, worker)
+    answers = dict[int, Artifact | Failure]()
+    for index in (candidate.index for candidate in candidates):
+        first, outcome = run.recorder.state.first(index).index, run.recorder.state.outcome(index)
+        if isinstance(outcome, BuildFailed):
+            answers[index] = Failure(first, outcome.kind, outcome.message, outcome.detail)
+        else:
+            answers[index] = artifacts[first]
+    return answers
+
+
+def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
+    failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
+    if failures:
+        reasons = Counter((failure.kind, failure.message) for _, failure in failures)
+        lines = [f"  {n} × {kind}: {message}" for (kind, message), n in reasons.most_common(10)]
+        message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
+        raise CompileFailed("\n".join([message, *lines]), failures)
+
+
+T = TypeVar("T")
+Use = Callable[[Artifact | None], T]
+
+
+def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    """Do what `with_library_async` does, blocking. Works inside a running event loop too."""
+    plain = _plain(settings)
+    found = _stored(workload, target, plain)
+    if found is not None or in_worker():
+        return use(found)
+    made: T = run_blocking(_built, workload, target, plain, use)
+    return made
+
+
+async def with_library_async(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    """Call `use` in a thread with the library of `workload`, which has one configuration. Returns its result.
+
+    This process lowers and compiles nothing. If the artifact store lacks the library, a worker process makes it. A
+    worker process may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed` if the
+    kernel fails to compile. Cancelling it ends the worker.
+    """
+    plain = _plain(settings)
+    found = await anyio.to_thread.run_sync(_stored, workload, target, plain)
+    if found is not None or in_worker():
+        return await anyio.to_thread.run_sync(use, found)
+    return await _built(workload, target, plain, use)
+
+
+def _plain(settings: CompileSettings) -> CompileSettings:
+    """Return `settings` for compiling one kernel as tilelang does."""
+    return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
+
+
+def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Artifact | None:
+    if not settings.store:
+        return None
+    (candidate,) = candidates_of(workload)
+    store = ArtifactStore()
+    try:
+        key = importlib.import_module("atune.stages.compile.keys").store_key(
+            workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
+        )
+        return store.find(key, candidate.index) if key else None
+    except Exception:
+        return None  # a worker will report what is wrong
+    finally:
+        store.close()
+
+
+async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    spec = describe(workload)
+    exact = BenchmarkSettings(n_final=0)
+    machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
+    candidates: list[Candidate] = candidates_of(workload)
+    run = Run()
+    async with machine.open(wake=run.wake):
+        await machine.discover()
+        answers = await compiled(machine, candidates, run)
+        raise_failures(candidates, answers)
+        artifact = answers[0]
+        assert isinstance(artifact, Artifact)
+        return await anyio.to_thread.run_sync(use, artifact)

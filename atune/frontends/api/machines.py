@@ -1,0 +1,100 @@
+"""Where a run takes place: on this machine, or on a cluster's nodes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from atune.engine.interfaces import Machine
+from atune.errors import TargetError, UsageError
+from atune.journal.events import DeviceReady, Event, RunStarted
+from atune.model.device import DeviceInfo, Target, device_names, parse_target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.cluster.address import Cluster
+from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.messages import Discovery
+from atune.workers.storage.result_key import ResultKey
+from atune.workload.workload import FileRef, Workload, WorkloadRef, WorkloadSpec, describe, head, parse_file_ref, ship
+
+
+def discover(target: str, devices: str | Sequence[str | int], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
+    """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
+
+    Raises `UsageError` and `TargetError` like `tune`.
+    """
+    names = device_names(devices)
+    asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    if asked not in _discovered:
+        _discovered[asked] = importlib.import_module("atune.stages.session.devices").discover(target, names, mixed)
+    found = _discovered[asked]
+    return found.target, list(found.devices)
+
+
+_discovered: dict[bytes, Discovery] = {}
+
+
+def discover_there(
+    cluster: Cluster, target: str, devices: str | Sequence[str | int], mixed: bool
+) -> tuple[Target, list[DeviceInfo]]:
+    """Return the target and the devices that a run on `cluster` is expected to have, without a look at its nodes.
+
+    It has those of this machine, except that `Cluster.model` names their model. No devices: nothing tells. Raises
+    `UsageError` like `tune`.
+    """
+    known = parse_target(target)
+    if cluster.model and known is not None and (known.kind == "c" or known.arch):
+        return known, [DeviceInfo(id="all", name=cluster.model)]
+    try:
+        found, here = discover(target, devices, mixed)
+    except TargetError:  # this machine has no such devices
+        return known or Target("cuda"), []
+    return found, [msgspec.structs.replace(one, name=cluster.model or one.name) for one in here]
+
+
+def measured_on(key: ResultKey, events: Sequence[Event]) -> ResultKey:
+    """Return `key` with the target and the devices that a run on a cluster turned out to have."""
+    target = next((str(event.target) for event in events if isinstance(event, RunStarted)), key.target)
+    models = sorted({event.device.name for event in events if isinstance(event, DeviceReady)})
+    return msgspec.structs.replace(key, target=target, device=" + ".join(models) or key.device)
+
+
+def machine_for(
+    workload: Workload | FileRef | str | None,
+    *,
+    cluster: Cluster | None,
+    target: str,
+    devices: Sequence[str],
+    compile: CompileSettings,
+    benchmark: BenchmarkSettings,
+) -> Machine:
+    """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
+    given = parse_file_ref(workload) if isinstance(workload, str) else workload
+    if not isinstance(given, (Workload, FileRef)):
+        raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
+    reference: WorkloadRef
+    spec: WorkloadSpec | None = None
+    if isinstance(given, Workload):
+        # Where the space asks functions of the user's, a process does that can be ended.
+        spec = describe(given) if given.space.stands_at_once else head(given)
+        reference = ship(given)
+    else:
+        reference = given
+    if cluster is None:
+        return LocalMachine(reference, spec=spec, target=target, devices=devices, compile=compile, benchmark=benchmark)
+    from atune.workers.cluster.machine import ClusterMachine
+    from atune.workers.cluster.ray_cluster import connect_ray
+
+    connect = connect_ray(cluster.address, cluster.resource)
+    return ClusterMachine(
+        connect,
+        reference,
+        spec=spec,
+        target=target,
+        devices=devices,
+        compile=compile,
+        benchmark=benchmark,
+        model=cluster.model,
+    )

@@ -1,0 +1,161 @@
+"""The options of a run: of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of `atune tune`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from atune.engine.search.registry import SHOWN
+from atune.errors import UsageError
+from atune.model.device import parse_target
+from atune.model.options import Option, complete, path, refuse_unknown
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+
+if TYPE_CHECKING:
+    from atune.engine.interfaces import Machine
+    from atune.engine.search.interface import Strategy
+    from atune.frontends.api.warm_start import GivenPrior, Warm
+    from atune.journal.events import Event
+    from atune.reporting.log import EventLog
+    from atune.workers.cluster.address import Cluster
+
+
+def check_target(where: str, value: Any) -> Any:
+    """Return `value`. Raises `TargetError` unless it is a target."""
+    parse_target(value)
+    return value
+
+
+def _path(where: str, value: Any) -> Any:
+    path(where, value)
+    return value
+
+
+def _listener(where: str, on_event: Any) -> Any:
+    if not callable(on_event):
+        raise UsageError(f"{where} must be a function of an event, got {on_event!r}")
+    called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
+        raise UsageError(
+            f"{where} is called and not awaited, and must be a plain function; for async code read the events: "
+            "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
+        )
+    return on_event
+
+
+class EngineOptions(TypedDict, total=False):
+    """What a run does, and where."""
+
+    # fmt: off
+    target: Annotated[str, Option(
+        "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
+        default="auto", check=check_target, flag="--target", group="where",
+    )]
+    devices: Annotated[str | Sequence[str | int], Option(
+        "Devices to measure on: all, cpu, or numbers of GPUs.",
+        default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
+    )]
+    cluster: Annotated[str | Cluster | None, Option(
+        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,resource=NAME for other "
+        "devices; ,model=NAME where nodes have several models. Needs ``atune[ray]``. `devices` and "
+        "`CompileSettings.workers` then hold for each node.",
+        flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md", group="where",
+    )]
+    strategy: Annotated[str | Strategy | None, Option(
+        f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
+        "latency_ms, reason)``. ``auto`` decides by the budget, the prior and what is installed. A resumed journal "
+        "keeps its strategy.",
+        flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
+    )]
+    prior: Annotated[GivenPrior, Option(
+        "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) estimates from "
+        "the machine's figures and the elaborated kernels, on CUDA: under a budget, and in spaces of more than 64 "
+        "candidates. A function of (configuration, `StaticFacts`) returns milliseconds or a rank, less being better. "
+        "False: no prior.",
+        flag="--prior", action="switch", unset="on", page="search.md#the-prior", group="search",
+    )]
+    seed: Annotated[int, Option(
+        "Seed of the strategy. It determines all random draws.",
+        default=0, flag="--seed", metavar="N", zero=True, group="search",
+    )]
+    budget: Annotated[int | str | Budget | None, Option(
+        "Stop after N candidates, a share of them (10%), or a time (90s, 2m, 1h). Or a `Budget`. None tries the whole "
+        "space. Under a budget, candidates that will probably spill registers are skipped. A budget covers all parts "
+        "of a resumed run.",
+        flag="--budget", metavar="N|10%|90s", unset="all", group="search",
+    )]
+    pipeline: Annotated[bool, Option(
+        "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
+        default=True,
+    )]
+    compile: Annotated[CompileSettings | None, Option(
+        "`CompileSettings`.", fits=lambda it: isinstance(it, CompileSettings), must="must be atune.CompileSettings(…)",
+    )]
+    benchmark: Annotated[BenchmarkSettings | None, Option(
+        "`BenchmarkSettings`.", fits=lambda it: isinstance(it, BenchmarkSettings),
+        must="must be atune.BenchmarkSettings(…)",
+    )]
+    accept: Annotated[Sequence[str], Option(
+        "Parts of the work in which an existing journal may differ: ``kernel``, ``target``, ``device``, ``versions``, "
+        "``settings``.",
+        default=(),
+    )]
+    machine: Annotated[Machine | None, Option(
+        "A machine with its own workload, compilers and devices, such as `atune.testing.FakeMachine`.",
+    )]
+    # fmt: on
+
+
+class ListenOptions(TypedDict, total=False):
+    """Who is told of a run."""
+
+    # fmt: off
+    on_event: Annotated[Callable[[Event], None] | None, Option(
+        "A plain function, called with each event in the event loop: keep it short. If it raises, it is dropped. It "
+        "gets the events of a resumed run's earlier parts first.",
+        check=_listener,
+    )]
+    log: Annotated[EventLog | None, Option(
+        "A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.",
+    )]
+    progress: Annotated[bool, Option("Show progress on stderr.", default=False)]
+    # fmt: on
+
+
+class RunOptions(EngineOptions, ListenOptions, total=False):
+    """Options of a new or resumed run."""
+
+
+class TuneOptions(RunOptions, total=False):
+    """Options of a new run."""
+
+    # fmt: off
+    journal: Annotated[str | os.PathLike[str] | None, Option(
+        "Write the events to this file. A journal of the same work is continued as by `resume`. A journal of other "
+        "work is refused.",
+        check=_path, flag="--journal", metavar="J", unset="a new file in the cache folder",
+        group="output",
+    )]
+    warm: Annotated[Warm, Option(
+        "Begin with the best of this journal of the same kernel, or of the result cache (cache). From Python it may be "
+        "a result, too, or a list. Strategies learn from the rest.",
+        flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
+    )]
+    # fmt: on
+
+
+def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
+    """Return the options `given`.
+
+    Raises `UsageError` for a name that `kind` lacks. The message names `where` and suggests the right name.
+    """
+    refuse_unknown(where, given, [*kind.__annotations__])
+    return dict(given)
+
+
+def completed(where: str, given: Mapping[str, object]) -> TuneOptions:
+    """Return all options of `tune`, those `given` and the defaults. Raises `UsageError` for wrong ones."""
+    options: TuneOptions = complete("", named(where, given), TuneOptions)  # type: ignore[assignment]
+    return options

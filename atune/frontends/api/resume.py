@@ -1,0 +1,126 @@
+"""Resuming of a run from its journal, with the workload, settings and devices of the header."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Unpack
+
+import msgspec
+
+from atune.engine.plan import check_parts, finished
+from atune.errors import JournalError, UsageError
+from atune.frontends.api.blocking import no_winner_message, run_blocking
+from atune.frontends.api.options import RunOptions, named
+from atune.frontends.api.tuner import tune
+from atune.journal.events import RunStarted
+from atune.journal.reader import JournalReader
+from atune.journal.result import NoWinner, TuneResult
+from atune.journal.state import State
+from atune.model.device import Target
+from atune.model.options import documents
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workload.workload import FileRef, Workload
+
+
+@documents(RunOptions)
+async def resume(
+    journal: str | os.PathLike[str],
+    workload: Workload | FileRef | str | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Resume the run of `journal` and return the result of all its parts.
+
+    Candidates with an outcome are neither compiled nor measured again. Finalists whose libraries are gone are compiled
+    again for the final benchmark. Interrupted work is done again. If the whole program died twice while it measured
+    a candidate, that candidate fails with kind ``suspect``. A finished journal returns at once.
+
+    Parameters
+    ----------
+    journal
+        Path of the journal.
+    workload
+        As for `tune`. None takes the file that the header names, and runs it in the workers.
+    {options}
+
+    Options that are not given are those of the header.
+
+    Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
+    differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
+    """
+    given = named("resume", options, RunOptions)
+    check_parts(given.get("accept", ()))
+    state = read_state(journal)
+    chosen: dict[str, Any] = {**options_of(state.header), **given}
+    if finished(state, Budget.parse(chosen["budget"])):
+        result = TuneResult(state, Path(journal), replayed=True)
+        if result.best is None:
+            raise NoWinner(no_winner_message(result), result)
+        return result
+    known = str((state.header.settings if state.header else {}).get("prior", "off"))
+    if known != "off" and state.surveyed is None and "prior" not in given:
+        raise UsageError(f"the run had not asked its prior {known} yet, which no journal has: give prior= again")
+    if workload is None and "machine" not in given:
+        workload = origin_of(state.header)
+    return await tune(workload, journal=journal, **chosen)
+
+
+@documents(RunOptions)
+def run_resume(
+    journal: str | os.PathLike[str],
+    workload: Workload | FileRef | str | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Do what `resume` does, blocking. Works inside a running event loop too.
+
+    KeyboardInterrupt ends it and kills every worker. Exceptions are those of `resume`.
+
+    Parameters
+    ----------
+    journal, workload
+        As for `resume`.
+    {options}
+    """
+    return run_blocking(resume, journal, workload, **named("run_resume", options, RunOptions))
+
+
+def read_state(journal: str | os.PathLike[str]) -> State:
+    """Return the state that `journal` folds to. Raises `JournalError`."""
+    state = State()
+    for event in JournalReader(Path(journal)):
+        state.apply(event)
+    return state
+
+
+def origin_of(header: RunStarted | None) -> str:
+    """Return the ``FILE.py:NAME`` that a header names. Raises `UsageError` if the workload came from no file."""
+    if header is None or not header.origin:
+        raise UsageError(
+            "the journal names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
+        )
+    return header.origin
+
+
+def options_of(header: RunStarted | None) -> dict[str, Any]:
+    """Return the options of `tune` that a header holds. Raises `JournalError` if they are invalid."""
+    if header is None:
+        raise JournalError("the journal has no header")
+    settings = header.settings
+    try:
+        return {
+            "target": _target_text(header.target),
+            "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # of a cluster
+            "strategy": header.strategy,
+            "seed": int(settings.get("seed", 0)),
+            **({"prior": False} if settings.get("prior") == "off" else {}),
+            "pipeline": bool(settings.get("pipeline", True)),
+            "budget": msgspec.convert(settings.get("budget", {}), Budget),
+            "compile": msgspec.convert(settings.get("compile", {}), CompileSettings),
+            "benchmark": msgspec.convert(settings.get("benchmark", {}), BenchmarkSettings),
+        }
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise JournalError(f"the journal's header has settings that this atune does not know: {error}") from error
+
+
+def _target_text(target: Target) -> str:
+    return target.kind if target.kind == "c" else target.arch or target.kind

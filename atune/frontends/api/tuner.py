@@ -1,0 +1,326 @@
+"""The three ways to tune from Python: `await tune()`, blocking `run()`, and the `Tuner` handle with its events."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Unpack
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from atune.engine.engine import Engine
+from atune.engine.plan import check_parts
+from atune.engine.search.prior import OwnPrior
+from atune.engine.search.registry import check_given
+from atune.errors import AtuneError, UsageError, name_and_message
+from atune.frontends.api.blocking import no_winner_message, of_the_machine, run_blocking, unwrapped
+from atune.frontends.api.default_journal import kept_line, opened_journal
+from atune.frontends.api.machines import machine_for
+from atune.frontends.api.options import TuneOptions, completed, named
+from atune.frontends.api.warm_start import adviser, chosen_prior
+from atune.journal.events import Event, RunInterrupted
+from atune.journal.recorder import Listener, Recorder
+from atune.journal.result import NoWinner, TuneResult
+from atune.journal.writer import Journal
+from atune.model.device import device_names
+from atune.model.options import documents
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.log import event_log
+from atune.workers.cluster.address import Cluster
+from atune.workers.processes.server import refuse_in_worker
+from atune.workers.storage.artifact_store import find
+from atune.workers.storage.artifact_store import keep as keep_library
+from atune.workload.workload import FileRef, Workload
+
+
+class EventHistory:
+    """All events of a run so far. Readers wait for more until `end`, which comes once the run has ended."""
+
+    def __init__(self) -> None:
+        self.past: list[Event] = []
+        self.kept = True
+        """False keeps nothing, for a run whose events nobody can read: there may be hundreds of thousands."""
+        self.ended = False
+        self.more: anyio.Event | None = None
+        """Set with the next event, and at the end; None until the run has started."""
+
+    def start(self) -> None:
+        """Begin, in the run's event loop."""
+        self.more = anyio.Event()
+
+    def publish(self, event: Event) -> None:
+        """Add an event, as a listener of the recorder."""
+        if self.kept:
+            self.past.append(event)
+            self._wake()
+            self.start()
+
+    def end(self) -> None:
+        """Let readers end after the last event."""
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.more is not None:
+            self.more.set()
+
+
+class EventReader(AsyncIterator[Event]):
+    """One reader's place in a run's events. An async generator would need closing when its reader leaves."""
+
+    def __init__(self, history: EventHistory) -> None:
+        self._history, self._position = history, 0
+
+    async def __anext__(self) -> Event:
+        await anyio.lowlevel.checkpoint()
+        history = self._history
+        while self._position == len(history.past):
+            if history.more is None:
+                raise UsageError(not_entered("events"))
+            if history.ended:
+                raise StopAsyncIteration
+            await history.more.wait()
+        self._position += 1
+        return history.past[self._position - 1]
+
+
+def not_entered(method: str) -> str:
+    """Return the message that `method` needs a tuner that was entered."""
+    return f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`"
+
+
+@documents(TuneOptions)
+class Tuner:
+    """One tuning run as a handle.
+
+        async with Tuner(workload) as tuner:
+            async for event in tuner.events():
+                ...
+            result = await tuner.result()
+
+    The run starts on entering. Leaving before its end cancels it. Raises `UsageError` for the same mistakes as `tune`.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    {options}
+    """
+
+    def __init__(self, workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> None:
+        given = completed("Tuner", options)
+        machine, journal = given["machine"], given["journal"]
+        if machine is None:
+            refuse_in_worker()
+        self._budget = Budget.parse(given["budget"])
+        prior = chosen_prior(given["prior"])
+        check_given(given["strategy"], pipeline=given["pipeline"], own_prior=isinstance(prior, OwnPrior))
+        compile, benchmark = given["compile"] or CompileSettings(), given["benchmark"] or BenchmarkSettings()
+        make = partial(
+            Engine, compile=compile, benchmark=benchmark, strategy=given["strategy"], prior=prior, seed=given["seed"],
+            budget=self._budget, pipeline=given["pipeline"], keep=keep_library, find=find,
+            accept=check_parts(given["accept"]), advise=adviser(given["warm"]),
+        )  # fmt: skip
+        self._default_journal = _name_of(workload) if journal is None and machine is None else None
+        if machine is None:
+            cluster, devices = Cluster.parse(given["cluster"]), device_names(given["devices"])
+            machine = machine_for(
+                workload, cluster=cluster, target=given["target"], devices=devices, compile=compile, benchmark=benchmark
+            )
+        self._make = partial(make, machine)
+        self._journal_path = None if journal is None else Path(journal)
+        logger = None if given["log"] is None else event_log(given["log"])
+        self._listeners = tuple(listener for listener in (given["on_event"], logger) if listener is not None)
+        self._progress = given["progress"]
+        self._history = EventHistory()
+        self._result: TuneResult | None = None
+        self._error: BaseException | None = None
+        self._recorder: Recorder | None = None
+        self._engine: Engine | None = None
+        self._stopped = self._entered = False
+
+    async def __aenter__(self) -> Tuner:
+        if self._entered:
+            raise UsageError("Tuner: it has been entered before, and is one run: make another for another run")
+        self._entered = True
+        self._done = anyio.Event()
+        self._history.start()
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        try:
+            return await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup:
+            if error is None:
+                raise
+            return False  # the body's own error, unchanged
+
+    def events(self) -> AsyncIterator[Event]:
+        """Iterate over all events of the run until it ends, including those before this call.
+
+        For a resumed run, the events of its earlier parts come first.
+
+        Each call starts from the first event. A reader may leave at any time, and blocks nobody.
+        """
+        return EventReader(self._history)
+
+    async def result(self) -> TuneResult:
+        """Wait for the end and return the result. Raises what `tune` raises."""
+        if not self._entered:
+            raise UsageError(not_entered("result"))
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def stop(self) -> None:
+        """End the run early: work under way is finished, then the final benchmark runs."""
+        self._stopped = True
+        if self._engine is not None:
+            self._engine.stop()
+
+    async def _made_result(self) -> TuneResult:
+        """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""
+        assert self._recorder is not None
+        path = None if self._journal_path is None else str(self._journal_path)
+        return await anyio.to_thread.run_sync(partial(TuneResult, self._recorder.state, journal=path))
+
+    async def _run(self) -> None:
+        try:
+            if self._progress:
+                from atune.reporting.progress import Progress
+
+                with Progress(budget=self._budget) as progress:
+                    await self._record((*self._listeners, progress.on_event))
+            else:
+                await self._record(self._listeners)
+            self._result = result = await self._made_result()
+            if result.best_config is None:
+                raise NoWinner(no_winner_message(result), result)
+        except OSError as error:
+            self._error = of_the_machine(error)
+        except Exception as error:
+            self._error = error
+        except BaseException:
+            self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
+            raise
+        finally:
+            self._done.set()
+            self._history.end()
+
+    async def _record(self, listeners: tuple[Listener, ...]) -> None:
+        journal: Journal | None = None
+        past: Sequence[Event] = ()
+        if self._journal_path is not None:
+            journal, past = await Journal.start_aside(self._journal_path)
+        kept: Journal | None = None
+        if self._default_journal is not None:
+            kept = await anyio.to_thread.run_sync(opened_journal, self._default_journal)
+        if kept is not None:
+            self._journal_path = Path(kept.path)
+            listeners = kept.append, *listeners  # nobody asked for it: the run goes on where it cannot be written
+        self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
+        try:
+            await recorder.go_on(past)
+            self._engine = engine = self._make(recorder)
+            if self._stopped:
+                engine.stop()
+            await engine.run()
+        except BaseException as error:
+            cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
+            cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
+            await _end_journal(recorder, "cancelled" if cancelled else name_and_message(cause))
+            if cause is error:
+                raise
+            raise cause from None
+        finally:
+            for one in (journal, kept):
+                if one is not None:
+                    one.close()
+
+
+async def _end_journal(recorder: Recorder, reason: str) -> None:
+    """Record that the run ended early, under a short shield. A broken journal stays unchanged."""
+    if not recorder.emitted or recorder.state.finished is not None:
+        return
+    with suppress(Exception), anyio.move_on_after(0.3, shield=True):
+        recorder.emit(RunInterrupted, wall_s=round(recorder.part_s, 4), reason=reason[:500])
+        await recorder.sync()
+
+
+@documents(TuneOptions)
+async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
+    """Tune `workload` and return the result.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    {options}
+
+    Raises `UsageError` (and its branches) for arguments that cannot work; for an unknown option it is a TypeError too.
+    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
+    and compiler within a second. The journal keeps all measurements.
+    """
+    given = named("tune", options)
+    make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
+    return await _finished(make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True))
+
+
+def _name_of(workload: Workload | FileRef | str | None) -> str:
+    if isinstance(workload, Workload):
+        return workload.name
+    path = workload.path if isinstance(workload, FileRef) else str(workload).partition(".py")[0]
+    return Path(path).stem
+
+
+def _importing() -> bool:
+    """Tell whether this thread is in an import. A thread that pickles would wait for it, and this one for that."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
+async def _finished(tuner: Tuner) -> TuneResult:
+    tuner._history.kept = False
+    try:
+        async with tuner:
+            return await tuner.result()
+    except anyio.get_cancelled_exc_class() as error:
+        if tuner._recorder is not None:
+            path = None if tuner._journal_path is None else str(tuner._journal_path)
+            error.add_note(kept_line(tuner._recorder.state, path))
+        raise
+
+
+@documents(TuneOptions)
+def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
+    """Do what `tune` does, blocking. Works inside a running event loop too, such as a notebook's.
+
+    KeyboardInterrupt ends it and kills every worker, in a thread too. Its message names the journal. Exceptions are
+    those of `tune`.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    {options}
+    """
+    given = named("run", options)
+    # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
+    # for it.
+    return run_blocking(_finished, Tuner(workload, **given))

@@ -1,0 +1,124 @@
+"""Warm start: reads the sources that `warm=` names into advice for a run. Reads data and runs no code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from atune.engine.search.prior import AUTO, Chosen, OwnPrior
+from atune.engine.search.warm_start import (
+    Experience,
+    advice_of,
+    experience_of,
+    finder,
+    nearest_first,
+    no_advice,
+    same_kernel,
+)
+from atune.engine.start import Advise
+from atune.errors import UsageError
+from atune.journal.reader import JournalReader
+from atune.journal.result import TuneResult
+from atune.model.advice import Advice
+from atune.model.candidate import config_key
+from atune.model.device import DeviceInfo
+from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.result_key import CacheEntry
+from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.pickling import ship_function
+from atune.workload.workload import WorkloadSpec
+
+GivenPrior = Callable[..., float] | Literal["auto", False] | None
+
+
+def chosen_prior(given: Any, *, ship: bool = True) -> Chosen:
+    """Return the prior for an option's value. `ship`: pack it for the workers. Raises `UsageError`."""
+    if given is None or given == AUTO:
+        return AUTO
+    if given is False:
+        return None
+    if not callable(given) or isinstance(given, type) or inspect.iscoroutinefunction(given):
+        raise UsageError(
+            f"prior: give a function of (configuration, facts) that returns milliseconds or a rank, 'auto', or False "
+            f"for none, got {given!r}"
+        )
+    own = OwnPrior(given)
+    return OwnPrior(given, ship_function(given, f"prior {own.name}")) if ship else own
+
+
+def key_of(prior: Chosen) -> dict[str, str]:
+    """Return a prior's part of a result's key. ``auto`` has none, so keys from before priors stay valid."""
+    if prior == AUTO:
+        return {}
+    return {"prior": "off" if prior is None else kernel_fingerprint(prior.function)}
+
+
+Source = str | os.PathLike[str] | TuneResult
+Warm = Source | Sequence[Source] | None
+
+CACHE = "cache"
+"""Value of `warm` for the user's result cache."""
+MOST_CACHED = 8
+"""Most results taken from the cache, the nearest first."""
+
+
+def adviser(warm: Warm) -> Advise:
+    """Return a function that reads `warm` once the kernel is known. Raises `UsageError`."""
+    given = (warm,) if isinstance(warm, (str, os.PathLike, TuneResult)) else () if warm is None else warm
+    wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
+    if not isinstance(given, Sequence):
+        raise UsageError(wrong)
+    for source in given:
+        if not isinstance(source, (str, os.PathLike, TuneResult)) or source == "":
+            raise UsageError(wrong)
+        if not isinstance(source, TuneResult) and source != CACHE and not os.path.exists(source):
+            raise UsageError(f"warm {os.fspath(source)}: there is no such file; give a journal's path, or {CACHE!r}")
+    return partial(_advise, tuple(given)) if given else no_advice
+
+
+def _advise(
+    sources: Sequence[Source], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
+) -> tuple[tuple[Advice, ...], list[str]]:
+    """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
+    experiences: list[Experience] = []
+    remarks: list[str] = []
+    for source in sources:
+        if isinstance(source, TuneResult):
+            experiences.append(experience_of(source, source.journal or "result"))
+        elif source == CACHE:
+            found = nearest_first(_cached(ResultCache(), spec), spec, [device.name for device in devices])
+            experiences += found[:MOST_CACHED]
+            if not found:
+                remarks.append(
+                    "warm cache: the result cache has nothing of this kernel and space: no advice from there"
+                )
+        else:
+            path = os.fspath(source)
+            experiences.append(experience_of(TuneResult.from_events(JournalReader(path), path, replayed=True), path))
+    advice, said = advice_of(experiences, spec)
+    return advice, remarks + said
+
+
+def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
+    """Return the cache's results of this kernel with configurations in its space."""
+    find = finder(spec)
+    entries = [e for e in cache.entries() if same_kernel(e.parts.kernel, e.parts.source, spec)]
+    found = [each for entry in entries if (each := _experience(cache, entry)) is not None]
+    return [each for each in found if find(each.measured)]
+
+
+def _experience(cache: ResultCache, entry: CacheEntry) -> Experience | None:
+    """Return an entry's measurements: all of them if it was tuned here, else only the winner's."""
+    source = f"{CACHE} {entry.key}"
+    result = cache.find(entry.parts)
+    if result is not None:
+        return experience_of(result, source)
+    if not entry.latency_ms:
+        return None
+    parts = entry.parts
+    arguments = parts.problem if isinstance(parts.problem, dict) else {}
+    measured = {config_key(entry.config): (entry.config, entry.latency_ms)}
+    return Experience(source, parts.kernel, parts.source, arguments, (parts.device,), measured)

@@ -1,0 +1,168 @@
+"""``atune cache``: list, show, clear, export and import the results of tunings. Runs no code of a workload."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from atune.frontends.cli.output import print_bytes, print_message, print_out
+from atune.frontends.cli.parsing import add_command
+
+if TYPE_CHECKING:
+    from atune.workers.storage.result_cache import ResultCache
+    from atune.workers.storage.result_key import CacheEntry
+    from atune.workers.system.terminal import Interrupts
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
+    text = "List, show, clear, export or import the results of earlier tunings"
+    cache = commands.add_parser(
+        "cache", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
+    )
+    inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Any, text: str) -> argparse.ArgumentParser:
+        parser = add_command(inner, shown, name, command, text)
+        parser.add_argument("--folder", metavar="DIR", help="the cache's folder (results in the user's cache folder)")
+        return parser
+
+    def choose(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--kernel", metavar="NAME", help="only results of kernels with this name")
+        parser.add_argument("--key", metavar="KEY", help="only results whose key begins with this")
+
+    choose(add("ls", _ls, "List the results, newest first"))
+    show = add("show", _show, "Show one result with everything that it depends on")
+    show.add_argument("key", metavar="KEY", help="the key, or its beginning")
+    choose(add("clear", _clear, "Remove results and their measurements; all of them without --kernel or --key"))
+    export = add("export", _export, "Write results as JSON, to ship them or to import them elsewhere")
+    choose(export)
+    export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+    add("import", _import, "Import results that export wrote").add_argument("file", metavar="FILE")
+
+
+def _cache(arguments: argparse.Namespace) -> ResultCache:
+    from atune.workers.storage.result_cache import ResultCache
+
+    return ResultCache(arguments.folder)
+
+
+def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
+    if arguments.json:
+        print_out(json.dumps({"results": [_plain(entry) for entry in entries]}))
+        return 0
+    from atune.model.candidate import describe_config, printable
+
+    rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
+    for entry in entries:
+        latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
+        named = printable(entry.parts.kernel), _problem(entry.parts.problem), printable(entry.parts.device)
+        rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
+    if not entries:
+        print_out("no results")
+        return 0
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    print_out("\n".join(lines))
+    return 0
+
+
+def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.errors import UsageError
+    from atune.model.candidate import printable
+    from atune.reporting.export import table
+
+    cache = _cache(arguments)
+    found = cache.entries(key=arguments.key)
+    if len(found) != 1:
+        raise UsageError(f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls")
+    [entry] = found
+    if arguments.json:
+        print_out(json.dumps(_plain(entry)))
+        return 0
+    result = cache.find(entry.parts)
+    plain = _plain(entry)
+    lines = [f"{name:12}  {printable(_words(value))}" for name, value in plain.items()]
+    if result is None:
+        lines.append("The result was imported: its other candidates are not known.")
+    else:
+        lines += ["", *(printable(line) for line in table(result).splitlines())]
+    print_out("\n".join(lines))
+    return 0
+
+
+def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    removed = _cache(arguments).clear(kernel=arguments.kernel, key=arguments.key)
+    print_out(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed")
+    return 0
+
+
+def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.output import write_output
+
+    cache = _cache(arguments)
+    data = cache.export(kernel=arguments.kernel, key=arguments.key)
+    if arguments.output is None:
+        print_bytes(data + b"\n")
+        return 0
+    write_output(arguments.output, data + b"\n", private=False)
+    count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
+    if arguments.json:
+        print_out(json.dumps({"exported": count, "file": arguments.output}))
+    else:
+        print_message(f"{count} results exported to {arguments.output}", kind="")
+    return 0
+
+
+def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from pathlib import Path
+
+    from atune.errors import UsageError
+
+    try:
+        data = Path(arguments.file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {arguments.file}: {error.strerror or error}") from error
+    new = _cache(arguments).merge(data)
+    print_out(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
+    return 0
+
+
+def _plain(entry: CacheEntry) -> dict[str, Any]:
+    """Return an entry as ``--json`` prints it."""
+    import msgspec
+
+    parts = msgspec.to_builtins(entry.parts)
+    return {
+        "key": entry.key,
+        "kernel": parts.pop("kernel"),
+        "config": msgspec.to_builtins(entry.config),
+        "latency_ms": entry.latency_ms,
+        "reference_ms": entry.reference_ms,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.created)),
+        **parts,
+    }
+
+
+def _problem(problem: Any) -> str:
+    """Return a key as arguments by name, such as ``M=64, dtype=float32``."""
+    from atune.model.candidate import printable
+
+    if not isinstance(problem, dict):
+        return printable(repr(problem))
+    return printable(", ".join(f"{name}={_argument(value)}" for name, value in problem.items())) or "no arguments"
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))).startswith("$"):
+        return str(value[name])  # a dtype, or what else JSON has no word for
+    return "none" if value is None else value if isinstance(value, str) else repr(value)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item!r}" for name, item in value.items()) or "-"
+    return "-" if value is None else str(value)

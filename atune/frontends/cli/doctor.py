@@ -1,0 +1,284 @@
+"""Tell what this machine can tune, what is missing, and what to do about it.
+
+Imports no torch and makes no CUDA context. A separate process imports tilelang and lists the usable accelerators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import atune
+from atune.frontends.cli.output import NO_WINNER, print_out
+from atune.frontends.cli.parsing import add_command
+from atune.model.device import parse_target
+from atune.model.folders import cache_folder
+from atune.workers.local.entry_points import SURVEY
+from atune.workers.system.resources import usable_cores
+
+if TYPE_CHECKING:
+    from atune.workers.system.terminal import Interrupts
+
+TESTED = {
+    "tilelang": ((0, 1, 14), (0, 1, 16)),
+    "torch": ((2, 11), (3,)),
+    "anyio": ((4, 12), (5,)),
+    "msgspec": ((0, 20), (0, 23)),
+    "structlog": ((25, 1), (27,)),
+    "cloudpickle": ((3,), (4,)),
+    "rich": ((13,), (16,)),
+}
+"""Versions that atune is tested with: from the first, and below the second."""
+ACCELERATOR = "accelerator "
+SURVEY_TIMEOUT_S = 60.0
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding. `found`: what is there; `advice`: what to do if `ok` is false."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``doctor``. `shown` holds the options that all commands share."""
+    add_command(commands, shown, "doctor", _doctor, "Show what this machine can tune and what is missing")
+
+
+def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    checks = examine()
+    ready = can_tune(checks)
+    if arguments.json:
+        print_out(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
+    else:
+        print_out(render(checks))
+    return 0 if ready else NO_WINNER
+
+
+def examine() -> list[Check]:
+    """Check Python, packages, compilers, GPUs, cores, the cache folder, the accelerators and the targets.
+
+    The last two findings say which targets can be tuned.
+    """
+    checks = [_python(), bytecode(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores()]
+    checks.append(_cache())
+    by_name = {check.name: check for check in checks}
+    packages = [name for name in TESTED if by_name[name].found == "missing"]
+    missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
+    missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
+    gpus = [c for c in checks if c.name.startswith("GPU") and c.ok]
+    if not gpus:
+        missing_cuda.append("a GPU")
+    if by_name["torch"].found.partition("+")[2].startswith("cpu"):
+        missing_cuda.append("a torch with CUDA (this one is for the CPU only)")
+    accelerators = [] if packages else _accelerators(*_survey_of(by_name["nvcc"].ok, gpus))
+    return [*checks, *accelerators, _target("c", missing_c), _target("cuda", missing_cuda)]
+
+
+def can_tune(checks: Sequence[Check]) -> bool:
+    """Return whether at least one target works here."""
+    return any(check.ok for check in checks if check.name.startswith("target "))
+
+
+def render(checks: Sequence[Check]) -> str:
+    """Return `checks` as aligned text, each piece of advice below its finding."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        without = "unused " if check.name.startswith(ACCELERATOR) else "missing"
+        lines.append(f"{'ok     ' if check.ok else without}  {check.name:<{width}}  {check.found}")
+        if check.advice:
+            lines.append(f"{'':{width + 11}}{check.advice}")
+    return "\n".join(lines)
+
+
+def _python() -> Check:
+    found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
+    ok = sys.version_info >= (3, 11) and sys.platform == "linux"
+    return Check("Python", ok, found, "" if ok else "atune needs Python 3.11 or newer on Linux")
+
+
+def bytecode() -> Check:
+    """Check whether Python keeps atune's modules compiled; otherwise each start compiles them."""
+    kept = importlib.util.cache_from_source(__file__)
+    if os.path.exists(kept):
+        return Check("bytecode", True, "kept")
+    why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else f"{os.path.dirname(kept)} cannot be written"
+    folder = shlex.quote(str(Path(atune.__file__).parent))
+    advice = f"each start of atune compiles its modules: {sys.executable} -m compileall -q {folder} keeps them compiled"
+    return Check("bytecode", True, f"not kept: {why}", advice)
+
+
+def _package(name: str) -> Check:
+    low, high = TESTED[name]
+    tested = f"{_text(low)} up to, not including, {_text(high)}"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, False, "missing", f"pip install '{name}>={_text(low)},<{_text(high)}'")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:4])
+    if low <= numbers < high:
+        return Check(name, True, version)
+    return Check(name, True, version, f"atune is tested with {tested}; if something fails, try one of these versions")
+
+
+def _text(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _gxx() -> Check:
+    return _compiler(
+        "g++", shutil.which("g++"), "install a C++ compiler, for example: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$"
+    )
+
+
+def _nvcc() -> Check:
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places = [str(Path(home, "bin", "nvcc")) for home in (*homes, "/usr/local/cuda")]
+    path = next((found for place in (*places[:-1], "nvcc", places[-1]) if (found := shutil.which(place))), None)
+    advice = "needed for CUDA only: install the CUDA toolkit; if nvcc is not on PATH, set CUDA_HOME to its folder"
+    check = _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
+    if homes and check.ok and not Path(homes[0], "bin", "nvcc").exists():
+        return Check(
+            "nvcc", True, check.found, f"CUDA_HOME is {homes[0]}, which has no bin/nvcc: correct it or unset it"
+        )
+    return check
+
+
+def _compiler(name: str, path: str | None, advice: str, pattern: str) -> Check:
+    if path is None:
+        return Check(name, False, "missing", advice)
+    try:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(name, False, f"{path} does not run: {error}", advice)
+    version = re.search(pattern, output, re.MULTILINE)
+    return Check(name, True, f"{version.group(1) if version else output.splitlines()[0]} ({path})")
+
+
+def _gpus() -> list[Check]:
+    try:
+        pynvml: Any = importlib.import_module("pynvml")  # the package nvidia-ml-py
+    except ImportError:
+        return _gpus_by_tool()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [_no_gpu(f"no NVIDIA driver ({error})")]
+    try:
+        driver = _decoded(pynvml.nvmlSystemGetDriverVersion())
+        checks = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                name = _decoded(pynvml.nvmlDeviceGetName(handle))
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+                major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+                found = f"{name}, {memory:.0f} GiB, sm_{major}{minor}, driver {driver}"
+                checks.append(Check(f"GPU {index}", True, found))
+            except pynvml.NVMLError as error:
+                checks.append(Check(f"GPU {index}", False, str(error), "run nvidia-smi to learn more"))
+        return checks or [_no_gpu(f"none (driver {driver})")]
+    except pynvml.NVMLError as error:
+        return [_no_gpu(str(error))]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus_by_tool() -> list[Check]:
+    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return [_no_gpu("none")]
+    rows = [line.split(", ") for line in output.splitlines() if line.strip()]
+    return [Check(f"GPU {row[0]}", True, ", ".join(row[1:])) for row in rows] or [_no_gpu("none")]
+
+
+def _no_gpu(found: str) -> Check:
+    return Check("GPU", False, found, "needed for CUDA only: the CPU (--target c) can be tuned without a GPU")
+
+
+def _decoded(text: str | bytes) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
+
+
+def _cores() -> Check:
+    allowed, usable = len(os.sched_getaffinity(0)), len(usable_cores())
+    found = f"{usable} usable" + (f" (the cgroup's quota; {allowed} by affinity)" if usable < allowed else "")
+    advice = "with one core, compiling disturbs measurements on the CPU" if usable < 2 else ""
+    return Check("cores", True, found, advice)
+
+
+def _cache() -> Check:
+    folder = cache_folder()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        advice = "set ATUNE_CACHE_DIR to a writable folder"
+        return Check("cache folder", False, f"{folder} cannot be written", advice)
+    free = shutil.disk_usage(there).free / 2**30
+    advice = "less than 1 GiB is free, and compiled kernels may not fit: free some space" if free < 1 else ""
+    return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
+
+
+def _survey_of(nvcc: bool, gpus: Sequence[Check]) -> tuple[str, ...]:
+    """Return the target whose accelerators count here, for `SURVEY`: the CPU if nothing here compiles CUDA."""
+    if not nvcc:
+        return ("c", "")
+    found = re.search(r"\bsm_\d+\b", gpus[0].found) if gpus else None
+    target = parse_target(found.group()) if found else None
+    return ("cuda",) if target is None else (target.kind, target.arch)
+
+
+_ASK = """
+import importlib, json, sys
+path, module, name, *where = json.loads(sys.argv[1])
+sys.path[:] = path
+print(json.dumps(getattr(importlib.import_module(module), name)(*where)))
+"""
+
+
+def _accelerators(*where: str) -> list[Check]:
+    """Return one finding per accelerator. `where`: the target's kind and arch."""
+    from atune.workers.local.fork_servers import server_env  # needs packages that may be missing
+
+    module, _, name = SURVEY.partition(":")
+    command = [sys.executable, "-c", _ASK, json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *where])]
+    environment = {**os.environ, **server_env()}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SURVEY_TIMEOUT_S, check=True, env=environment
+        )
+        active, unused = json.loads(done.stdout.splitlines()[-1])  # tilelang may print something before
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        words = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        return [
+            Check(
+                f"{ACCELERATOR}any", False, f"cannot be checked: {words[-1]}", "use --accelerate off to tune without it"
+            )
+        ]
+    versions = dict(one.rpartition("@")[::2] for one in active)
+    used = [Check(f"{ACCELERATOR}{name}", True, f"version {version}") for name, version in versions.items()]
+    return [*used, *(Check(f"{ACCELERATOR}{name}", False, why) for name, why in unused.items())]
+
+
+def _target(kind: str, missing: Sequence[str]) -> Check:
+    if missing:
+        return Check(f"target {kind}", False, "cannot be tuned here", f"it lacks {', '.join(missing)}")
+    return Check(f"target {kind}", True, "can be tuned here")

@@ -1,0 +1,157 @@
+"""``atune tune --dry-run``: print what a tuning would do, as text or as JSON. Nothing is compiled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from atune.engine.search.registry import AUTO
+from atune.errors import TargetError
+from atune.frontends.cli.main import OK
+from atune.frontends.cli.output import USAGE, print_message, print_out
+from atune.journal.reader import read
+from atune.journal.result import TuneResult
+from atune.model.candidate import describe_config, printable
+from atune.model.settings import Budget
+from atune.reporting.progress import duration
+from atune.workers.local.workload_queries import discover, survey_space
+from atune.workers.processes.messages import Discovery
+from atune.workload.space_survey import SpaceSurvey
+from atune.workload.workload import FileRef
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What the journal of the run holds. `same`: whether its work looks the same. `wall_s`: seconds that it took."""
+
+    journal: str
+    same: bool
+    done: int
+    outcomes: dict[str, int]
+    wall_s: float
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tuning would do.
+
+    `to_do`: most candidates that would be compiled; None if the space is larger than the part examined.
+    `impossible`: why nothing can be tuned here.
+    """
+
+    space: SpaceSurvey
+    found: Discovery | None
+    impossible: str
+    begun: Begun | None
+    to_do: int | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Estimate by the pace of the journal's run; None without one."""
+        if self.begun is None or self.to_do is None or not self.begun.done:
+            return None
+        return round(self.begun.wall_s / self.begun.done * self.to_do, 1)
+
+
+def dry_run_command(
+    workload: FileRef, journal: str | None, options: Mapping[str, Any], arguments: argparse.Namespace
+) -> int:
+    """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
+    found = anyio.run(dry_run, workload, journal, options)
+    text = "\n".join(lines_of(found, options["strategy"] or AUTO))
+    print_out(json.dumps(as_data(found)) if arguments.json else text)
+    if found.space.candidates == 0:
+        print_message("the space is empty: no configuration satisfies the constraints")
+    return USAGE if found.space.candidates == 0 or found.impossible else OK
+
+
+async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, Any]) -> DryRun:
+    """Return what tuning `workload` with `options` would do. A worker loads its file and counts its space.
+
+    Raises `WorkloadError` and `SpaceError` like `tune`, and `JournalError` if `journal` cannot be read.
+    """
+    budget: Budget = options["budget"]
+    found, impossible = None, ""
+    try:
+        devices = (options["devices"],) if isinstance(options["devices"], str) else tuple(options["devices"])
+        found = await discover(workload, options["target"], devices, options["compile"], options["benchmark"])
+    except TargetError as error:
+        impossible = str(error)
+    space = await survey_space(workload)
+    begun = begun_in(journal, space)
+    most = budget.candidates if space.candidates is None else budget.most(space.candidates)
+    done = begun.done if begun else 0
+    to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
+    return DryRun(space=space, found=found, impossible=impossible, begun=begun, to_do=to_do)
+
+
+def begun_in(journal: str | None, space: SpaceSurvey) -> Begun | None:
+    """Return what `journal` holds of this work, or None if the file is missing or empty."""
+    if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
+        return None
+    result = TuneResult.from_events(read(Path(journal)), journal)
+    keys = set(space.keys)
+    done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
+    counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
+    same = result.header is not None and result.header.fingerprint == space.fingerprint
+    return Begun(journal, same, len(done), {**counts, "duplicates": result.duplicates}, result.wall_s)
+
+
+def lines_of(run: DryRun, strategy: str) -> Iterator[str]:
+    """Return what a dry run found, as lines of text."""
+    space = run.space
+    yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
+    if run.found is None:
+        yield f"target     cannot be tuned here: {printable(run.impossible)}"
+    else:
+        names = ", ".join(printable(device.name) for device in run.found.devices)
+        yield f"target     {run.found.target} on {names or 'no device'}"
+    yield from _space(space)
+    if run.begun is None:
+        yield "known      no journal to continue"
+    else:
+        outcomes = ", ".join(f"{count} {name}" for name, count in run.begun.outcomes.items())
+        yield f"known      {run.begun.done} are done in {printable(run.begun.journal)}: {outcomes}"
+        if not run.begun.same:
+            yield "           but its kernel, problem or check differs: tuning would refuse it"
+    yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
+    yield "           fewer are measured: lowering drops candidates with the same code,"
+    yield "           and candidates that do not fit the device"
+    if run.seconds is not None:
+        yield f"time       about {duration(run.seconds)}, at the pace of the journal's run"
+
+
+def _space(space: SpaceSurvey) -> Iterator[str]:
+    points = "an unknown number of" if space.points is None else f"{space.points:,}"
+    about = "" if space.exact else "about "
+    candidates = "an unknown number" if space.candidates is None else f"{about}{space.candidates:,}"
+    yield f"space      {points} points, of which {candidates} are candidates"
+    if not space.exact:
+        yield f"           counted on {space.looked_at:,} points: {space.admitted:,} of them are candidates"
+    for refusals in space.refusals:
+        yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
+
+
+def as_data(run: DryRun) -> dict[str, Any]:
+    """Return a dry run as ``--json`` prints it."""
+    space, found = run.space, run.found
+    return {
+        "workload": space.workload,
+        "arguments": msgspec.to_builtins(space.arguments),
+        "target": None if found is None else str(found.target),
+        "devices": [] if found is None else [device.name for device in found.devices],
+        "impossible": run.impossible or None,
+        "points": space.points,
+        "looked_at": space.looked_at,
+        "exact": space.exact,
+        "candidates": space.candidates,
+        "refused": msgspec.to_builtins(space.refusals),
+        "to_do": run.to_do,
+        "journal": msgspec.to_builtins(run.begun),
+        "seconds": run.seconds,
+    }

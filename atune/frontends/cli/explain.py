@@ -1,0 +1,221 @@
+"""``atune explain``: the facts of a configuration that it compiles, or of two. ``atune show``: one candidate."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from atune.errors import UsageError
+from atune.frontends.cli.parsing import add_command, number
+
+if TYPE_CHECKING:
+    from atune.model.candidate import Config
+    from atune.model.explained import Explained
+    from atune.workers.system.terminal import Interrupts
+    from atune.workload.workload import FileRef
+
+MOST = 2
+"""Most configurations in one command."""
+_COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
+"""A comma before the next name. Commas inside a value do not split."""
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
+    parser = add_command(
+        commands, shown, "show", _show_candidate, "Show one candidate of a journal whole; runs no code"
+    )
+    parser.add_argument("journal", metavar="J", help="the journal's path")
+    parser.add_argument(
+        "index", type=int, nargs="?", metavar="INDEX", help="the candidate (the winner, or else the first that failed)"
+    )
+    text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
+    parser = add_command(commands, shown, "explain", _explain, text)
+    parser.add_argument("what", metavar="FILE.py:NAME|JOURNAL", help="a workload, or a journal of one")
+    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help="candidates of the journal (its winner)")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="a=1,b=2",
+        help="the configuration (the kernel's defaults); give it twice to compare two",
+    )
+    parser.add_argument("--target", metavar="T", help="cuda, an arch such as sm_90a, or c (auto, or the journal's)")
+    parser.add_argument("--source", action="store_true", help="also print the generated device source")
+    parser.add_argument("--svg", metavar="FILE", help="draw which thread holds which element of a fragment")
+    parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
+    parser.add_argument(
+        "--compile-timeout",
+        type=number("seconds", whole=False),
+        default=120.0,
+        metavar="S",
+        help="time limit of each step in seconds (120)",
+    )
+
+
+def parse_config(text: str) -> Config:
+    """Return the configuration that ``a=1,b=(2, 3),c=name`` describes. Raises `UsageError` and `SpaceError`.
+
+    A value is a Python literal. Anything else is text.
+    """
+    from atune.model.candidate import normalise
+
+    config: Config = {}
+    for part in filter(str.strip, _COMMA.split(text)):
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise UsageError(
+                f"--config: {part.strip()!r} is not of the form name=value; give for example block_M=128,num_stages=2"
+            )
+        if name in config:
+            raise UsageError(f"--config: {name} is given twice")
+        try:
+            parsed = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            parsed = value.strip()
+        config[name] = normalise(parsed, f"--config: {name}")
+    return config
+
+
+def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from functools import partial
+
+    import anyio
+    import msgspec
+
+    from atune.model.artifact import Failure
+    from atune.model.device import parse_target
+    from atune.model.settings import CompileSettings
+    from atune.workers.local.workload_queries import explain
+
+    if arguments.fragment is not None and arguments.svg is None:
+        raise UsageError("--fragment needs --svg: add --svg FILE")
+    ref, configs, target, choices = _asked(arguments)
+    parse_target(target)
+    picture = None if arguments.svg is None else (arguments.fragment or "")
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout)
+    answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
+    found = [answer for answer in answers if not isinstance(answer, Failure)]
+    if len(found) < len(answers):
+        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs, arguments)
+    found = [msgspec.structs.replace(one, choice=choice) for one, choice in zip(found, choices, strict=True)]
+    if arguments.svg is not None:
+        _draw(found[0], arguments)
+    _show(found, arguments)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, list[str]]:
+    """Return the workload, the configurations, the target, and for each what a run chose. Raises `UsageError`."""
+    from atune.journal.reader import is_journal
+    from atune.workload.workload import parse_file_ref
+
+    if is_journal(arguments.what):
+        if arguments.config:
+            raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
+        ref, configs, target, choices = _of_journal(arguments.what, arguments.index)
+    else:
+        if arguments.index:
+            raise UsageError(f"an INDEX needs a journal, and {arguments.what} is not one: give --config a=1,b=2")
+        ref, target = parse_file_ref(arguments.what), "auto"
+        configs = [parse_config(text) for text in arguments.config] or [{}]
+        choices = [""] * len(configs)
+    if len(configs) > MOST:
+        raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
+    return ref, configs, arguments.target or target, choices
+
+
+def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
+    from atune.journal.replay import replay
+    from atune.reporting.explanation import choice_of
+    from atune.workload.workload import parse_file_ref
+
+    result = replay(path)
+    known = {record.index: dict(record.config) for record in result.records}
+    if not indices and result.best_index is None:
+        raise UsageError(f"{path} has no winner: give a candidate's INDEX")
+    wanted = indices or [index for index in (result.best_index,) if index is not None]
+    if missing := [index for index in wanted if index not in known]:
+        raise UsageError(f"{path} has no candidate {missing[0]}; atune replay --table lists them")
+    if result.header is None or not result.header.origin:
+        raise UsageError(f"{path} names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2")
+    target = result.header.target
+    text = "auto" if target is None else target.arch or target.kind
+    choices = [choice_of(result.records, index) for index in wanted]
+    return parse_file_ref(result.header.origin), [known[index] for index in wanted], text, choices
+
+
+def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
+    """Tell which configurations do not compile, and why, and return the exit status."""
+    from atune.frontends.cli.output import NO_WINNER, print_err, print_message, print_out
+    from atune.model.candidate import describe_config, printable
+
+    for failure in failures:
+        asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
+        print_message(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
+        print_err("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
+    if arguments.json:
+        print_out(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
+    return NO_WINNER
+
+
+def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
+    import msgspec
+
+    from atune.workload.source_locations import place_in
+
+    where = msgspec.to_builtins(place_in(failure.detail))
+    return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}
+
+
+def _draw(found: Explained, arguments: argparse.Namespace) -> None:
+    from atune.frontends.cli.output import write_output
+    from atune.reporting.plot import fragment_svg
+
+    if found.picture is None:
+        layouts = found.facts.layouts
+        names = ", ".join(one.name for one in layouts.fragments) if layouts is not None else ""
+        what = f"no fragment {arguments.fragment}" if arguments.fragment else "no fragment"
+        raise UsageError(f"--svg: the kernel has {what}; it has {names or 'none'}")
+    write_output(arguments.svg, fragment_svg(found.picture).encode())
+
+
+def _show(found: list[Explained], arguments: argparse.Namespace) -> None:
+    from atune.frontends.cli.output import print_out
+    from atune.reporting.explanation import difference_lines, differing_rows, report_lines, source_difference
+
+    if arguments.source and not arguments.json:
+        for one in found:
+            print_out(one.source)
+    if not arguments.json:
+        print_out("\n".join(difference_lines(*found) if len(found) == MOST else report_lines(found[0])))
+        return
+    data = [{**one.as_data(), **({"source": one.source} if arguments.source else {})} for one in found]
+    if len(found) < MOST:
+        print_out(json.dumps(data[0]))
+        return
+    one, other = found
+    differing = [{"fact": name, "values": [mine, theirs]} for name, mine, theirs in differing_rows(one, other)]
+    print_out(json.dumps({"candidates": data, "differences": differing, "source_diff": source_difference(one, other)}))
+
+
+def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.output import fitted, print_out
+    from atune.reporting.explanation import candidate_story, story_data, story_lines
+
+    story = candidate_story(arguments.journal, arguments.index)
+    if arguments.json:
+        print_out(json.dumps(story_data(story)))
+        return 0
+    told = (line if _is_verbatim(line) else fitted(line) for line in story_lines(story))
+    print_out("\n".join(told))
+    return 0
+
+
+def _is_verbatim(line: str) -> bool:
+    """Tell whether a line stands below a title as it was written, such as one of a traceback with its caret."""
+    return line.startswith("  ") and not line.startswith("  samples ")

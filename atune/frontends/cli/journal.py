@@ -1,0 +1,309 @@
+"""The commands that take a journal. Only ``resume`` and ``apply`` run code of the workload, in workers.
+
+Each command imports what it needs itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from atune.engine.search.registry import AUTO, SHOWN
+from atune.errors import UsageError
+from atune.frontends.api.options import RunOptions
+from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, number, strategy_name, with_flags
+from atune.model.options import options_of
+from atune.workers.cluster.address import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atune.engine.search.recording import Recording
+    from atune.engine.search.simulation import Summary
+    from atune.journal.events import Event
+    from atune.journal.result import TuneResult
+    from atune.workers.system.terminal import Interrupts
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
+
+    def add(name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        parser = add_command(commands, shown, name, command, text)
+        parser.add_argument("journal", metavar="J", help="the journal's path")
+        return parser
+
+    _resume_options(add("resume", _resume, "Continue an interrupted run"))
+    _replay_options(add("replay", _replay, "Show a journal's result; runs no code"))
+    _watch_options(add("watch", _watch, "Show a run that another process writes, or its recording; runs no code"))
+    _report_options(add("report", _report, "Write a journal's report as one HTML page; runs no code"))
+    _export_options(add("export", _export, "Write a journal's records for other tools; runs no code"))
+    _simulate_options(add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code"))
+    merging = "Merge several journals of the same work into one; runs no code"
+    _merge_options(add_command(commands, shown, "merge", _merge, merging))
+    _apply_options(add("apply", _apply, "Write a journal's winner into its kernel's default arguments"))
+
+
+def _resume_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names"
+    )
+    parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
+    again = options_of(RunOptions)
+    add_options(parser, [again[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
+    add_options(parser, with_flags(ScreenOptions))
+
+
+def _replay_options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, [options_of(ScreenOptions)["table"]])
+    parser.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
+
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
+    parser.add_argument(
+        "--poll", type=float, default=0.5, metavar="S", help="seconds between two reads of the file (0.5)"
+    )
+    add_options(parser, [options_of(ScreenOptions)["table"]])
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+
+
+def _simulate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
+    )
+    parser.add_argument(
+        "--budget", metavar="N|10%|90s", default="10%", help="candidates, a share, or simulated time (10 percent)"
+    )
+    parser.add_argument(
+        "--seeds", type=number("seeds"), default=100, metavar="N", help="number of runs, with seeds from 0 (100)"
+    )
+    parser.add_argument(
+        "--workers", type=number("workers"), default=16, metavar="N", help="number of simulated compile workers (16)"
+    )
+    parser.add_argument(
+        "--devices", type=number("devices"), default=1, metavar="N", help="number of simulated devices (1)"
+    )
+    parser.add_argument("--no-prior", action="store_true", help="search without a prior")
+
+
+def _merge_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("journal", metavar="J", nargs="+", help="the journal's path")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
+    add_options(parser, [options_of(ScreenOptions)["table"]])
+
+
+def _apply_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel function")
+    parser.add_argument("--write", action="store_true", help="write the file (default: only print the diff)")
+    parser.add_argument(
+        "--force", action="store_true", help="apply even if the kernel differs from the one that was tuned"
+    )
+
+
+_PARTS = "accept that kernel, target, device, versions or settings differ; repeatable"
+
+
+def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.engine.plan import check_parts, finished
+    from atune.frontends.api.resume import options_of, origin_of, read_state, resume
+    from atune.frontends.cli.output import print_message
+    from atune.frontends.cli.tune import drive
+    from atune.model.settings import Budget
+
+    check_parts(arguments.accept)
+    state = read_state(arguments.journal)
+    options: dict[str, Any] = {}
+    if arguments.budget is not None:
+        options["budget"] = Budget.parse(arguments.budget)
+    if arguments.cluster is not None:
+        options["cluster"] = Cluster.parse(arguments.cluster)
+    if arguments.devices is not None:
+        options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
+    budget: Budget = options.get("budget") or options_of(state.header)["budget"]
+    done = finished(state, budget)
+    if done:
+        print_message(
+            f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind=""
+        )
+    workload = arguments.workload or (None if done else origin_of(state.header))
+    if workload is not None:  # said first, because resuming runs that file
+        print_message(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
+
+    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+        return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
+
+    return drive(call, budget, arguments.journal, arguments, interrupts)
+
+
+def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.main import show
+    from atune.frontends.cli.output import print_message
+    from atune.journal.replay import salvage
+
+    if not arguments.salvage:
+        from atune.journal.replay import replay
+
+        return show(replay(arguments.journal), arguments)
+    result, lost = salvage(arguments.journal)
+    for text in lost[:20]:
+        print_message(text, kind="salvage: ")
+    if len(lost) > 20:
+        print_message(f"{len(lost) - 20} more", kind="salvage: ")
+    print_message("nothing is lost" if not lost else "the result below leaves these out", kind="salvage: ")
+    return show(result, arguments)
+
+
+def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import time
+
+    import anyio
+
+    from atune.frontends.cli.main import show
+    from atune.frontends.cli.output import print_message
+    from atune.journal.replay import follow, simulate
+    from atune.journal.result import TuneResult
+    from atune.journal.state import State
+    from atune.reporting.progress import Progress
+
+    if not arguments.poll > 0:
+        raise UsageError(f"--poll must be above zero, got {arguments.poll}")
+    state = State()
+
+    async def look(progress: Progress) -> None:
+        if arguments.speed is not None:
+            async for event in simulate(arguments.journal, arguments.speed):
+                state.apply(event)
+                progress.on_event(event)
+            return
+        last, noted = time.time(), False
+        async for each in follow(arguments.journal, arguments.poll):
+            if each is not None:
+                state.apply(each)
+                progress.on_event(each)
+                last, noted = time.time(), False
+            elif not noted and time.time() - last > QUIET_S:
+                print_message(
+                    f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind=""
+                )
+                noted = True
+
+    with Progress(interval_s=1.0) as progress:
+        anyio.run(look, progress)
+    return show(TuneResult(state, arguments.journal, replayed=True), arguments)
+
+
+QUIET_S = 60
+
+
+def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from pathlib import Path
+
+    from atune.frontends.cli.output import print_bytes, write_output
+    from atune.reporting.report import report
+
+    page = report(arguments.journal)
+    if arguments.output == "-":
+        print_bytes(page.encode())
+        return 0
+    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
+    write_output(output, page.encode())
+    _done(arguments, output, f"report     {output}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.output import print_bytes, write_output
+    from atune.reporting.export import export
+
+    data = export(arguments.journal, arguments.to)
+    if arguments.output in (None, "-"):
+        print_bytes(data)
+    else:
+        write_output(arguments.output, data)
+        _done(arguments, arguments.output, f"exported   {arguments.output}")
+    return 0
+
+
+def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import json
+
+    import msgspec
+
+    from atune.engine.search.recording import read_recording
+    from atune.engine.search.simulation import simulate
+    from atune.frontends.cli.output import print_out
+    from atune.model.settings import Budget
+    from atune.workers.system.resources import usable_cores
+
+    recording = read_recording(arguments.journal)
+    budget = Budget.parse(arguments.budget)
+    summary, _ = simulate(
+        recording,
+        arguments.strategy,
+        budget=budget.most(len(recording.configs)),
+        seeds=arguments.seeds,
+        workers=arguments.workers,
+        devices=arguments.devices,
+        prior=not arguments.no_prior,
+        seconds=budget.seconds,
+        processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
+    )
+    print_out(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
+    return 0
+
+
+MANY_SEEDS = 8
+"""Number of seeds from which several processes share the runs."""
+
+
+def _simulated(summary: Summary, recording: Recording) -> str:
+    """Return a simulation's summary as text."""
+    to_2pct = summary.evaluations_to_2pct_median
+    candidates = "candidate" if to_2pct == 1 else "candidates"
+    reached = f"after {to_2pct:g} {candidates}" if to_2pct is not None else "not reached"
+    return "\n".join(
+        (
+            f"strategy   {summary.strategy}: {summary.evaluations} of {len(recording.configs)} candidates, "
+            f"{summary.seeds} seeds",
+            f"within     1 % of the best: {summary.within_1pct:.0%} of seeds; 2 %: {summary.within_2pct:.0%}; "
+            f"5 %: {summary.within_5pct:.0%}",
+            f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; "
+            f"{summary.evaluations_median:g} tried, {summary.device_s_median:.1f} s of devices, "
+            f"{summary.wall_s_median:.1f} s",
+        )
+    )
+
+
+def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.main import show
+    from atune.frontends.cli.output import print_message
+    from atune.journal.merge import merge
+    from atune.model.candidate import printable
+
+    result = merge(arguments.journal, arguments.output)
+    for text in result.warnings:
+        print_message(printable(text), kind="merge: ")
+    return show(result, arguments)
+
+
+def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.apply import apply_command
+
+    return apply_command(arguments)
+
+
+def _done(arguments: argparse.Namespace, output: str, text: str) -> None:
+    import json
+
+    from atune.frontends.cli.output import print_out
+
+    print_out(json.dumps({"output": output}) if arguments.json else text)

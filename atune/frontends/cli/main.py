@@ -1,0 +1,152 @@
+"""The command line. Exit status: 0 winner found, 1 no candidate worked, 2 the caller's mistake, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from atune.errors import UsageError
+from atune.frontends.cli.output import (
+    NO_WINNER,
+    USAGE,
+    OutputLost,
+    fitted,
+    fitted_rows,
+    print_message,
+    print_out,
+    report_error,
+)
+from atune.version import __version__
+from atune.workers.system.terminal import Interrupts, discard, prepare
+
+if TYPE_CHECKING:
+    from atune.journal.result import TuneResult
+
+OK, INTERRUPTED = 0, 130
+
+SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
+"""Options of all commands."""
+_COMMANDS = {
+    "tune_options": ("tune",),
+    "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
+    "explain": ("show", "explain"),
+    "cache": ("cache",),
+    "doctor": ("doctor",),
+}
+"""The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,
+because all of them take longer than the rest of the start."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status. Nothing else in atune installs signal handlers.
+
+    `argv` defaults to the process's own arguments. The handlers then stay until the process ends, so that a late
+    Ctrl-C shows no traceback. With `argv` given, the former handlers are restored.
+    """
+    if argv is not None:
+        return _run(argv, keep=False)
+    prepare()
+    try:
+        return _run(sys.argv[1:], keep=True)
+    finally:
+        gc.freeze()  # Python ends without a search for garbage among all that was imported
+
+
+def _run(argv: Sequence[str], *, keep: bool) -> int:
+    """Run one command and return the exit status. `keep`: leave the signal handlers installed."""
+    arguments: argparse.Namespace | None = None
+    with Interrupts(keep=keep) as interrupts:
+        try:
+            arguments = _parser(*argv[:1]).parse_args(argv)
+            status: int = arguments.command(arguments, interrupts)
+            return status
+        except SystemExit as error:  # --help and --version
+            try:
+                sys.stdout.flush()
+            except OSError:
+                discard(sys.stdout, 1)
+            return error.code if isinstance(error.code, int) else USAGE
+        except KeyboardInterrupt:
+            print_message("interrupted", kind="")
+            return INTERRUPTED
+        except BrokenPipeError:
+            return OK  # the reader of the output left (`… | head`)
+        except Exception as error:
+            wanted = "--json" in argv if arguments is None else arguments.json
+            return report_error(error, debug=arguments is not None and arguments.debug, json=wanted)
+
+
+def show(result: TuneResult, arguments: argparse.Namespace) -> int:
+    """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
+    from atune.reporting.summary import summary, summary_text
+
+    if arguments.table:
+        from atune.reporting.export import table
+
+        print_out(fitted_rows(table(result)))
+    print_out(json.dumps(summary(result)) if arguments.json else fitted(summary_text(result)))
+    return OK if result.best is not None else NO_WINNER
+
+
+def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
+    """Print the result of a run as `show` does. The exit status is the run's, even if stdout fails."""
+    try:
+        return show(result, arguments)
+    except (BrokenPipeError, OutputLost) as error:
+        if isinstance(error, OutputLost):
+            kept = "" if result.journal is None else f"; atune replay {result.journal} shows the result"
+            print_message(f"{error}{kept}", kind="")
+        return OK if result.best is not None else NO_WINNER
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class _ShowCompletion(argparse.Action):
+    """Prints the script that completes commands and options in a shell, and ends the command, as ``--version`` does."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            import shtab
+        except ImportError as error:
+            raise UsageError("completion needs shtab, which is not installed: pip install shtab") from error
+        if values not in shtab.SUPPORTED_SHELLS:
+            raise UsageError(f"there is no completion for {values}: give one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+        print_out(shtab.complete(parser, shell=values))
+        parser.exit()
+
+
+def _parser(word: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the command line. `word`: its first word.
+
+    If that is a command, the others are left out; with ``--version`` all are.
+    """
+    parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"atune {__version__}")
+    parser.add_argument("--show-completion", action=_ShowCompletion, metavar="SHELL", help="print a completion script")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    shown = _Parser(add_help=False)
+    for option, text in SHARED.items():
+        shown.add_argument(option, action="store_true", help=text)
+    known = word == "--version" or any(word in names for names in _COMMANDS.values())
+    for module, names in _COMMANDS.items():
+        if word in names or not known:
+            importlib.import_module(f"atune.frontends.cli.{module}").add_commands(commands, shown)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What commands print on stdout and stderr, and the files that they write: whole or not at all."""
+
+from __future__ import annotations
+
+import json as json_text
+import os
+import re
+import shutil
+import stat
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atune.errors import AtuneError, UsageError, WorkerError, message_of
+from atune.workers.system.terminal import discard
+
+if TYPE_CHECKING:
+    from atune.journal.result import TuneResult
+
+
+class OutputLost(UsageError):
+    """Writing to stdout failed, for example on a full disk. Free some space, or redirect the output."""
+
+
+def print_out(text: str) -> None:
+    """Print `text` on stdout. Raises `OutputLost`, and `BrokenPipeError` if the reader left."""
+    print_bytes(None, text)
+
+
+def print_bytes(data: bytes | None, text: str = "") -> None:
+    """Write `data` to stdout unchanged, or `text` as a line. Raises like `print_out`."""
+    try:
+        if data is None:
+            print(text)
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except OSError as error:
+        discard(sys.stdout, 1)
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise OutputLost(f"cannot write to stdout: {error.strerror or error}") from error
+
+
+def fitted(text: str) -> str:
+    """Return `text` with its lines broken between words, as wide as stdout's terminal; as it is elsewhere."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    indent = " " * (11 if columns >= 60 else 2)  # under the values, where there is room
+    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
+    wrapper.subsequent_indent = indent
+    lines = []
+    for line in text.split("\n"):
+        wrapper.initial_indent = indent if line.startswith(" ") else ""
+        lines += wrapper.wrap(line.lstrip(" ")) or [line]
+    return "\n".join(lines)
+
+
+def fitted_rows(text: str) -> str:
+    """Return a table's rows; those that are wider than stdout's terminal are broken between words."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, subsequent_indent="  ")
+    rows = (
+        [row] if len(row) <= columns else wrapper.wrap(re.sub(r"(?<=\S) {2,}", "  ", row)) for row in text.split("\n")
+    )
+    return "\n".join(line for row in rows for line in row)
+
+
+def print_message(message: str, kind: str = "error: ") -> None:
+    """Print a line on stderr. Does nothing if stderr is closed."""
+    print_err(f"atune: {kind}{message}\n")
+
+
+def print_err(text: str) -> None:
+    """Write `text` to stderr unchanged. Does nothing if stderr is closed."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr, 2)
+
+
+NO_WINNER, USAGE = 1, 2
+
+
+def report_error(error: BaseException, *, debug: bool, json: bool = False, result: TuneResult | None = None) -> int:
+    """Print the error on stderr and return the exit status. A caller's mistake takes one line, and its place more.
+
+    `json`: the last line of stdout tells it, too, beside what `result` has.
+    """
+    if debug:
+        import traceback
+
+        print_err("".join(traceback.format_exception(error)))
+    error = _only_error(error)
+    if isinstance(error, AtuneError):
+        print_message(str(error))
+        if isinstance(error, WorkerError) and error.detail:
+            print_err("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
+    else:
+        hint = "" if debug else "; add --debug to see where"
+        print_message(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
+    if json and not isinstance(error, OutputLost):
+        _say_error(error, result)
+    return USAGE if isinstance(error, UsageError) else NO_WINNER
+
+
+def error_data(error: BaseException) -> dict[str, Any]:
+    """Return what ``--json`` prints of an error: its class, its message, and the place in the user's code or None."""
+    import msgspec
+
+    from atune.workload.source_locations import place_in
+
+    message = message_of(error)
+    detail = error.detail if isinstance(error, WorkerError) else ""
+    where = place_in(message) or place_in(detail)
+    return {
+        "kind": type(error).__name__,
+        "message": message.partition("\n  File ")[0],
+        "where": msgspec.to_builtins(where),
+    }
+
+
+def _say_error(error: BaseException, result: TuneResult | None) -> None:
+    from atune.reporting.summary import summary
+
+    known = {} if result is None else summary(result)
+    try:
+        print_out(json_text.dumps({**known, "error": error_data(error)}))
+    except (BrokenPipeError, OutputLost):
+        pass  # stderr has it
+
+
+def _only_error(error: BaseException) -> BaseException:
+    """Return the error that a task group wrapped. If several failed at once, the caller's mistake comes first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    inner = [_only_error(e) for e in error.exceptions]
+    ranks: tuple[type[BaseException], ...] = (UsageError, AtuneError, BaseException)
+    return next(e for kind in ranks for e in inner if isinstance(e, kind))
+
+
+def write_output(path: str, data: bytes, *, private: bool = True) -> None:
+    """Write `data` to a temporary file, then rename it to `path`. On failure, the old file stays.
+
+    An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
+    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable.
+    """
+    from atune.journal.reader import is_journal
+    from atune.model.folders import whole_file
+
+    try:
+        real = os.path.realpath(path)  # a symbolic link stays a link
+        there = os.stat(real) if os.path.exists(real) else None
+        if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
+            with open(path, "wb") as special:
+                special.write(data)
+            return
+        if is_journal(real):
+            raise UsageError(f"{path} is a journal, which is never overwritten: give another file with -o")
+        with whole_file(Path(real)) as part:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if there is not None:
+                os.chmod(part, stat.S_IMODE(there.st_mode))
+            elif not private:
+                mask = os.umask(0o077)
+                os.umask(mask)
+                os.chmod(part, 0o666 & ~mask)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

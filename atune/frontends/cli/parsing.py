@@ -1,0 +1,116 @@
+"""What the commands' parsers share: how a command is added, and how options become arguments of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypedDict
+
+from atune.engine.search.registry import check_name
+from atune.errors import UsageError
+from atune.model.options import Field, Option, options_of
+
+
+class ScreenOptions(TypedDict):
+    """Options of the command line alone."""
+
+    # fmt: off
+    table: Annotated[bool, Option("Print every candidate.", default=False, flag="--table", group="output")]
+    quiet: Annotated[bool, Option("Show no progress on stderr.", default=False, flag="--quiet", group="output")]
+    verbose: Annotated[bool, Option(
+        "Log every event on stderr instead of the progress. Elsewhere than on a terminal each is a JSON object.",
+        default=False, flag="--verbose", group="output",
+    )]
+    # fmt: on
+
+
+def add_command(
+    commands: Any, shown: argparse.ArgumentParser, name: str, command: Callable[..., int], text: str
+) -> argparse.ArgumentParser:
+    """Add the parser of a command to `commands`. `shown` holds the options that all commands share.
+
+    `text`: what the command does, as the beginning of a sentence: its description, and its line in the help.
+    """
+    help = f"{text[0].lower()}{text[1:]}"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, parents=[shown], allow_abbrev=False, help=help, description=f"{text}."
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def with_flags(kind: type[Any]) -> list[Field]:
+    """Return the options of a group that the command line has."""
+    return [field for field in options_of(kind).values() if field.option.flag]
+
+
+def add_options(parser: Any, fields: Iterable[Field], *, unset: str = "") -> None:
+    """Add an argument for each option, under its name. `unset`: in words, the default of all."""
+    for field in fields:
+        option = field.option
+        default = unset or default_of(field)
+        how: dict[str, Any] = {"dest": field.name, "default": None if unset else field.default}
+        text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)
+        how["help"] = (text + (f" ({default})" if default else "")).replace("%", "%%")
+        if option.action == "repeat":
+            how |= {"action": "append", "default": [], "metavar": option.metavar}
+        elif option.action == "switch":
+            how |= {"action": argparse.BooleanOptionalAction, "default": True}
+        elif skips(field):
+            how["action"] = "store_false"
+        elif field.plain is bool:
+            how["action"] = argparse.BooleanOptionalAction if field.default is not False else "store_true"
+        else:
+            how["metavar"] = option.metavar or field.name.upper()
+            if field.plain in (int, float):
+                how["type"] = number(option.unit, whole=field.plain is int, zero=bool(option.zero))
+        parser.add_argument(option.flag, **how)
+
+
+def skips(field: Field) -> bool:
+    """Tell whether the command line's option switches off what is on by default."""
+    return field.plain is bool and field.option.flag.startswith("--skip-")
+
+
+def default_of(field: Field) -> str:
+    """Return an option's default in words; empty if nobody needs it."""
+    if field.option.unset or field.default is None or field.default is False:
+        return field.option.unset
+    if field.default is True:
+        return "" if skips(field) else "on"
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def first_sentence(doc: str) -> str:
+    """Return the first sentence of an option's text as the command line shows it."""
+    sentence = re.split(r"\.(?: |$)", doc)[0].replace("`", "")
+    return sentence if sentence[1:2].isupper() else sentence[0].lower() + sentence[1:]
+
+
+def strategy_name(text: str) -> str:
+    """Check a strategy's name, as an argparse type: the strategy exists and its library is installed."""
+    try:
+        check_name(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def number(unit: str = "", *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
+    """Return an argparse type for a number of `unit`, or for a plain one. `whole`: only integers; `zero`: zero, too."""
+
+    def parse(text: str) -> float:
+        try:
+            value = int(text) if whole else float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+            kind = "whole number" if whole else "number"
+            least = "zero or more" if zero else "above zero"
+            counted = f" of {unit}" if unit else ""
+            raise argparse.ArgumentTypeError(f"must be a {kind}{counted}, {least}, got {text!r}")
+        return value
+
+    return parse

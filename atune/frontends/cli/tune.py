@@ -1,0 +1,214 @@
+"""``atune tune``: turn the options into the engine's arguments, and its outcome into an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from atune.engine.search.registry import check_name
+from atune.errors import UsageError
+from atune.frontends.api.default_journal import default_journal
+from atune.frontends.api.options import TuneOptions
+from atune.frontends.cli.main import INTERRUPTED, show_kept
+from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
+from atune.frontends.cli.parsing import with_flags
+from atune.journal.events import Event, RunResumed, RunStarted
+from atune.journal.result import NoWinner, TuneResult
+from atune.journal.state import State
+from atune.model.candidate import printable
+from atune.model.device import Target, parse_target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workers.cluster.address import Cluster
+from atune.workers.system.terminal import Interrupts
+from atune.workload.workload import parse_file_ref
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+
+def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
+    budget = _budget(arguments)
+    target = parse_target(arguments.target)
+    workload = parse_file_ref(arguments.workload)
+    if arguments.dry_run or arguments.compile_only:
+        _check_no_run(arguments)
+    if arguments.dry_run:
+        from atune.frontends.cli.dry_run import dry_run_command
+
+        return dry_run_command(workload, arguments.journal, _options(arguments, budget, target, ""), arguments)
+    if arguments.compile_only:
+        from atune.frontends.cli.compile_only import compile_only_command
+
+        return compile_only_command(workload, _options(arguments, budget, target, ""), arguments)
+    journal = default_journal(Path(workload.path).stem) if arguments.journal is None else arguments.journal
+    if not journal:
+        raise UsageError("--journal: the path is empty: give a file")
+    journal = str(Path(journal))
+    options = _options(arguments, budget, target, journal)
+    if os.path.isfile(journal) and os.path.getsize(journal):
+        print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
+
+    from atune.frontends.api.tuner import tune
+
+    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+        return tune(workload, **options, on_event=on_event)
+
+    return drive(call, budget, journal, arguments, interrupts)
+
+
+def _check_no_run(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` do not heed."""
+    if arguments.compile_only and arguments.journal is not None:
+        raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
+    if arguments.cluster:
+        raise UsageError("--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out")
+
+
+def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
+    """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
+
+    def given(kind: type[Any]) -> dict[str, Any]:
+        return {field.name: getattr(arguments, field.name) for field in with_flags(kind)}
+
+    if arguments.strategy is not None:
+        check_name(arguments.strategy)
+    return {
+        **given(TuneOptions),
+        "devices": _devices(arguments.devices, target),
+        "cluster": Cluster.parse(arguments.cluster),
+        "prior": None if arguments.prior else False,
+        "budget": budget,
+        "journal": journal,
+        "compile": CompileSettings(**given(CompileSettings)),
+        "benchmark": BenchmarkSettings(**given(BenchmarkSettings)),
+    }
+
+
+def drive(
+    call: Callable[[Callable[[Event], None]], Awaitable[TuneResult]],
+    budget: Budget,
+    journal: str,
+    arguments: argparse.Namespace,
+    interrupts: Interrupts,
+) -> int:
+    """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
+    state, since, begun = State(), time.time(), False
+    listeners: list[Callable[[Event], None]] = []
+    with ExitStack() as stack:
+        if arguments.verbose:
+            from atune.reporting.log import event_logger
+
+            listeners.append(event_logger())
+        elif not arguments.quiet:
+            from atune.reporting.progress import Progress
+
+            listeners.append(stack.enter_context(Progress(budget=budget)).on_event)
+
+        def on_event(event: Event) -> None:
+            nonlocal begun
+            state.apply(event)
+            if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # earlier parts are told, too
+                begun = True
+            for listener in list(listeners):
+                try:
+                    listener(event)
+                except OSError:  # stderr's reader left, but the result is still wanted
+                    listeners.remove(listener)
+
+        with interrupts.counted():
+            ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
+            return _report(ended, state, journal, arguments, begun=begun)
+
+
+async def _interruptible(
+    call: Callable[[], Any], interrupts: Interrupts, when_done: Callable[[], None]
+) -> TuneResult | BaseException | None:
+    """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
+    ended: TuneResult | BaseException | None = None
+    with anyio.open_signal_receiver(*interrupts.signals) as received:
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as work:
+
+                async def watch(*, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+                    async for _ in received:  # later signals cancel nothing more and disturb no clean-up
+                        work.cancel()
+
+                tasks.start_soon(watch)
+                if interrupts.count:  # the signal came before the receiver was open
+                    work.cancel()
+                try:
+                    ended = await call()
+                except Exception as error:
+                    ended = error
+            tasks.cancel_scope.cancel()
+    when_done()
+    return ended
+
+
+def _report(
+    ended: TuneResult | BaseException | None,
+    state: State,
+    journal: str,
+    arguments: argparse.Namespace,
+    *,
+    begun: bool,
+) -> int:
+    """Print what became of the run, and return the exit status.
+
+    `begun`: whether a part of it began in this process. Otherwise `state` may be of other work, which was refused.
+    """
+    if isinstance(ended, TuneResult):
+        return show_kept(ended, arguments)
+    if ended is None:
+        kept = os.path.exists(journal)
+        result = TuneResult(state, journal if kept else None)
+        if arguments.table or arguments.json:
+            show_kept(result, arguments)
+        how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
+        print_message(f"interrupted; {result.measured} measured{how}", kind="")
+        return INTERRUPTED
+    if isinstance(ended, NoWinner):
+        if arguments.debug:
+            report_error(ended, debug=True)
+        else:
+            print_message(str(ended))
+        if arguments.table or arguments.json:
+            show_kept(ended.result, arguments)
+        return NO_WINNER
+    known = TuneResult(state, journal if os.path.exists(journal) else None) if begun else None
+    status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
+    if known is not None and known.journal is not None:
+        print_err(f"  journal: {printable(known.journal)}\n")
+    return status
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    return Budget.parse(arguments.budget)
+
+
+def _devices(given: str, target: Target | None) -> str | Sequence[str]:
+    """Return ``all``, or the devices' names. Raises `UsageError` for unknown or contradictory devices."""
+    if given == "all":
+        return given
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        if name != "cpu" and not (name.isascii() and name.isdigit()):
+            raise UsageError(f"device {name!r} is unknown: give all, cpu, or CUDA indices such as 0,1")
+    names = [name if name == "cpu" else str(int(name)) for name in names]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"device {twice[0]} is given twice: give it once")
+    if "cpu" in names and len(names) > 1:
+        raise UsageError("one run cannot tune for the CPU and for GPUs: run each separately")
+    if target is not None and (target.kind == "c") != (names == ["cpu"]):
+        fitting = "cpu" if target.kind == "c" else "CUDA indices such as 0,1"
+        raise UsageError(f"target {target.kind} does not run on device {','.join(names)}: give {fitting}")
+    return tuple(names)

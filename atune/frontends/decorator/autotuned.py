@@ -1,0 +1,253 @@
+"""The self-tuning kernel that `@atune.autotune` returns."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio.to_thread
+
+from atune.errors import AtuneError, UsageError
+from atune.frontends.api.blocking import run_blocking
+from atune.frontends.api.compile_all import with_library, with_library_async
+from atune.frontends.decorator.arguments import raw_key, text_of
+from atune.frontends.decorator.call import Call, TunableKernel
+from atune.frontends.decorator.dispatch import Entry, direct, giver, launcher, made, measured, to_build
+from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
+from atune.frontends.decorator.winners import Winner, Winners, winner_of
+from atune.journal.result import TuneResult
+from atune.model.candidate import Config
+from atune.workload.definition import function_of
+from atune.workload.fingerprint import kernel_fingerprint
+
+
+class Autotuned(TunableKernel):
+    """A TileLang kernel under `@atune.autotune`.
+
+    A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
+    returns a PrimFunc, gives the compiled kernel. An eager kernel, which has tensor annotations, runs and gives its
+    outputs. The first call with a new key tunes, and later calls look up the kernel.
+
+    Safe under threads and tasks: one of them tunes, and the others wait.
+    """
+
+    is_autotuned = True
+    """Tells `Workload` that this is no kernel function."""
+
+    def __init__(self, kernel: Any, options: Options) -> None:
+        functools.update_wrapper(self, function_of(kernel))
+        super().__init__(kernel, options)
+        self._at_run_time: frozenset[int | str] = frozenset()
+        self._entries: dict[Hashable, Entry] = {}
+        self._provisional: set[Hashable] = set()
+        """Entries of the default configuration, used until a tuning finishes."""
+        self._kernels: dict[str, Any] = {}
+        self._winners = Winners(self.__name__, self._tuned_again)
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        """Held while a worker compiles for a call, so that only one thread starts it."""
+        self._tensor: type = importlib.import_module("torch").Tensor
+
+    # Called by users
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel with the fastest configuration. Tunes first if that is unknown."""
+        entry = self._entries.get(raw_key(args, kwargs, self._described, self._tensor, self._at_run_time))
+        if entry is None:
+            entry = self._entry(args, kwargs)
+        return entry(args, kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.
+
+        An eager kernel takes tensors here, or its `T.const` dimensions by name.
+        """
+        call = self._call(args, kwargs)
+        if call.explicit:
+            return self.kernel.compile(*args, **kwargs)
+        return self.kernel_of(call, self._winners.find(self._tuning_call(call)))
+
+    def as_op(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., Any] | None = None,
+        mutates: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the kernel of a call as a `torch.library` custom operator without running it. Tunes first if needed.
+
+        The operator takes the arguments of the compiled kernel: an eager kernel's tensors in its own order, or a lazy
+        kernel's inputs. It keeps the winner of this call, even after another tuning. It refuses other sizes, except
+        for symbolic dimensions.
+
+        Parameters
+        ----------
+        name
+            The operator's name with its library, such as ``mylib::gemm``. It stays registered until the program ends.
+        args, kwargs
+            As for `compile`.
+        backward, setup_context
+            As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
+        mutates
+            Positions of the parameters that the kernel writes into. None: those that its code may write into.
+
+        Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
+        """
+        call = self._call(args, kwargs)
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner to name; leave it to the space")
+        kernel = self.kernel_of(call, self._winners.find(self._tuning_call(call)))
+        return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
+            kernel,
+            name,
+            target=self.where_to_run[0].kind,
+            backward=backward,
+            setup_context=setup_context,
+            mutates=mutates,
+        )
+
+    def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
+        """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.
+
+        `refresh`: tune again. Nothing runs on the call's own tensors.
+        """
+        return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
+
+    async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
+        """Do what `tune` does in the event loop. Later calls then neither tune nor compile.
+
+        Cancelling it ends the tuning.
+        """
+        call = await anyio.to_thread.run_sync(self._call, args, kwargs)
+        tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
+        if tuning.explicit:
+            raise UsageError(f"{tuning.explicit[0]!r} is given, so there is nothing to tune; leave it to the space")
+        result = await self.tuned(tuning, refresh)
+        await self._prepare(call, winner_of(result))
+        return result
+
+    def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
+        """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
+
+        ``tune`` tunes, ``default`` returns the default configuration, and ``error`` raises `CacheMiss`. None takes the
+        decorator's `on_miss`.
+        """
+        if on_miss is not None:
+            check_on_miss(on_miss)
+        call = self._tuning_call(self._call(args, kwargs))
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
+        return dict(self._winners.find(call, on_miss).config)
+
+    def clear_cache(self, key: Any = None) -> int:
+        """Forget winners in memory and in the result cache. Returns the number removed from the cache.
+
+        `key`: forget only this key, a mapping of arguments by name as the call's key has it. None: all keys.
+        """
+        encoded = None if key is None else self.frontend.encode(key, "key")
+        self.forget(encoded)
+        if self.options.cache is None:
+            return 0
+        return self.options.cache.clear(source=kernel_fingerprint(self.kernel), problem=encoded)
+
+    def forget(self, key: Any = None) -> None:
+        """Forget all winners in memory, or the winner of the encoded `key`."""
+        with self._lock:
+            self._entries.clear()
+            if key is None:
+                self._kernels.clear()
+        self._winners.forget(None if key is None else text_of(key))
+
+    def _tuned_again(self, refresh: bool) -> None:
+        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
+        with self._lock:
+            if refresh or self._provisional:
+                self._entries.clear()
+                self._provisional.clear()
+
+    def known(self) -> dict[str, Winner]:
+        """Return the winners that are known in this program, by key as text."""
+        return dict(self._winners.known)
+
+    def __repr__(self) -> str:
+        return f"<autotuned {self.__name__}, {len(self._winners.known)} keys known>"
+
+    # Parts of a call
+
+    def _described(self, value: Any) -> Hashable:
+        described = self.frontend.describe_tensor(value)  # subclasses, such as torch.nn.Parameter
+        if described is not None:
+            return (type(value), *described)
+        return text_of(self.frontend.encode(value, f"{self.__name__}: an argument"))
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return Call(self, args, kwargs)
+
+    def _tuning_call(self, call: Call) -> Call:
+        """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
+        if self.options.tune_on is None or call.explicit:
+            return call
+        other = self.options.tune_on(*call.given.args, **call.given.kwargs)
+        if not isinstance(other, Mapping):
+            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
+        return Call(self, (), {**call.given.given, **other})
+
+    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """Find the kernel for calls of this form, and remember it."""
+        call = self._call(args, kwargs)
+        if call.eager and not self._at_run_time:
+            names = self.frontend.tensor_names(self.kernel)
+            places = {i for i, name in enumerate(self.signature.parameters) if name in names}
+            self._at_run_time = frozenset({*names, *places})
+        key = raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
+        if call.explicit:
+            entry = direct(self.kernel)
+        else:
+            winner = self._winners.find(self._tuning_call(call))
+            if winner.source == "default":
+                self._provisional.add(key)
+            kernel = self.kernel_of(call, winner)
+            entry = launcher(kernel, call.names, self.signature, args) if call.eager else giver(kernel)
+        self._entries[key] = entry
+        return entry
+
+    # Kernels
+
+    async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
+        """Return the whole tuning of an analysed call."""
+        return await self._winners.tuned(call, refresh)
+
+    def kernel_of(self, call: Call, winner: Winner) -> Any:
+        """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
+
+        For other arguments, or without that library, it comes from the artifact store or from a compile worker.
+        """
+        name = text_of([call.arguments, winner.config])
+        if (known := self._kernels.get(name)) is not None:
+            return known
+        artifact = measured(call, winner)
+        if artifact is not None:
+            return self._keep(name, made(call, winner, artifact))
+        with self._building:
+            if (known := self._kernels.get(name)) is not None:
+                return known
+            return self._keep(name, with_library(*to_build(call, winner)))
+
+    async def _prepare(self, call: Call, winner: Winner) -> None:
+        """Make the kernel before a call, unless loading the measured library is enough."""
+        name = text_of([call.arguments, winner.config])
+        if name in self._kernels or await anyio.to_thread.run_sync(measured, call, winner) is not None:
+            return
+        with suppress(AtuneError):  # the call will report it
+            self._keep(name, await with_library_async(*to_build(call, winner)))
+
+    def _keep(self, name: str, kernel: Any) -> Any:
+        with self._lock:
+            return self._kernels.setdefault(name, kernel)

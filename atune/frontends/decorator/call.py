@@ -1,0 +1,202 @@
+"""A kernel with the options of its tuning, and the analysis of one call of it: its workload and its key."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from atune.errors import SpaceError, UsageError
+from atune.frontends.api.cached_tune import Work
+from atune.frontends.api.machines import discover
+from atune.frontends.decorator.arguments import Arguments, text_of
+from atune.frontends.decorator.options import Options, listed, refuse_clash, resolved
+from atune.model.artifact import KernelParam
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.model.space import Space
+from atune.workload.definition import function_of, meant
+from atune.workload.workload import Workload
+
+
+class TunableKernel:
+    """A kernel function with the options of its tuning: what is known before a call."""
+
+    def __init__(self, kernel: Any, options: Options) -> None:
+        self.frontend = importlib.import_module("atune.stages.frontend.frontend")
+        self.is_jit: bool = self.frontend.is_jit(kernel)
+        function = function_of(kernel)
+        self.kernel, self.options = kernel, options
+        self.__name__: str = getattr(function, "__name__", "kernel")
+        self.signature = inspect.signature(function)
+        self.parameters = frozenset(self.signature.parameters)
+        self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
+        self._eager: bool | None = None if self.is_jit else False
+
+    @property
+    def where_to_run(self) -> tuple[Target, Any]:
+        return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
+
+    def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
+        """Return the space of a call. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
+        space = self.options.space
+        if callable(space) and not isinstance(space, Space):
+            space = space(*args, **kwargs)
+        if isinstance(space, Space):
+            return space
+        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
+
+    def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
+        if self._eager is None:
+            self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
+        return self._eager
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
+        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+            return
+        if unknown := sorted(set(names) - self.parameters):
+            raise SpaceError(
+                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
+                f"{meant(unknown[0], self.signature.parameters)}"
+            )
+
+    def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
+        found = []
+        for name, p in self.signature.parameters.items():
+            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name not in tensors:
+                found += [name] if name not in arguments and name not in tunables else []
+        return found
+
+
+class Call:
+    """One analysed call: the work to tune for it, and its kernel.
+
+    With tunable arguments of the caller's own (`explicit`), nothing is tuned, and the analysis ends there.
+    """
+
+    def __init__(self, owner: TunableKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.owner, self.options, stage = owner, owner.options, owner.frontend
+        self.given = Arguments(owner.signature, args, kwargs, extra=owner.is_jit)
+        self.space = self._space()
+        self.tunables = tunables_of(self.space)
+        refuse_clash(self.tunables, self.options.hints)
+        owner.check_names(self.tunables | (self.options.hints.keys() - RESERVED))
+        self.explicit = sorted(self.tunables & self.given.given.keys())
+        self.eager = owner.is_eager(self.given, self._probes())
+        if not self.eager:
+            self._refuse_unknown(owner.parameters, "")
+        if self.explicit:
+            return
+        self.names = stage.tensor_names(owner.kernel) if self.eager else ()
+        self.tensors = {n: self.given.given[n] for n in self.names if n in self.given.given}
+        plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
+        hints = resolved(self.options.hints, lambda: owner.where_to_run[0])
+        self.hints = {n: v for n, v in hints.items() if n in RESERVED}
+        plain.update({n: v for n, v in hints.items() if n not in RESERVED})
+        self.arguments = {name: self._data(name, value) for name, value in plain.items()}
+        if self.eager:
+            sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
+            self.arguments.update({name: self._data(name, size) for name, size in sizes.items()})
+            self._refuse_unknown({*owner.parameters, *sizes}, f", and by name the dimensions {', '.join(sizes)}")
+        if missing := owner.missing(self.arguments, self.tunables, self.names):
+            raise TypeError(f"{owner.__name__} lacks the argument {missing[0]!r}")
+        self._symbols_and_inputs()
+        self.key = self.options.rule.apply(self.problem, self.given, stage.encode)
+        self.key_text = text_of(self.key)
+
+    def _space(self) -> Space:
+        return self.owner.space_for(self.given.args, self.given.kwargs)
+
+    def _data(self, name: str, value: Any) -> Any:
+        """Return the value of an argument as data. Raises `UsageError` for other things."""
+        return self.owner.frontend.encode(value, f"{self.owner.__name__}: argument {name!r}")
+
+    def _probes(self) -> list[Config]:
+        """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
+        axes = self.space.axes
+        if not axes:
+            return [{}, *itertools.islice(self.space.walk({}), 16)]
+        fixed = {name: values for name, values in axes.items() if not callable(values)}
+        return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
+
+    def _refuse_unknown(self, known: Container[str], more: str) -> None:
+        if unknown := sorted(name for name in self.given.given if name not in known):
+            takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
+            raise TypeError(f"{self.owner.__name__} takes no argument {unknown[0]!r}; {takes}")
+
+    def _symbols_and_inputs(self) -> None:
+        """Find the symbolic dimensions, and the sizes and inputs to tune with."""
+        options, stage = self.options, self.owner.frontend
+        self.out_idx, self.inputs = options.workload.get("out_idx"), options.inputs
+        symbolic = any(isinstance(v, dict) and stage.DYNAMIC in v for v in self.arguments.values())
+        symbols: dict[str, int] = {}
+        if self.eager or symbolic:
+            found = stage.parameters_of(self.kernel, self.arguments, self.space.walk(self.arguments))
+            params, returned = found or ([], ())
+            if self.out_idx is None and returned:
+                self.out_idx = returned
+            tensors = [self.tensors.get(n) for n in self.names]
+            known = {**options.symbols, **stage.bound_symbols(params, tensors)}
+            wanted = stage.symbols_of(params)
+            symbols = {name: known[name] for name in sorted(wanted & known.keys())}
+            scalars = [t for p, t in zip(params, tensors, strict=False) if p.shape is None]
+            if self.inputs is None and (wanted or any(p.shape is None for p in params)):
+                self.inputs = self._drawn(params, symbols, scalars)
+        if self.inputs == "call":
+            if not self.tensors:
+                raise UsageError("inputs='call' tunes on the call's tensors, but this call has none: give inputs")
+            self.inputs = stage.call_inputs(list(self.tensors.values()))
+        self.problem = {**self.arguments, **symbols}
+
+    def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
+        """Return inputs to draw. Raises `UsageError` where nothing tells a size or a number."""
+        return self.owner.frontend.drawn_inputs(params, symbols, self.options.workload.get("supply"), scalars)
+
+    def as_given(self, config: Config) -> Config:
+        """Return a configuration of the space with the caller's own values."""
+        return config
+
+    @functools.cached_property
+    def kernel(self) -> Any:
+        owner = self.owner
+        return owner.frontend.jit_function(owner.kernel, self.eager) if owner.is_jit else owner.kernel
+
+    @functools.cached_property
+    def compile(self) -> CompileSettings:
+        settings: CompileSettings = self.options.run["compile"]
+        flags = self.hints.get(COMPILE_FLAGS, getattr(self.owner.kernel, "compile_flags", None))
+        if flags and settings.flags is None:
+            flags = tuple(flags.split() if isinstance(flags, str) else flags)
+            settings = msgspec.structs.replace(settings, flags=flags)
+        return settings
+
+    @functools.cached_property
+    def workload(self) -> Workload:
+        given = {name: value for name, value in self.options.workload.items() if name != "out_idx"}
+        return Workload(
+            self.kernel,
+            self.space,
+            arguments=self.arguments,
+            inputs=self.inputs,
+            out_idx=self.out_idx,
+            pass_configs=self.hints.get(PASS_CONFIGS),
+            **given,
+        )
+
+    @functools.cached_property
+    def work(self) -> Work:
+        where = {"target": self.owner.target, "devices": self.options.devices}
+        return Work(self.workload, self.key, **{**self.options.run, "compile": self.compile, **where})
+
+
+def tunables_of(space: Space) -> frozenset[str]:
+    """Return the kernel's arguments that the space sets."""
+    names = set(space.axes) or {name for config in space.walk({}) for name in config}
+    return frozenset(names - RESERVED)

@@ -1,0 +1,185 @@
+"""The decorator `autotune`, and functions over decorated kernels: `best_config`, `clear_cache` and `tunings`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import weakref
+from collections.abc import Callable
+from html import escape
+from typing import Any, Unpack, overload
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.frontends.decorator import prewarm
+from atune.frontends.decorator.autotuned import Autotuned
+from atune.frontends.decorator.options import TUNING, AutotuneOptions, OnMiss, checked_options
+from atune.frontends.decorator.winners import Winner
+from atune.journal.result import TuneResult
+from atune.model.candidate import Config, describe_config, printable
+from atune.model.options import documents, refuse_unknown
+from atune.workers.storage.result_cache import ResultCache
+from atune.workload.source_text import parse_module
+
+_all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
+"""The decorated kernels of this program."""
+_ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
+"""How to write options that belong in `tuning`, by name."""
+
+
+@overload
+def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callable[[Callable[..., Any]], Autotuned]: ...
+
+
+@overload
+def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
+
+
+@documents(AutotuneOptions)
+def autotune(kernel: Any = None, **options: Any) -> Any:
+    """Tune a kernel when it is called. Put this above `@tilelang.jit`.
+
+    The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
+    a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
+
+    Parameters
+    ----------
+    kernel
+        The kernel, or None for a decorator. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be
+        repeated.
+    {options}
+
+    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
+    """
+    refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
+    known = checked_options(options)
+
+    def decorate(kernel: Any) -> Autotuned:
+        if not callable(kernel) or isinstance(kernel, Autotuned):
+            raise UsageError(
+                f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
+            )
+        _refuse_jit_above(kernel)
+        autotuned = Autotuned(kernel, known)
+        autotuned.check_names(known.names)
+        _all.add(autotuned)
+        prewarm.for_kernel(autotuned)
+        return autotuned
+
+    return decorate if kernel is None else decorate(kernel)
+
+
+def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
+    """Return the fastest configuration of a kernel under `autotune` for a call with these arguments.
+
+    The lookup covers memory, the result cache and shipped files. `on_miss` decides if nothing is known: ``tune``,
+    use the ``default`` configuration, or raise `CacheMiss` (``error``). None takes the kernel's own `on_miss`.
+    """
+    return _autotuned("best_config", kernel).best_config(*args, on_miss=on_miss, **kwargs)
+
+
+def clear_cache(kernel: Any = None, key: Any = None) -> int:
+    """Forget results and their measurements, in memory and in the result cache. Returns the number removed.
+
+    `kernel`: a kernel under `autotune`, or None for every kernel of this program and the user's whole result cache.
+    `key`: forget only this key of that kernel. Raises `UsageError` for a key without a kernel.
+    """
+    if kernel is not None:
+        return _autotuned("clear_cache", kernel).clear_cache(key)
+    if key is not None:
+        raise UsageError("clear_cache: a key belongs to one kernel: give kernel= too")
+    for known in list(_all):
+        known.forget()
+    return ResultCache().clear()
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """A winner that a decorated kernel uses in this program.
+
+    `kernel`: its name. `key`: what the tuning is remembered under, arguments by name. `source`: ``tuned`` here, or from
+    the result ``cache`` or a ``shipped`` file. `result`: the whole tuning, where it is known.
+    """
+
+    kernel: str
+    key: Any
+    config: Config
+    source: str
+    latency_ms: float | None = None
+    reference_ms: float | None = None
+    result: TuneResult | None = None
+
+
+class TunedTable(tuple[Tuned, ...]):
+    """Winners, by kernel and key. Printed, or in a notebook, they are a table."""
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        lines = [("th", head), *(("td", row) for row in rows)]
+        cells = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
+        for one in self:
+            times = tuple("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
+            key = describe_config(one.key) if isinstance(one.key, dict) else printable(repr(one.key))
+            rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
+        return rows
+
+
+def tunings() -> TunedTable:
+    """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
+    found = [_tuned(kernel, key, winner) for kernel in list(_all) for key, winner in kernel.known().items()]
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, msgspec.json.encode(one.key, order="deterministic"))))
+
+
+def _tuned(kernel: Autotuned, key: str, winner: Winner) -> Tuned:
+    return Tuned(
+        kernel=kernel.options.workload.get("name") or kernel.__name__,
+        key=msgspec.json.decode(key),
+        config=dict(winner.config),
+        source=winner.source,
+        latency_ms=winner.latency_ms,
+        reference_ms=winner.reference_ms,
+        result=winner.result,
+    )
+
+
+def _autotuned(what: str, kernel: Any) -> Autotuned:
+    if not isinstance(kernel, Autotuned):
+        raise UsageError(f"{what}: give a kernel under @atune.autotune, got {kernel!r}")
+    return kernel
+
+
+def _refuse_jit_above(function: Any) -> None:
+    """Raise `UsageError` where the source of `function` has `@tilelang.jit` above `@atune.autotune`.
+
+    tilelang would answer with an error about source files.
+    """
+    names = _decorators_of(function)
+    ours = names.index("autotune") if "autotune" in names else 0
+    if above := [name for name in names[:ours] if name in ("jit", "lazy_jit")]:
+        raise UsageError(
+            f"autotune: @tilelang.{above[0]} stands above @atune.autotune of {function.__name__!r}: swap the two, "
+            "since autotune tunes what jit makes"
+        )
+
+
+def _decorators_of(function: Any) -> list[str]:
+    """Return the names of a function's decorators, from above, without their modules; none where it has no source."""
+    try:
+        tree = parse_module(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return []
+    found = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
+    decorators = [] if found is None else found.decorator_list
+    calls = [one.func if isinstance(one, ast.Call) else one for one in decorators]
+    return [ast.unparse(one).rpartition(".")[2] for one in calls]

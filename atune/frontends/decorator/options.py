@@ -1,0 +1,316 @@
+"""Options of `@atune.autotune`: names, types and documentation, the checks when the decorator is made, and presets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Required, cast
+
+import msgspec
+
+from atune.engine.search.registry import check_known
+from atune.errors import SpaceError, UsageError, WorkloadError
+from atune.frontends.api.cached_tune import Concurrent
+from atune.frontends.api.options import ListenOptions, RunOptions, check_target
+from atune.frontends.api.warm_start import chosen_prior
+from atune.frontends.decorator.arguments import KeyRule
+from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
+from atune.model.device import Target, device_names
+from atune.model.options import Option, checked, complete, path, refuse_unknown
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.space import Constraint, Space
+from atune.reporting.log import event_log
+from atune.workers.storage.result_cache import ResultCache
+from atune.workload.options import SharedOptions, is_inputs, is_sizes
+from atune.workload.packing import LazyCallback
+
+PathLike = str | os.PathLike[str]
+OnMiss = Literal["tune", "default", "error"]
+
+
+def _cache(where: str, value: Any) -> Any:
+    if value is None:
+        raise UsageError("cache must be True for the user's, False for none, or a folder, got None")
+    if not isinstance(value, bool):
+        path(where, value)
+    return value
+
+
+class AutotuneOptions(SharedOptions, ListenOptions, total=False):
+    """Options of `autotune`. Those of a workload and of listeners are the same as theirs."""
+
+    # fmt: off
+    space: Required[Annotated[Any, Option(
+        "Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. The function "
+        "gets the caller's arguments, and is called for each new form of call.",
+    )]]
+    where: Annotated[Callable[..., Any] | Sequence[Callable[..., Any]], Option(
+        "Constraints on axes, as for `Space`.", default=(),
+    )]
+    key: Annotated[Any, Option(
+        "The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument "
+        "that is not tuned. An eager kernel's dimensions count as arguments.",
+        unset="all arguments", page="#keys",
+    )]
+    do_not_specialize: Annotated[str | Sequence[str], Option(
+        "Names of arguments that do not count in the key.", default=(),
+    )]
+    hints: Annotated[Mapping[str, Any] | None, Option(
+        "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
+        "configuration. A value may be a `ByArch`. A hint must not be an axis too.",
+        page="#hints",
+        fits=lambda it: isinstance(it, Mapping),
+        must="must be a dict of the kernel's arguments, such as {'threads': 128}",
+    )]
+    tuning: Annotated[str | Mapping[str, Any] | None, Option(
+        "The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a "
+        "``preset``.",
+        unset="the preset `default`", page="#presets",
+    )]
+    inputs: Annotated[Any, Option(
+        "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
+        "never touches a call's own tensors.",
+        fits=lambda it: it == "call" if isinstance(it, str) else is_inputs(it),
+        must="must be a list of tensors, or a function that returns one",
+    )]
+    tune_on: Annotated[Callable[..., Any] | None, Option(
+        "A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors "
+        "or a smaller batch. The kernel is launched with the call's own arguments.",
+        fits=callable, must="must be a function of the call's arguments",
+    )]
+    symbols: Annotated[Mapping[str, int] | None, Option(
+        "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.",
+        fits=is_sizes, must="must be a dict of sizes by name, such as {'n': 1024}",
+    )]
+    target: Annotated[str | None, Option("As for `tune`.", check=check_target, unset="that of `@tilelang.jit`")]
+    devices: Annotated[str | Sequence[str | int], Option("As for `tune`.", default="all")]
+    cache: Annotated[bool | PathLike, Option(
+        "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
+    )]
+    concurrent: Annotated[Concurrent, Option(
+        "While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.",
+        default="wait", fits=lambda it: it in ("wait", "tune"), must="must be 'wait' or 'tune'",
+    )]
+    on_miss: Annotated[OnMiss, Option(
+        "If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).",
+        default="tune", check=lambda where, it: check_on_miss(it),
+    )]
+    shipped: Annotated[PathLike | Sequence[PathLike], Option(
+        "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
+        page="cache.md#shipping-results",
+    )]
+    # fmt: on
+
+
+_LAZY = ("reference", "check", "setup")
+"""Functions of the user's for a workload, which only a device's process unpacks."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The checked options of a kernel that tunes itself."""
+
+    space: Any
+    where: tuple[Callable[..., Any], ...] = ()
+    names: frozenset[str] = frozenset()
+    """Arguments of the kernel that the options name, as far as they are known before a call."""
+    rule: KeyRule = KeyRule(None, ())
+    hints: Mapping[str, Any] = {}
+    symbols: Mapping[str, int] = {}
+    inputs: Any = None
+    tune_on: Callable[..., Any] | None = None
+    workload: Mapping[str, Any]
+    """Options of `Workload`."""
+    run: Mapping[str, Any]
+    """Options of `tune`, with settings."""
+    jit: Mapping[str, Any] | None = None
+    """Arguments of `jit_kernel`. None: those of `@tilelang.jit`."""
+    target: str | None
+    devices: tuple[str, ...]
+    cache: ResultCache | None
+    concurrent: Concurrent = "wait"
+    on_miss: OnMiss = "tune"
+    shipped: tuple[str, ...] = ()
+
+
+def checked_options(given: Mapping[str, Any]) -> Options:
+    """Return the given `AutotuneOptions`, checked, so that a first call fails for none. Raises `UsageError`."""
+    options = complete("autotune", given, AutotuneOptions, WorkloadError)
+    cache, hints = options["cache"], dict(options["hints"] or {})
+    _check_hints(hints)
+    if options["log"] is not None:
+        event_log(options["log"])
+    space, constraints, names = _checked_space(options["space"], options["where"], hints)
+    return Options(
+        space=space,
+        where=constraints,
+        names=(names | hints.keys() | (options["default"] or {}).keys()) - RESERVED,
+        rule=KeyRule(options["key"], options["do_not_specialize"]),
+        hints=hints,
+        symbols=dict(options["symbols"] or {}),
+        inputs=lazy_callback(options["inputs"]),
+        tune_on=options["tune_on"],
+        workload={n: lazy_callback(options[n]) if n in _LAZY else options[n] for n in SharedOptions.__annotations__},
+        run={**tuning_options(options["tuning"]), **{name: options[name] for name in ListenOptions.__annotations__}},
+        target=options["target"],
+        devices=device_names(options["devices"]),
+        cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
+        concurrent=options["concurrent"],
+        on_miss=options["on_miss"],
+        shipped=_paths("shipped", options["shipped"]),
+    )
+
+
+def lazy_callback(callback: Any) -> Any:
+    """Return a function so that only a device's process unpacks it; other things as they are."""
+    return LazyCallback(callback) if callable(callback) else callback
+
+
+def _check_hints(hints: Mapping[str, Any]) -> None:
+    """Raise `SpaceError` for a wrong `pass_configs` or `compile_flags`. Flags may be a text, too."""
+    for name in sorted(hints.keys() & RESERVED):
+        for value in hints[name].every if isinstance(hints[name], ByArch) else (hints[name],):
+            if not (name == COMPILE_FLAGS and isinstance(value, str)):
+                check_reserved(name, value, "hints")
+
+
+def check_on_miss(on_miss: object) -> object:
+    """Return `on_miss`. Raises `UsageError` unless it says what to do where nothing is known."""
+    if on_miss not in ("tune", "default", "error"):
+        raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
+    return on_miss
+
+
+def _checked_space(
+    space: Any, where: Any, hints: Mapping[str, Any]
+) -> tuple[Any, tuple[Constraint, ...], frozenset[str]]:
+    """Return the space: a `Space`, a list of configurations, or a function; the constraints beside it; and its names.
+
+    A `Space` has its constraints itself. The names are those that are known before a call. Raises `SpaceError` for what
+    is no space, and for a hint that the space has too.
+    """
+    if space is None:
+        raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
+    constraints = tuple(where) if isinstance(where, Sequence) and not isinstance(where, (str, bytes)) else (where,)
+    for constraint in constraints:
+        if not callable(constraint):
+            raise SpaceError(f"where: a constraint must be callable, got {constraint!r}")
+    if isinstance(space, Space) and constraints:
+        raise SpaceError("where: give the constraints to the Space")
+    if isinstance(space, Mapping):
+        space, constraints = Space(space, where=constraints), ()
+    known: Iterable[Iterable[str]] = ()
+    if isinstance(space, Space):
+        known = [names for _, names in space.names()]
+    elif not callable(space):
+        known = space = listed(space)
+    names = frozenset(name for each in known for name in each)
+    refuse_clash(names, hints)
+    return space, constraints, names
+
+
+def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
+    """Raise `SpaceError` for a hint that is one of the space's `names` too."""
+    if clash := sorted(hints.keys() & set(names)):
+        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
+
+
+def listed(space: Any) -> list[Any]:
+    """Return the configurations of `space` as a list. Raises `SpaceError` if there is none, or one is no dict."""
+    if isinstance(space, str) or not isinstance(space, Iterable):
+        raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
+    found = [*space]
+    for config in found or [None]:
+        if not isinstance(config, Mapping):
+            raise SpaceError(f"space: give dicts, such as [{{'block': 32}}, {{'block': 64}}], got {space!r}")
+    return found
+
+
+def _paths(name: str, given: object) -> tuple[str, ...]:
+    """Return one path, or several, as texts. Raises `UsageError`, naming the option, for anything else."""
+    one = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
+    several: list[Any] = [given] if one else list(cast(Iterable[Any], given))
+    for each in several:
+        if each is None:
+            raise UsageError(f"{name} must be a path, or a list of paths, got None")
+        path(name, each)
+    return tuple(os.fspath(each) for each in several)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5, "n_final_limit": 20},
+    "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "n_final_limit": 400, "adaptive": False},
+}
+"""Options of each preset. They replace defaults of `BenchmarkSettings` and `CompileSettings`."""
+
+_RUN = ("budget", "strategy", "prior", "seed", "pipeline")
+_COMPILE = set(CompileSettings.__struct_fields__)
+_BENCHMARK = set(BenchmarkSettings.__struct_fields__)
+
+TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
+"""The options that `tuning` takes."""
+
+
+def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `atune.tune`'s options for a preset's name, or for a mapping of options that may name a ``preset``.
+
+    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``,
+    ``prior``, ``seed`` (the strategy's) and ``pipeline``.
+
+    Raises `UsageError` for another name, and for a wrong value.
+    """
+    if tuning is not None and not isinstance(tuning, (str, Mapping)):
+        raise UsageError(f"tuning: give a preset's name or a dict of options, such as {{'budget': 40}}, got {tuning!r}")
+    given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
+    preset = given.pop("preset", "default")
+    if preset not in PRESETS:
+        raise UsageError(f"tuning: there is no preset {preset!r}; there is {', '.join(PRESETS)}")
+    refuse_unknown("tuning", sorted(map(str, given)), ["preset", *TUNING])
+    chosen = {**PRESETS[preset], **given}
+    benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
+    compile = {name: value for name, value in chosen.items() if name in _COMPILE}
+    run = {name: chosen[name] for name in _RUN if name in chosen}
+    _check_run(run)
+    return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
+
+
+def _check_run(run: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for a wrong value. A strategy's library is asked for once a call tunes, and not here."""
+    Budget.parse(run.get("budget"))
+    checked("tuning", run, RunOptions)
+    chosen_prior(run.get("prior"), ship=False)
+    if run.get("strategy") is not None:
+        check_known(run["strategy"])
+
+
+class ByArch:
+    """A value that depends on the architecture: ``ByArch({"sm_90": 3, "sm_80": 2}, default=1)``.
+
+    A key is an arch such as ``sm_90`` (which covers ``sm_90a``), a target such as ``cuda``, or ``c``.
+    """
+
+    def __init__(self, values: Mapping[str, Any], **default: Any) -> None:
+        if not isinstance(values, Mapping) or not values:
+            raise UsageError(f"ByArch: give values by architecture, such as {{'sm_90': 3}}, got {values!r}")
+        if unknown := sorted(default.keys() - {"default"}):
+            raise UsageError(f"ByArch: there is no option {unknown[0]!r}; there is default")
+        self.values, self.default = dict(values), default
+
+    @property
+    def every(self) -> tuple[Any, ...]:
+        """All its values, the default's last."""
+        return (*self.values.values(), *self.default.values())
+
+    def value(self, target: Target, name: str) -> Any:
+        """Return the value for `target`. Raises `UsageError` if it has neither a value nor a default."""
+        for arch in (target.arch, target.arch.rstrip("af"), target.kind):
+            if arch and arch in self.values:
+                return self.values[arch]
+        if "default" in self.default:
+            return self.default["default"]
+        raise UsageError(f"hints: {name!r} has no value for {target}, and no default; it has {', '.join(self.values)}")
+
+
+def resolved(hints: Mapping[str, Any], target: Callable[[], Target]) -> dict[str, Any]:
+    """Return `hints` with their values for the target, which is asked for only where one depends on it."""
+    return {name: v.value(target(), name) if isinstance(v, ByArch) else v for name, v in hints.items()}

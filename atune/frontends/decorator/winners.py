@@ -1,0 +1,175 @@
+"""The winners of a kernel that tunes itself: known in memory, in the result cache or shipped, or tuned now."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import anyio.to_thread
+import msgspec
+
+from atune.errors import CacheMiss, UsageError
+from atune.frontends.api.blocking import run_blocking
+from atune.frontends.api.cached_tune import Work, tune_work
+from atune.frontends.api.tuner import tune
+from atune.frontends.decorator.arguments import text_of
+from atune.frontends.decorator.call import Call
+from atune.frontends.decorator.options import OnMiss
+from atune.frontends.decorator.single_flight import SingleFlight
+from atune.journal.result import TuneResult
+from atune.model.candidate import Config, printable
+from atune.model.user_callbacks import warn_caller
+from atune.workers.storage.result_key import CacheEntry, read_exported
+
+
+class Winner(msgspec.Struct, frozen=True):
+    """The configuration for a key, and its origin.
+
+    `result`: the whole tuning, if it ran on this machine.
+    """
+
+    config: Config
+    source: Literal["tuned", "cache", "shipped", "default"]
+    latency_ms: float | None = None
+    reference_ms: float | None = None
+    result: TuneResult | None = None
+
+
+class Winners:
+    """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it."""
+
+    def __init__(self, name: str, tuned: Callable[[bool], None]) -> None:
+        """`name`: the kernel's. `tuned` is called after each tuning, with whether it was asked for again."""
+        self._tuned = tuned
+        self._flights: SingleFlight[str, Winner] = SingleFlight(name)
+
+    @property
+    def known(self) -> dict[str, Winner]:
+        """The winners in memory, by key as text."""
+        return self._flights.known
+
+    def forget(self, key: str | None = None) -> None:
+        """Forget the winner of `key`, a key as text, or all winners in memory."""
+        self._flights.forget(key)
+
+    def find(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
+        """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options."""
+        on_miss = on_miss or call.options.on_miss
+        found = self.known.get(call.key_text) or self._stored(call)
+        if found is not None:
+            return found
+        if on_miss == "error":
+            raise CacheMiss(f"{_missing(call)}. Tune it, or import results (atune cache import)")
+        if on_miss == "default":
+            if call.options.shipped:
+                warn_caller(f"{_missing(call)}. The default configuration is used and may be slow", RuntimeWarning)
+            return Winner(_default(call), "default")
+        return self._flights.run(call.key_text, lambda: run_blocking(self._tune, call, False))
+
+    async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
+        """Return the whole tuning of a call: known, of another task or process, or new."""
+        while True:
+            known = self.known.get(call.key_text)
+            if refresh or (known is not None and known.result is None):  # a configuration without its tuning
+                self.forget(call.key_text)
+            winner, mine = await self._flights.run_async(call.key_text, partial(self._tune, call, refresh))
+            if winner.result is not None:
+                return winner.result if mine else _hit(winner.result)
+            refresh = False
+
+    def _stored(self, call: Call) -> Winner | None:
+        """Look for a result in the result cache and in the shipped files, and remember it."""
+        found: Winner | None = None
+        cache = call.options.cache
+        if cache is not None and (result := cache.find(call.work.key)) is not None:
+            found = winner_of(result)
+        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
+            found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
+        elif (entry := find_shipped(call.options.shipped, call.work)) is not None:
+            found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
+        return None if found is None else self._flights.keep(call.key_text, found)
+
+    async def _tune(self, call: Call, refresh: bool) -> Winner:
+        work, cache = await anyio.to_thread.run_sync(lambda: call.work), call.options.cache
+        try:
+            if cache is None:
+                result = await tune(work.workload, **work.options)
+            else:
+                result = await tune_work(work, cache, concurrent=call.options.concurrent, refresh=refresh)
+        finally:
+            if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
+                discard()
+        self._tuned(refresh)
+        return winner_of(result)
+
+
+def winner_of(result: TuneResult) -> Winner:
+    """Return the winner of a tuning that has one."""
+    assert result.best_config is not None
+    source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
+    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, result)
+
+
+def _hit(result: TuneResult) -> TuneResult:
+    """Return `result` marked as found without tuning."""
+    found = copy.copy(result)
+    found.cache_hit = True
+    return found
+
+
+def _missing(call: Call) -> str:
+    return f"{call.work.key.kernel}: no result is known for {printable(call.key_text)} on {call.work.key.device}"
+
+
+def _default(call: Call) -> Config:
+    chosen = call.options.workload.get("default")
+    if chosen is not None:
+        return dict(chosen)
+    owner = call.owner
+    config = {n: p.default for n, p in owner.signature.parameters.items() if n in call.tunables}
+    if lacking := sorted(n for n, value in config.items() if value is inspect.Parameter.empty):
+        raise UsageError(f"{owner.__name__}: no default configuration: {lacking[0]!r} has no default; give default=")
+    return config
+
+
+def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
+    """Return a result of the same source, problem, device and target as `work`, with a configuration of its space.
+
+    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and then the latest.
+    Raises `UsageError` for a file that cannot be read or that holds no exported results.
+    """
+    if not paths:
+        return None
+    key = work.key
+    fitting = [
+        entry
+        for path in paths
+        for entry in _entries(path, _changed(path))
+        if entry.parts.fingerprint == key.fingerprint
+        and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
+        and text_of(entry.parts.problem) == text_of(key.problem)
+        and work.holds(entry.config)
+    ]
+    return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise UsageError(f"shipped: cannot read {path}: {error.strerror or error}") from error
+
+
+@functools.cache
+def _entries(path: str, changed: int) -> list[CacheEntry]:
+    """Return the results in a file, which is read again once it has changed."""
+    try:
+        return read_exported(Path(path).read_bytes())
+    except (OSError, UsageError) as error:
+        raise UsageError(f"shipped: {path}: {error}") from error

@@ -1,0 +1,292 @@
+"""The stages on many machines, behind the engine's own interface: decisions stay with the one engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from atune.engine.background import background
+from atune.engine.interfaces import CompileHints, ignored
+from atune.errors import TargetError
+from atune.model.candidate import Config
+from atune.model.device import DeviceInfo, Target
+from atune.model.folders import run_folder
+from atune.model.settings import BenchmarkSettings, CompileSettings, bare
+from atune.workers.cluster.libraries import Shelf
+from atune.workers.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, LookupJob, Opening, PlanJob
+from atune.workers.cluster.nodes import Agent, Node, NodeLost, none_left
+from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
+from atune.workers.local.machine import NEIGHBOURS, check_discovery
+from atune.workers.local.workers import Workers
+from atune.workers.processes.messages import Discovery
+from atune.workers.system.versions import installed_versions
+from atune.workload.workload import WorkloadRef, WorkloadSpec
+
+OTHER_CPU = "its CPU is of another model, for which its libraries would be"
+NO_NVCC = "it has no such device, and no nvcc to compile with"
+
+
+def parts(
+    found: Mapping[str, Discovery], model: str = "", mixed: bool = False
+) -> tuple[Target, dict[str, tuple[str, ...]]]:
+    """Return the run's target, and the ids of the devices that each node, by name, measures with.
+
+    A node without ids only compiles. For target ``c`` it is not in the answer, as libraries are for the CPU that they
+    were compiled on. `model`: the devices' model; empty: there must be one alone. `mixed`: several models of one
+    target are fine. GPUs count before CPUs. Raises `TargetError` where the model is not there, or there are several.
+    """
+    with_gpus = any(one.target.kind == "cuda" for one in found.values())
+    pool = {name: one for name, one in found.items() if (one.target.kind == "cuda") == with_gpus}
+    models: dict[str, list[str]] = {}
+    for name, one in pool.items():
+        for device in one.devices:
+            nodes = models.setdefault(device.name, [])
+            nodes += [name] if name not in nodes else []
+    if model and model not in models:
+        raise TargetError(f"no node has a device of model {model!r}: there is {_listed(models) or 'none'}")
+    wanted = {model} if model else set(models)
+    targets = {
+        one.target for one in pool.values() if not models or any(device.name in wanted for device in one.devices)
+    }
+    if len(wanted) > 1 and not (mixed and len(targets) == 1):
+        raise TargetError(
+            f"the cluster has devices of several models, whose timings do not compare: {_listed(models)}. Tune each "
+            f"model by itself: --cluster 'ADDRESS,model={min(models)}', or atune.Cluster(model={min(models)!r})"
+        )
+    target = min(targets, key=str)
+    measuring = {
+        name: tuple(device.id for device in one.devices if name in pool and device.name in wanted)
+        for name, one in found.items()
+    }
+    all_compile = target.kind == "cuda" or not models
+    return target, {name: ids for name, ids in measuring.items() if ids or all_compile}
+
+
+def _listed(models: Mapping[str, list[str]]) -> str:
+    return "; ".join(f"{model} on {', '.join(nodes)}" for model, nodes in sorted(models.items()))
+
+
+T = TypeVar("T")
+Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
+"""Starts an agent on every node; gives the agents, and why nodes were left out. Leaving ends the agents."""
+
+
+class ClusterMachine:
+    """Compile workers and device workers of one run, on the nodes that `connect` finds.
+
+    `model`: the devices' model, where nodes have several. The other parameters are those of `LocalMachine`.
+    `CompileSettings.workers` and `devices` hold for each node.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        workload: WorkloadRef,
+        *,
+        spec: WorkloadSpec | None = None,
+        target: str = "auto",
+        devices: Sequence[str] = ("all",),
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+        model: str = "",
+    ) -> None:
+        self._connect, self.spec, self._model = connect, spec, model
+        self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
+        self.nodes: list[Node] = []
+        self._shelf, self._slots = Shelf(), Slots()
+        self._workers = Workers(workload)
+        """Knows what the workload was loaded from; it starts nothing."""
+        self._warn: Callable[[str], None] = ignored
+        self._found: Discovery | None = None
+        self._adopt: AdoptJob | None = None
+        """The workload as a node described it."""
+        self._describing = anyio.Lock()
+        self._wake: Callable[[], None] = ignored
+        self._tasks: TaskGroup
+
+    @asynccontextmanager
+    async def open(
+        self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
+    ) -> AsyncGenerator[None, None]:
+        """Start an agent on every node; end them, and with them every process, on leaving."""
+        self._warn, self._wake = warn, wake
+        with run_folder() as run_dir:
+            self._shelf.run_dir = run_dir
+            async with self._connect(self._opening) as (agents, left_out), background() as tasks:
+                self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
+                for why in left_out:
+                    warn(why)
+                self._tasks = tasks
+                for node in self.nodes:
+                    tasks.start_soon(node.watch, self._notice)
+                try:
+                    yield
+                finally:
+                    self._warn = ignored
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+    async def describe(self, *, seed: int = 0) -> WorkloadSpec:
+        async with self._describing:  # `discover` asks at the same time
+            listed = self.spec is not None and self.spec.configs
+            if self._adopt is None:
+                spec = await self._first(lambda node: node.ask(DescribeJob(seed)))
+                self._adopt = AdoptJob(spec.fingerprint)
+                self.spec = self.spec if self.spec is not None and listed else spec
+                self._workers.expect(spec.fingerprint)
+        assert self.spec is not None
+        return self.spec
+
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> Sequence[Config]:
+        return await self._first(lambda node: node.ask(LookupJob(tuple(configs), around)))
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        """Ask every node for its devices, and choose those of the run.
+
+        A node without the target's devices only compiles. Raises `TargetError`: see `devices.parts`.
+        """
+        if self._adopt is None:
+            await self.describe()
+        assert self._adopt is not None
+        adopt = self._adopt
+        without: dict[str, TargetError] = {}
+
+        async def ask(node: Node) -> None:
+            await node.ask(adopt)
+            try:
+                node.found = await node.ask(DiscoverJob())
+            except TargetError as error:
+                without[node.name] = error
+
+        await self._everywhere(ask)
+        await self._share_out(without)
+        found = [node.found for node in self._living]
+        common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
+        unused = {name: why for one in found for name, why in one.unused.items()}
+        devices = [named(node, info) for node in self._living for info in node.found.devices]
+        self._found = msgspec.structs.replace(
+            found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
+        )
+        check_discovery(self._found, self.benchmark)
+        plan = PlanJob(tuple(map(bare, common)), unused.get("cicc", ""))
+        await self._everywhere(lambda node: self._plan(node, plan))
+        return self._found.target, devices
+
+    async def _share_out(self, without: Mapping[str, TargetError]) -> None:
+        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it.
+
+        `without`: why nodes do not have the target's devices. Raises the first one's error if none has any.
+        """
+        found = {node.name: node.found for node in self._living if node.name not in without}
+        if not found:
+            raise without[min(without)]
+        target, shares = parts(found, self._model, self.benchmark.mixed_devices)
+
+        async def share_out(node: Node) -> None:
+            ids = shares.get(node.name, ())
+            if node.name in found and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
+                return
+            node.found = await node.ask(DiscoverJob(target.arch or target.kind, ids))
+            if not node.found.nvcc:
+                self._leave_out(node, NO_NVCC)
+            elif node.name in without:
+                self._notice(f"node {node.name} only compiles: {without[node.name]}")
+
+        for node in self._living:
+            if node.name in without and target.kind != "cuda":
+                self._leave_out(node, str(without[node.name]))
+            elif node.name not in shares and node.name not in without:
+                self._leave_out(node, OTHER_CPU)
+        await self._everywhere(share_out)
+
+    def _leave_out(self, node: Node, why: str) -> None:
+        self.nodes.remove(node)
+        node.leave_out(why)
+        self._notice(node.lost)
+
+    async def _plan(self, node: Node, plan: PlanJob) -> None:
+        node.compilers = await node.ask(plan)
+        self._slots.add(node)
+
+    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return those that all nodes have, and the reason against each other one: nodes use them for any number."""
+        return self._discovery.accelerators, dict(self._discovery.unused)
+
+    def compile_workers(self) -> list[ClusterCompileWorker]:
+        return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
+
+    def device_workers(self) -> list[ClusterDeviceWorker]:
+        return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
+
+    def versions(self) -> dict[str, str]:
+        return installed_versions()
+
+    def hints(self, measuring: int) -> CompileHints:
+        """Say that a group of neighbours is lowered in a row, and that each node keeps cores free by itself."""
+        shared = any(bare(name) == "swizzle_lowering" for name in self._discovery.accelerators)
+        return CompileHints(row=NEIGHBOURS if shared and self._discovery.target.kind != "c" else 1)
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    def end_warnings(self) -> list[str]:
+        return self._workers.end_warnings()
+
+    @property
+    def _living(self) -> list[Node]:
+        return [node for node in self.nodes if not node.lost]
+
+    @property
+    def _compilers(self) -> int:
+        return sum(node.compilers for node in self._living)
+
+    @property
+    def _discovery(self) -> Discovery:
+        assert self._found is not None, "discover() comes first"
+        return self._found
+
+    def _notice(self, message: str) -> None:
+        self._warn(message)
+
+    def _lose(self, node: Node) -> None:
+        """Go on without a node, and say so in one line."""
+        self._slots.lose(node)
+        left = len(self._living)
+        rest = f"{left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
+        self._notice(f"{node.lost}. {rest if left else 'No node is left'}")
+        self._wake()
+
+    async def _first(self, ask: Callable[[Node], Awaitable[T]]) -> T:
+        """Ask one node, and another where that is lost. Raises `MachineError` where none is left."""
+        while living := self._living:
+            try:
+                return await ask(living[0])
+            except NodeLost:
+                continue
+        raise none_left(node.lost for node in self.nodes)
+
+    async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
+        """Ask all nodes at once; those that are lost meanwhile are left out. Raises the first node's mistake."""
+        errors: dict[str, Exception] = {}
+
+        async def one(node: Node) -> None:
+            try:
+                await ask(node)
+            except NodeLost:
+                pass
+            except Exception as error:
+                errors[node.name] = error
+
+        async with anyio.create_task_group() as tasks:
+            for node in self._living:
+                tasks.start_soon(one, node)
+        if errors:
+            raise errors[min(errors)]
+        if not self._living:
+            raise none_left(node.lost for node in self.nodes)

@@ -1,0 +1,312 @@
+"""Ray as the way to the nodes: one actor a node, which holds the node's cores and GPUs and runs its agent.
+
+An actor of Ray is never restarted and no call is retried: the engine decides what is done again. Ray reports a lost
+node late; the agents' signs of life (`nodes.STALL_S`) tell of one that hangs or cannot be reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from atune.errors import MachineError, UsageError, message_of
+from atune.workers.cluster.agent import facts_here
+from atune.workers.cluster.messages import NodeFacts, Opening
+from atune.workers.cluster.nodes import Agent, NodeLost
+from atune.workers.cluster.ray_actor import Actor
+
+READY_S = 60.0
+"""Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""
+REACH_S = 5.0
+"""Seconds that connecting to a cluster's address may take."""
+CANCEL_S = 5.0
+"""Seconds that a cancelled call may take to end on its node."""
+SETTLE_S = 3.0
+"""Seconds to wait for cores and GPUs that are taken: Ray tells late of those that an ended run gave back."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
+"""Environment of a cluster that is started here; what the user has set already stays."""
+LOCAL = "local"
+LOST = {
+    "ActorDiedError": "Ray says that its agent, or the node, died",
+    "ActorUnavailableError": "Ray says that its agent cannot be reached",
+}
+"""What the user reads of Ray's long messages about an agent that worked before."""
+
+
+class RayAgent:
+    """The way to an actor."""
+
+    def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
+        self._ray, self.actor, self.name, self.local = ray, actor, name, local
+        self.facts: NodeFacts
+        self._numbers = itertools.count(1)
+        self.ready = False
+        """Whether it takes part."""
+        self._killing: threading.Thread | None = None
+
+    async def ask(self, question: bytes) -> bytes:
+        number = next(self._numbers)
+        try:
+            answer: bytes = await self.answered(self.actor.call.remote(number, question))
+            return answer
+        except NodeLost as error:
+            raise NodeLost(LOST.get(type(error.__cause__).__name__) or str(error)) from error
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
+                await self.answered(self.actor.cancel.remote(number))
+            raise
+
+    async def answered(self, reference: Any) -> Any:
+        """Wait for what a remote call returns, on whichever event loop. Raises `NodeLost`."""
+        done, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
+        soon: Callable[[Callable[[], None]], object]
+        soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
+
+        def wake(_: object) -> None:
+            """Runs in a thread of Ray's, which must not wait for the loop: the loop may wait for Ray."""
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                soon(done.set)
+
+        future = reference.future()
+        future.add_done_callback(wake)
+        await done.wait()
+        try:
+            return future.result()
+        except self._ray.exceptions.RayError as error:
+            raise NodeLost(_first_line(error)) from error
+
+    def kill(self) -> None:
+        def kill() -> None:
+            with suppress(Exception):  # it may be gone
+                self._ray.kill(self.actor, no_restart=True)
+
+        if self._killing is None:  # Ray may take seconds
+            self._killing = threading.Thread(target=kill, name=f"kill {self.name}", daemon=True)
+            self._killing.start()
+
+    def wait_killed(self, within_s: float) -> None:
+        """Wait until Ray was told of `kill`. Blocks for `within_s` at most."""
+        if self._killing is not None:
+            self._killing.join(within_s)
+
+
+@asynccontextmanager
+async def ray_agents(
+    opening: Opening, *, address: str, resource: str = ""
+) -> AsyncGenerator[tuple[list[Agent], list[str]], None]:
+    """Join the cluster at `address`, and start an agent on every node that can take part.
+
+    `address`: ``auto`` for the one that RAY_ADDRESS names or that runs here, ``local`` to start one here, or what
+    `ray.init` takes, such as ``ray://HOST:10001``. `resource`: a custom resource that stands for GPUs. Raises
+    `UsageError` where Ray or the cluster is not there, and `MachineError` where no node can take part.
+    """
+    ray = _ray(address)
+    joined = await anyio.to_thread.run_sync(_join, ray, address)
+    started: list[RayAgent] = []
+    left_out: list[str] = []
+    try:
+        nodes = await _settled(ray, opening, resource)
+        async with anyio.create_task_group() as tasks:
+            for node in nodes:
+                tasks.start_soon(_start, ray, node, opening, resource, started, left_out)
+        agents = sorted((agent for agent in started if agent.ready), key=lambda agent: (not agent.local, agent.name))
+        if not agents:
+            raise MachineError(f"no node of the Ray cluster can take part: {'; '.join(left_out) or 'it has none'}")
+        yield list(agents), left_out
+        async with anyio.create_task_group() as tasks:
+            for agent in agents:
+                tasks.start_soon(_close, agent)
+    finally:
+        for agent in started:
+            agent.kill()
+        if joined:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_leave, ray, started)
+
+
+def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
+    """Leave the cluster, once Ray was told to kill `agents`: a later `ray.kill` would join or start a cluster again."""
+    until = time.monotonic() + CANCEL_S
+    for agent in agents:
+        agent.wait_killed(max(0.0, until - time.monotonic()))
+    ray.shutdown()
+
+
+def connect_ray(address: str, resource: str = "") -> Callable[[Opening], Any]:
+    """Return what `ClusterMachine` takes to run on the Ray cluster at `address`. Raises `UsageError` without Ray."""
+    _ray(address)
+    return partial(ray_agents, address=address, resource=resource)
+
+
+async def _close(agent: RayAgent) -> None:
+    with anyio.move_on_after(CANCEL_S), suppress(NodeLost):
+        await agent.answered(agent.actor.close.remote())
+
+
+async def _start(
+    ray: Any, node: Mapping[str, Any], opening: Opening, resource: str, started: list[RayAgent], left_out: list[str]
+) -> None:
+    """Start the agent of one node, and add it to `started`. Add to `left_out` why it is not `ready`."""
+    name, claim = _name(node), _claim(node, resource, opening.compile.workers)
+    if claim["num_cpus"] < 1:
+        left_out.append(f"node {name} is left out: other programs hold all its cores, or Ray was given none")
+        return
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    remote = ray.remote(Actor).options(
+        **claim, max_restarts=0, max_task_retries=0, max_concurrency=100_000, scheduling_strategy=strategy
+    )
+    agent = RayAgent(ray, remote.remote(), name, node["NodeManagerAddress"] == ray.util.get_node_ip_address())
+    started.append(agent)
+    try:
+        with anyio.fail_after(READY_S):
+            facts = await agent.answered(agent.actor.facts.remote())
+            agent.facts = msgspec.msgpack.decode(facts, type=NodeFacts)
+            if why := _differs(agent.facts):
+                raise NodeLost(why)
+            cores = msgspec.structs.replace(opening, cores=int(claim["num_cpus"]))
+            await agent.answered(agent.actor.open.remote(msgspec.msgpack.encode(cores)))
+    except TimeoutError:
+        left_out.append(
+            f"node {name} is left out: its agent did not start within {READY_S:g} s; is another program using "
+            f"{claim['num_cpus']:g} cores or its GPUs there? `ray status` tells"
+        )
+    except NodeLost as error:
+        left_out.append(f"node {name} is left out: {error}")
+    else:
+        agent.ready = True
+        return
+    agent.kill()
+
+
+def _differs(there: NodeFacts) -> str:
+    """Return in what a node's versions differ from those here; empty where in nothing."""
+    here = facts_here()
+    pairs = {"Python": (here.python, there.python)}
+    for name in sorted(here.versions.keys() | there.versions.keys()):
+        pairs[name] = here.versions.get(name, "none"), there.versions.get(name, "none")
+    other = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+    return f"it has {', '.join(other)}: install the same versions there" if other else ""
+
+
+async def _settled(ray: Any, opening: Opening, resource: str) -> list[dict[str, Any]]:
+    """Return the nodes, once what the run wants of each is free, or `SETTLE_S` have passed."""
+    nodes: list[dict[str, Any]] = []
+    with anyio.move_on_after(SETTLE_S):
+        while not nodes or any(_short(node, resource, opening.compile.workers) for node in nodes):
+            nodes = await anyio.to_thread.run_sync(_nodes, ray)
+            await anyio.sleep(0.1)
+    return nodes
+
+
+def _short(node: Mapping[str, Any], resource: str, workers: int | None) -> bool:
+    """Tell whether others hold something of `node` that an agent would claim."""
+    whole = {**node, "Free": node["Resources"]}
+    return _claim(node, resource, workers) != _claim(whole, resource, workers)
+
+
+def _claim(node: Mapping[str, Any], resource: str, workers: int | None) -> dict[str, Any]:
+    """Return what an agent asks of Ray on `node`: all that is free, or a core for each of `workers` and each device."""
+    free = node["Free"]
+    cores, gpus, others = (int(free.get(name, 0)) for name in ("CPU", "GPU", resource or "CPU"))
+    devices = gpus or (others if resource else 0) or 1
+    claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + devices)}
+    if gpus:
+        claim["num_gpus"] = gpus
+    if resource and others:
+        claim["resources"] = {resource: others}
+    return claim
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["Name"])
+
+
+def _nodes(ray: Any) -> list[dict[str, Any]]:
+    """Return the nodes that live, each with its name and what is free on it."""
+    state = importlib.import_module("ray._private.state")  # Ray has no public name for it
+    free = state.available_resources_per_node()
+    nodes = [dict(node) for node in ray.nodes() if node["Alive"]]
+    hosts = [node["NodeManagerHostname"] for node in nodes]
+    for node in nodes:
+        host = node["NodeManagerHostname"]
+        node["Name"] = host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}"
+        node["Free"] = free.get(node["NodeID"], node["Resources"])
+    return nodes
+
+
+def _join(ray: Any, address: str) -> bool:
+    """Connect this program to a cluster, or start one; tell whether it was not connected before."""
+    if ray.is_initialized():
+        return False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    if address == LOCAL:
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    else:
+        _reach(address)
+    worker = logging.getLogger("ray._private.worker")  # says that signals are not its own in a thread, as is wanted
+    level = worker.level
+    worker.setLevel(logging.ERROR)
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:
+        raise UsageError(
+            f"cluster {address!r} cannot be joined: {_first_line(error)}. Start Ray (`ray start --head`), give its "
+            "address, or take --cluster local to start one on this machine"
+        ) from error
+    finally:
+        worker.setLevel(level)
+    return True
+
+
+def _reach(address: str) -> None:
+    """Raise `UsageError` where nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        raise UsageError(
+            f"cluster {address!r} cannot be joined: {host}:{port} cannot be reached ({error}). Start Ray there "
+            "(`ray start --head`), or give the address that it printed"
+        ) from error
+
+
+def _ray(address: str) -> Any:
+    """Import Ray, in an environment as is wanted where a cluster is started here. Raises `UsageError` without it."""
+    if address == LOCAL and "ray" not in sys.modules:  # which reads it once
+        for name, value in {**QUIET, "RAY_AUTH_MODE": "token"}.items():
+            os.environ.setdefault(name, value)
+        if os.environ["RAY_AUTH_MODE"] == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    try:
+        ray = importlib.import_module("ray")
+        importlib.import_module("ray.util.scheduling_strategies")
+    except ImportError as error:
+        raise UsageError(
+            f"a cluster needs Ray, which cannot be imported by {sys.executable} ({error}): pip install 'atune[ray]'"
+        ) from error
+    return ray
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(message_of(error).strip().splitlines()), type(error).__name__)
+
+
+__all__: Sequence[str] = ("connect_ray", "ray_agents")

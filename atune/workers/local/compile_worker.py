@@ -1,0 +1,333 @@
+"""A compile worker on this machine, and the artifact store as a run uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import anyio.to_thread
+import msgspec
+
+from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof
+from atune.model.folders import made_folder
+from atune.model.jobs import (
+    A,
+    BuildJob,
+    ElaborateJob,
+    FindJob,
+    GroupFailed,
+    Job,
+    LowerJob,
+    ProveJob,
+    RankJob,
+    decoded,
+    encoded,
+)
+from atune.workers.local.compile_service import CompileService
+from atune.workers.local.entry_points import COMPILE
+from atune.workers.local.retry import Patience, Room, shortage
+from atune.workers.local.workers import Workers, how_it_ended
+from atune.workers.processes.messages import Session
+from atune.workers.processes.worker import Worker
+from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.system.resources import CompilerKilled, ShortOf, space_is_short
+
+T = TypeVar("T")
+
+COMPILE_NICE = 5
+"""Niceness of the compile workers. The user's own programs and the device processes take precedence."""
+
+ELABORATE_S = 20.0
+"""Most seconds for one elaboration, because the whole run waits for it. `compile_timeout_s` counts if it is less.
+A candidate that takes longer stays unknown, and its lowering has the whole deadline."""
+
+COMPILING = "compiling"
+DOING: dict[type, str] = {
+    LowerJob: "lowering", ElaborateJob: "elaborating", BuildJob: COMPILING, ProveJob: COMPILING,
+}  # fmt: skip
+"""What a process does, for messages."""
+
+
+@dataclass(frozen=True)
+class CompileContext:
+    """Shared state of a run's compile workers."""
+
+    session: Session
+    workers: Workers
+    store: RunStore
+    service: CompileService
+    room: Room
+    patience: Patience
+
+
+@dataclass(frozen=True)
+class _Mishap:
+    """Reason why a compile has no result."""
+
+    kind: FailureKind
+    message: str
+    detail: str
+    doubt: str = ""
+
+    def of(self, index: int) -> Failure:
+        return Failure(index=index, kind=self.kind, message=self.message, detail=self.detail, doubt=self.doubt)
+
+    def of_all(self, indices: Sequence[int]) -> list[Any] | GroupFailed:
+        """Return the failure of one candidate, or of a group of several."""
+        return GroupFailed(self.message, self.doubt) if len(indices) > 1 else [self.of(indices[0])]
+
+
+def _lost(doing: str, error: WorkerLost) -> _Mishap:
+    """Return the mishap for the work of a lost worker. If the worker was killed from outside, the work is retried."""
+    how = how_it_ended(error)
+    if error.outside:
+        return _Mishap("worker_lost", f"{doing} was killed: {how}", error.detail, f"its compile worker was lost: {how}")
+    return _Mishap("crash", f"{doing} ended its process: {how}", error.detail)
+
+
+class LocalCompileWorker:
+    """One compile worker, replaced when it dies."""
+
+    def __init__(self, context: CompileContext, name: str, cpus: Sequence[int] | None) -> None:
+        self.context, self.name, self.cpus = context, name, cpus
+        self._worker: Worker | None = None
+        self._libraries = 0
+        self.compiling = False
+
+    async def run(self, job: Job[A]) -> A:
+        answer: Any
+        match job:
+            case LowerJob():
+                answer = await self._lower(job)
+            case ElaborateJob():
+                answer = await self._elaborate(job)
+            case RankJob():
+                answer = await self._rank(job)
+            case FindJob():
+                answer = await self._find(job.lowered)
+            case BuildJob():
+                answer = await self._build(job.group)
+            case ProveJob():
+                answer = await self._prove(job)
+            case _:
+                raise TypeError(f"no compile worker does {job.name}")
+        return cast(A, answer)
+
+    async def _lower(self, job: LowerJob) -> Lowered | Failure:
+        anew = job.anew or not self.context.store.used
+        lowered = await self._try(LowerJob(job.candidate, anew=anew))
+        if isinstance(lowered, _Mishap):
+            return lowered.of(job.candidate.index)
+        if isinstance(lowered, Failure) or lowered.blob or anew:
+            return lowered
+        kept = await self.context.store.find(lowered)
+        return lowered if kept is not None else await self._lower(LowerJob(job.candidate, anew=True))
+
+    async def _elaborate(self, job: ElaborateJob) -> list[Elaborated | Failure] | GroupFailed:
+        limit = min(self._limit_s, ELABORATE_S)
+        answer = await self._try(job, limit)
+        if not isinstance(answer, _Mishap):
+            return answer
+        if answer.kind == "timeout" and limit < self._limit_s:
+            doubt = f"elaborating it takes more than {limit:g} s"
+            answer = _Mishap("timeout", doubt, answer.detail, doubt)
+        return answer.of_all([candidate.index for candidate in job.candidates])
+
+    async def _rank(self, job: RankJob) -> dict[int, float]:
+        try:
+            return await self._call(job)
+        except WorkerTimeout as error:
+            raise UsageError(
+                f"prior {job.called} took more than compile_timeout_s={self._limit_s:g} s for {len(job.candidates)} "
+                "candidates: make it faster, or omit prior="
+            ) from error
+        except WorkerLost as error:
+            raise UsageError(f"prior {job.called} ended its process: {how_it_ended(error)}") from error
+        except RemoteError as error:
+            raise translated(error) from error
+
+    async def _find(self, lowered: Lowered) -> Artifact | None:
+        found = await self.context.store.find(lowered)
+        if found is None:
+            self.context.service.saw(lowered, self.context.session.target)  # only its first call decides
+        return found
+
+    async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
+        """Compile `group`. An earlier run lowered the members without a blob; these come from the store."""
+        answers: dict[int, Built] = {}
+        for lowered in group:
+            if not lowered.blob:
+                gone = _Mishap("codegen", "its library vanished from the artifact store; tune again", "")
+                answers[lowered.index] = await self.context.store.find(lowered) or gone.of(lowered.index)
+        if fresh := [lowered for lowered in group if lowered.blob]:
+            built = await self._compile(fresh)
+            if isinstance(built, GroupFailed):
+                return built
+            explain = self.context.service.explain
+            answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
+        return [answers[lowered.index] for lowered in group]
+
+    async def _prove(self, job: ProveJob) -> Proof | Failure:
+        """Compile a candidate without accelerators and compare, unless an earlier run proved it.
+
+        A crash or a timeout is a `Failure`. The plain library is stored, and if nothing differs, the proof too.
+        Raises `WorkerLost` if the worker was killed from outside.
+        """
+        store, measured, index = self.context.store, job.measured, job.candidate.index
+        if await store.find_proof(measured):
+            return Proof(index=index)
+        proof = await self._try(msgspec.structs.replace(job, path=self._new_library()))
+        if isinstance(proof, _Mishap):
+            if proof.doubt:
+                raise WorkerLost(proof.message, proof.detail, outside=True)
+            return proof.of(index)
+        if isinstance(proof, Proof) and measured.store_key:  # without a key, neither may be stored
+            if proof.plain is not None:
+                await store.keep([proof.plain])
+            if not proof.difference:
+                await store.keep_proof(measured)
+        return proof
+
+    async def _compile(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
+        """Compile `group` into one library and store it."""
+        answers = await self._try(BuildJob(tuple(group), self._new_library(), self.context.service.ready))
+        if isinstance(answers, _Mishap):
+            return answers.of_all([lowered.index for lowered in group])
+        assert not isinstance(answers, GroupFailed), "a process raises"
+        built = [_keyed(one, lowered) for lowered, one in zip(group, answers, strict=True)]
+        store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
+        await store.keep(good)
+        stored = {one.index for one in good if one.store_key}
+        for lowered in group:
+            if lowered.index in stored:
+                await store.keep_lowered(lowered)
+        return built
+
+    async def _try(self, job: Job[A], limit_s: float | None = None) -> A | _Mishap:
+        """Have the process do `job`. Return its answer, or the reason for a missing one."""
+        doing = DOING[type(job)]
+        try:
+            return await self._call(job, limit_s)
+        except WorkerTimeout as error:
+            return _Mishap("timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
+        except WorkerLost as error:
+            return _lost(doing, error)
+        except RemoteError as error:
+            if doing != COMPILING:
+                raise translated(error) from error
+            return _Mishap("codegen", str(error), error.detail)
+
+    async def _call(self, job: Job[A], limit_s: float | None = None) -> A:
+        """Call the process in its turn, for at most `limit_s` or the settings' deadline.
+
+        If the machine is short of a resource, this waits and retries with a new worker.
+
+        Raises `WorkerLost` also if a compiler was killed.
+        """
+        answer = await self.context.patience.until_it_works(lambda: self._call_with_room(job, limit_s))
+        return decoded(job, answer)
+
+    async def _call_with_room(self, job: Job[Any], limit_s: float | None) -> bytes:
+        """Call the worker when `Room` has a free place. Retry if it lacked memory or its server was lost."""
+        room = self.context.room
+        while True:
+            async with room.taken():
+                try:
+                    return await self._call_now(job, limit_s)
+                except ServerLost:
+                    continue  # a new server starts, or the next call raises the reason why not
+                except WorkerLost as error:
+                    if not (error.outside and room.made()):
+                        raise
+
+    async def _call_now(self, job: Job[Any], limit_s: float | None) -> bytes:
+        if self._worker is None or not self._worker.alive:
+            context = self.context
+            self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
+        steps = 2 if isinstance(job, ProveJob) else 1  # a proof lowers and compiles
+        self.compiling = isinstance(job, BuildJob)
+        try:
+            return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
+        except RemoteError as error:
+            if error.kind == CompilerKilled.__name__:
+                raise WorkerLost(str(error), error.detail, outside=True) from error
+            if shortage(error) is not None:
+                await self._worker.kill()  # it may hold the missing resource
+            raise
+        except WorkerLost as error:
+            if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
+                raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
+            raise
+        finally:
+            self.compiling = False
+
+    @property
+    def _limit_s(self) -> float:
+        return self.context.session.compile.compile_timeout_s
+
+    def _new_library(self) -> str:
+        self._libraries += 1
+        folder = made_folder(self.context.session.run_dir, "artifacts")
+        return os.path.join(folder, f"{self.name}-{self._libraries}.so")
+
+
+def _keyed(built: Built, lowered: Lowered) -> Built:
+    """Return `built` with the store's key of `lowered`, which is empty if the result may not be stored."""
+    if isinstance(built, Failure):
+        return built
+    return msgspec.structs.replace(built, store_key=lowered.store_key if lowered.storable else "")
+
+
+class RunStore:
+    """Finds artifacts of earlier runs and keeps those of this one. After the first `OSError` it does nothing.
+
+    Such an error means that the store is read-only, full or gone.
+    """
+
+    def __init__(self, store: ArtifactStore | None = None) -> None:
+        self._store = store
+
+    @property
+    def used(self) -> bool:
+        """Whether the run still uses a store."""
+        return self._store is not None
+
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
+        if not lowered.storable:
+            return None
+        found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
+        if found is not None and lowered.blob:
+            await self.keep_lowered(lowered)
+        return found
+
+    async def keep(self, library: Iterable[Artifact]) -> None:
+        """Keep artifacts of one library under their keys. Skip those without a key."""
+        if good := [(one.store_key, one) for one in library if one.store_key]:
+            await self._do(lambda store: store.put(good))
+
+    async def keep_lowered(self, lowered: Lowered) -> None:
+        """Keep what a kernel was lowered to. Its library must be in the store."""
+        await self._do(lambda store: store.put_lowered(lowered))
+
+    async def find_proof(self, artifact: Artifact) -> bool:
+        """Tell whether an earlier run proved that the code of `artifact` is tilelang's own."""
+        key = artifact.store_key
+        return bool(key) and bool(await self._do(lambda store: store.find_proof(key, artifact.path)))
+
+    async def keep_proof(self, artifact: Artifact) -> None:
+        """Record the proof that the code of `artifact` is tilelang's own."""
+        if key := artifact.store_key:
+            await self._do(lambda store: store.put_proof(key, artifact.path))
+
+    async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
+        if self._store is None:
+            return None
+        try:
+            return await anyio.to_thread.run_sync(use, self._store)
+        except OSError:
+            self._store = None  # this run continues without a store
+            return None

@@ -1,0 +1,366 @@
+"""A device's process on this machine, its standby, and warnings about other users of the device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import anyio
+import msgspec
+
+from atune.errors import (
+    AtuneError,
+    DevicesLost,
+    RemoteError,
+    ServerLost,
+    WorkerError,
+    WorkerLost,
+    WorkerTimeout,
+    WorkloadError,
+    translated,
+)
+from atune.model.artifact import Failure, FailureKind, KernelParam
+from atune.model.device import DeviceInfo
+from atune.model.jobs import (
+    A,
+    FinalJob,
+    Finals,
+    Job,
+    MeasureJob,
+    Prepared,
+    PrepareJob,
+    Started,
+    StartJob,
+    decoded,
+    encoded,
+)
+from atune.model.measurement import DISTURBS, Measurement
+from atune.workers.local.entry_points import MEASURE, NEIGHBOURS
+from atune.workers.local.retry import Patience
+from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
+from atune.workers.processes.messages import Around, Begin, Neighbours, Session
+from atune.workers.processes.worker import Worker
+from atune.workers.system.locks import DeviceLock
+from atune.workers.system.resources import usable_cores
+
+STANDBY_FREE_BYTES = 4 << 30
+"""Free memory that a GPU with its inputs needs for a standby process, whose context takes 0.6 GiB."""
+STANDBY_AFTER = 32
+"""Candidates after which a device gets a standby. Making its context delays measuring by a third of a second."""
+STANDBY_PATIENCE_S = 1.0
+"""Seconds that a starting standby waits for its device, and the final for it. Most candidates take less."""
+SHARED_S = 2.0
+"""Seconds of waiting for a device before the warning that another run measures there too."""
+DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
+"""Failures that an earlier candidate in the same process may have caused."""
+NOT_ALONE = "earlier candidates in its process may have caused this"
+SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
+"""Failures that ruin the process's context or memory, although it answers."""
+
+
+@dataclass(frozen=True)
+class DeviceContext:
+    """Shared state of a run's device workers."""
+
+    session: Session
+    workers: Workers
+    warn: Callable[[str], None]
+    patience: Patience
+
+    @property
+    def limit_s(self) -> float:
+        """Most seconds for one candidate."""
+        return self.session.benchmark.benchmark_timeout_s
+
+
+class LocalDeviceWorker:
+    """One device's process. A `StartJob` replaces it, with the standby if there is one."""
+
+    def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
+        self.context, self.info, self.cpus = context, info, cpus
+        self.name = info.id
+        self._worker: Worker | None = None
+        self._standby: _Standby | None = None
+        self._room_for_two = True
+        self._params: tuple[KernelParam, ...] | None = None
+        """The parameters that the inputs fit. A new process makes them at once."""
+        self._prepared = False
+        self._used = False
+        """Whether a candidate has run in this process."""
+        self._tried = 0
+        """Candidates that the device has been asked to measure."""
+        self._free_bytes: int | None = None
+        """Free memory of a GPU with the inputs on it."""
+        self._lock = DeviceLock(info.uuid or info.id)
+        self._called = 0.0
+        self._noted = False
+        self._lookout = Lookout(info, context.warn)
+
+    @property
+    def alive(self) -> bool:
+        return self._worker is not None and self._worker.alive
+
+    async def run(self, job: Job[A]) -> A:
+        answer: Any
+        match job:
+            case StartJob():
+                answer = await self._start()
+            case PrepareJob():
+                answer = await self._prepare(job)
+            case MeasureJob():
+                answer = await self._measure(job)
+            case FinalJob():
+                answer = await self._final(job)
+            case _:
+                raise TypeError(f"no device does {job.name}")
+        return cast(A, answer)
+
+    async def _start(self) -> Started:
+        await self._stop()
+        standby, self._standby = self._standby, None
+        worker = await standby.taken() if standby is not None else None
+        self._worker = worker or await self.context.patience.until_it_works(self._new)
+        if self._params is not None:
+            await self._prepare(PrepareJob(self._params, timed=False))
+        return Started(self.info, standby=worker is not None)
+
+    async def _measure(self, job: MeasureJob) -> Measurement | Failure:
+        if not self._prepared:
+            await self._prepare(PrepareJob(job.artifact.params, timed=False))
+        used, self._used = self._used, True
+        self._tried += 1
+        answer = await self._measured(job)
+        await self._lookout.look(self._worker, self.context.limit_s)
+        if isinstance(answer, Failure):
+            if used and answer.kind in DOUBTFUL:
+                answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
+            if answer.kind in SPOILING and self.alive:
+                answered = time.monotonic()
+                await self._stop()
+                answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
+            if answer.kind == "out_of_memory" and answer.doubt and self._standby is not None:
+                self._room_for_two = False
+                await self._dismiss()
+        else:
+            self._keep_standby()
+        return answer
+
+    async def _measured(self, job: MeasureJob) -> Measurement | Failure:
+        limit, index = self.context.limit_s, job.artifact.index
+        try:
+            return await self._call(job, limit)
+        except WorkerTimeout as error:
+            late = round(time.monotonic() - self._called - limit, 4)
+            message = f"ran past benchmark_timeout_s={limit:g}; killed"
+            return Failure(index=index, kind="timeout", message=message, detail=error.detail, kill_s=late)
+        except ServerLost:
+            raise
+        except WorkerLost as error:
+            return _lost(index, error)
+        except RemoteError as error:
+            raise translated(error) from error
+
+    async def _final(self, job: FinalJob) -> Finals:
+        if self._standby is not None:
+            with anyio.move_on_after(STANDBY_PATIENCE_S):
+                await self._standby.taken()  # so that no context is made while finalists are timed
+        self._used = True
+        await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
+        finals = await self._call(job, self.context.limit_s * (len(job.artifacts) + 1))
+        if any(failure.kind in SPOILING for failure in finals.failures):
+            await self._stop()
+        return finals
+
+    async def _prepare(self, job: PrepareJob) -> Prepared:
+        """Make the inputs and run the reference, which only the device's first process times.
+
+        A failure of the first process is the workload's: raises `WorkloadError`.
+        """
+        limit, first = self.context.limit_s, job.timed
+        if first:
+            await self._lookout.look(self._worker, limit, idle=True)
+        try:
+            prepared = await self._call(job, limit)
+        except RemoteError as error:
+            raise translated(error) from error
+        except WorkerTimeout as error:
+            if not first:  # an earlier process finished it in time
+                raise
+            message = (
+                f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}: one of them "
+                "hangs, or needs more time (--timeout, BenchmarkSettings(benchmark_timeout_s=…))"
+            )
+            raise WorkloadError(message) from error
+        except WorkerLost as error:
+            if not first or error.outside:
+                raise
+            message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
+            raise WorkloadError(message) from error
+        self.context.workers.agree(prepared.loaded_as)
+        self._prepared, self._params = True, job.params
+        self._free_bytes = prepared.free_bytes
+        self._keep_standby()
+        return prepared
+
+    def _keep_standby(self) -> None:
+        """Begin to start a standby process if it pays, and the settings and the resources allow one."""
+        if self._standby is not None or not self._room_for_two:
+            return
+        wanted, free_bytes = self.context.session.benchmark.standby, self._free_bytes
+        if wanted is None:
+            room = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES
+            wanted = room and self._tried >= STANDBY_AFTER and len(usable_cores()) > 2
+        if wanted:
+            standby = _Standby(lambda: self._new(warm=True))
+            if self.context.workers.start_soon(standby.make):
+                self._standby = standby
+
+    async def _new(self, *, warm: bool = False) -> Worker:
+        """Fork a process, pin it to the device and make its context. `warm`: also load the code for measuring."""
+        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
+        worker = await self.context.workers.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
+        try:
+            session = msgspec.structs.replace(self.context.session, device=self.info.id)
+            await self.context.workers.begin(worker, session)
+            payload = msgspec.msgpack.encode(Begin(device=self.info, warm=warm))
+            # Making a context may disturb a timing on the device, but must not wait for a candidate that hangs.
+            async with self._lock.held(STANDBY_PATIENCE_S if warm else None) as waited_s:
+                if not warm:
+                    self._note(waited_s)
+                reply = await worker.call(f"{MEASURE}begin", payload, LOAD_TIMEOUT_S)
+        except WorkerError:
+            await worker.kill()
+            raise
+        self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
+        return worker
+
+    async def _call(self, job: Job[A], timeout_s: float) -> A:
+        """Have the device's process do `job` while no other run measures on the device. `timeout_s` excludes waiting.
+
+        If the machine is short of a resource, this waits and retries.
+        """
+        if self._worker is None:
+            raise DevicesLost(f"device {self.name} was not started")
+        worker = self._worker
+
+        async def attempt() -> bytes:
+            async with self._lock.held() as waited_s:
+                self._note(waited_s)
+                self._called = time.monotonic()
+                return await worker.call(MEASURE + job.name, encoded(job), timeout_s)
+
+        return decoded(job, await self.context.patience.until_it_works(attempt))
+
+    def _note(self, waited_s: float | None) -> None:
+        """Warn, once, that the device is shared."""
+        own = self._standby is not None and not self._standby.made  # this run's own standby holds the device
+        if waited_s is None:
+            message = (
+                f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
+            )
+        elif waited_s > SHARED_S and not (own or self._noted):
+            message = f"another run also measures on device {self.name}: they take turns"
+        else:
+            return
+        self._noted = True
+        self.context.warn(message)
+
+    async def _stop(self) -> None:
+        self._prepared = self._used = False
+        if self._worker is not None:
+            await self._worker.kill()
+            self._worker = None
+
+    async def _dismiss(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None and (worker := await standby.taken()) is not None:
+            await worker.kill()
+
+
+class _Standby:
+    """A standby process, or one that is starting."""
+
+    def __init__(self, new: Callable[[], Awaitable[Worker]]) -> None:
+        self._new = new
+        self._worker: Worker | None = None
+        self._made = anyio.Event()
+
+    @property
+    def made(self) -> bool:
+        return self._made.is_set()
+
+    async def make(self) -> None:
+        """Start the process. A failure makes `taken` return None; the next regular start reports the reason."""
+        try:
+            with suppress(AtuneError):
+                self._worker = await self._new()
+        finally:
+            self._made.set()
+
+    async def taken(self) -> Worker | None:
+        """Wait until the process has started, and return it. Returns None if it failed to start or has died."""
+        await self._made.wait()
+        return self._worker if self._worker is not None and self._worker.alive else None
+
+
+def _lost(index: int, error: WorkerLost) -> Failure:
+    """Return the failure of a candidate whose device process died.
+
+    SIGKILL and SIGTERM come from outside, or from Linux if memory ran out. The candidate itself causes SIGSEGV.
+    """
+    killed = error.outside
+    return Failure(
+        index=index,
+        kind="worker_lost" if killed else "fault",
+        message=f"the device's process died: {how_it_ended(error)}",
+        detail=error.detail,
+        doubt="a signal that no kernel sends killed the device's process" if killed else "",
+    )
+
+
+LOOK_S = 5.0
+"""Least seconds between two checks."""
+MOST_NEIGHBOURS = 8
+"""Most processes of others that a run reports per device."""
+
+BUSY_PERCENT = 20
+"""Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+REMEDY = "end it, or measure on another device"
+
+
+class Lookout:
+    """Looks for other users of one device: its process asks NVML. Warns once about each process of others."""
+
+    def __init__(self, info: DeviceInfo, warn: Callable[[str], None]) -> None:
+        self.info, self.warn = info, warn
+        self._looked = float("-inf")
+        self._told: set[int] = set()
+
+    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False, idle: bool = False) -> None:
+        """Check for other users, unless the last check was less than `LOOK_S` ago. `at_once`: check in any case.
+
+        `idle`: the run computes nothing now.
+
+        The process may die of the question or run past `limit_s`; its next call then reports this.
+        """
+        now = time.monotonic()
+        if not self.info.uuid or worker is None or not worker.alive or (now - self._looked < LOOK_S and not at_once):
+            return
+        self._looked = now
+        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
+        with suppress(WorkerError):
+            seen = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=Around)
+            if (seen.busy_percent or 0) > BUSY_PERCENT:
+                self.warn(
+                    f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
+                    f"another program computes there and {DISTURBS}; {REMEDY}"
+                )
+            new = [one for one in seen.neighbours if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
+            self._told |= {one.pid for one in new}
+            if new:
+                others = ", ".join(map(str, new))
+                self.warn(f"device {self.info.id} is also used by {others}: that {DISTURBS}; {REMEDY}")

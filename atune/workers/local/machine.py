@@ -1,0 +1,302 @@
+"""The stages on this machine: compile workers and device processes, forked from one fork server."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.engine.background import background
+from atune.engine.interfaces import CompileHints, ignored
+from atune.engine.search.devices import with_peaks
+from atune.errors import TargetError
+from atune.model.candidate import Config
+from atune.model.device import DeviceInfo, Target
+from atune.model.folders import run_folder
+from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
+from atune.workers.local.compile_service import ACCELERATOR, CompileService
+from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStore
+from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
+from atune.workers.local.entry_points import DISCOVER
+from atune.workers.local.fork_servers import started, taken
+from atune.workers.local.retry import Patience, Room
+from atune.workers.local.space_worker import SpaceWorker
+from atune.workers.local.workers import Workers, process_folders
+from atune.workers.processes.messages import Discovery, Session
+from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.server import ForkServerProcess
+from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.system.versions import installed_versions
+from atune.workload.packing import LARGE_BYTES, write
+from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
+
+__all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
+
+FEW, LEAST = 0.8, 4
+"""Up to `FEW` candidates for each worker, and always up to `LEAST`, all are compiled plain. They hardly delay each
+other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended 1.22
+times as late with accelerators and a proof as without, and runs of 15 candidates 1.01 times. Parsing headers once, for
+cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two."""
+PLAIN = "with so few candidates each is compiled plain"
+"""The reason for using no accelerator."""
+NEIGHBOURS = 2
+"""Successive candidates for one worker, if candidates that differ only in the order of blocks share a lowering."""
+
+
+class LocalMachine:
+    """Compile workers and device workers of one run, as processes on this machine.
+
+    `workload` is a reference that the workers can load. `spec` is its description if the caller has it, which saves
+    a worker from loading it. If `spec` lacks the space, only the space is loaded. `target` is a text, such as
+    ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this
+    process may use.
+    """
+
+    def __init__(
+        self,
+        workload: WorkloadRef,
+        *,
+        spec: WorkloadSpec | None = None,
+        target: str | Target = "auto",
+        devices: Sequence[str] = ("all",),
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+        cores: int | None = None,
+    ) -> None:
+        self._most_cores = cores
+        self.workload, self.spec = workload, spec
+        self._sent = workload
+        """The reference that workers load."""
+        self.target_text, self.device_names = target, tuple(devices)
+        self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        self.acceleration = self.compile.acceleration
+        self.server: ForkServer
+        self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
+        self._space = SpaceWorker(self.workers, spec, self.workers.what)
+        self.service = CompileService(self.compile, target, COMPILE_NICE)
+        self.store = RunStore()
+        self.run_dir = ""
+        self._warn: Callable[[str], None] = ignored
+        self._found: Discovery | None = None
+        self._accelerators: tuple[str, ...] = ()
+        """Names, without versions, of the accelerators in use."""
+        self._cores_left: int | None = None
+        """Cores without a compile worker. None if measuring needs no free core."""
+
+    @asynccontextmanager
+    async def open(
+        self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
+    ) -> AsyncGenerator[None, None]:
+        """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
+
+        A run that ends well leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
+        """
+        self._warn, self.service.wake = warn, wake
+        with run_folder() as self.run_dir:
+            process, park = taken()
+            async with (
+                ForkServer(process=process, park=park, again=self._new_server) as self.server,
+                self.service,
+                background() as tasks,
+            ):
+                env = self._folders()
+                self.workers.attach(self.server, env, tasks)
+                importing = self.server.preload_s is None  # it uses only one core
+                self.service.start(early=importing, run_dir=self.run_dir, env=env)
+                store = ArtifactStore() if self.compile.store else None
+                self.store = RunStore(store)
+                tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`
+                try:
+                    self._sent = await self._put_aside(self.workload)
+                    yield
+                finally:
+                    self._warn = ignored  # the run has ended and records no more events
+                    if store is not None:
+                        store.close()
+            # Skipped after an error or a cancellation, which must not wait.
+            if store is not None:
+                await anyio.to_thread.run_sync(store.evict)
+            await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
+
+    async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
+        """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
+        if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
+            return workload
+        path = os.path.join(self.run_dir, "workload.pickle")
+        try:
+            packed = await anyio.to_thread.run_sync(write, workload.packed, path, abandon_on_cancel=True)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            return workload
+        return msgspec.structs.replace(workload, packed=packed)
+
+    def _folders(self) -> dict[str, str]:
+        """Make the folders that the run's processes write to, and return their environment variables."""
+        return {**process_folders(self.run_dir), **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})}
+
+    async def describe(self, *, seed: int = 0) -> WorkloadSpec:
+        if self.spec is None or not self.spec.configs:
+            known = self.spec is not None  # the program described it
+            self.spec = await self._space.describe(self._sent, seed)
+            if not known:
+                self.workers.expect(self.spec.fingerprint)
+        return self.spec
+
+    def adopt(self, fingerprint: str) -> None:
+        """Refuse workers that load other work than another machine's first worker did."""
+        self.workers.expect(fingerprint)
+        self._space.adopt(self._sent)
+
+    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
+        return await self._space.look_up(configs, around=around)
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        question = self._question()
+        known = self.server.facts  # valid for the process, because devices do not come and go
+        reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
+        known[question] = reply
+        found = msgspec.msgpack.decode(reply, type=Discovery)
+        check_discovery(found, self.benchmark)
+        found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
+        self._found = found
+        self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
+        return found.target, list(found.devices)
+
+    def _question(self) -> bytes:
+        """Return the encoded question for discovery."""
+        mixed = self.benchmark.mixed_devices
+        return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile))
+
+    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        used, unused = accelerators_for(candidates, self._most_workers()[0], self.acceleration, self.found)
+        self.use(used, unused.get(ACCELERATOR, ""))
+        return used, unused
+
+    def use(self, accelerators: Sequence[str], no_service: str) -> None:
+        """Use `accelerators` in the run. `no_service`: why they do not include the compile service."""
+        self._accelerators = tuple(map(bare, accelerators))
+        unused = "" if self._on_cpu else None if ACCELERATOR in self._accelerators else no_service
+        self.service.use(unused)
+
+    def compile_workers(self) -> list[LocalCompileWorker]:
+        """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
+
+        If kernels run on the CPU, the last core belongs to the device. A GPU's process needs a core while it
+        measures, and `hints` keep one free for that time.
+        """
+        cores, (n, limited) = self._cores, self._most_workers()
+        if limited:
+            self._warn(limited)
+        self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
+        cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
+        context = CompileContext(
+            session=self._session(),
+            workers=self.workers,
+            store=self.store,
+            service=self.service,
+            room=Room(n, self._warned, oom_kills),
+            patience=self._patience(),
+        )
+        return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
+
+    def _most_workers(self) -> tuple[int, str]:
+        """Return the number of compile workers, and a warning if memory limits it."""
+        cores, memory = len(self._cores), usable_memory_bytes()
+        most = max(1, cores - len(self.found.devices) if self._on_cpu else cores)
+        n = self.compile.workers or workers_that_fit(most, memory)
+        if self.compile.workers is not None or memory is None or n >= most:
+            return n, ""
+        room = f"{memory / (1 << 30):.1f} GiB are free, with {WORKER_BYTES >> 30} GiB set aside for each"
+        return n, f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"
+
+    def device_workers(self) -> list[LocalDeviceWorker]:
+        # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
+        cpus = self._cores[-1:] if self._on_cpu else None
+        context = DeviceContext(
+            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience()
+        )
+        return [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
+
+    def _session(self) -> Session:
+        return Session(
+            ref=self._sent,
+            target=self.found.target,
+            compile=self.compile,
+            benchmark=self.benchmark,
+            run_dir=self.run_dir,
+            accelerators=self._accelerators,
+        )
+
+    def end_warnings(self) -> list[str]:
+        return self.workers.end_warnings()
+
+    def versions(self) -> dict[str, str]:
+        return installed_versions()
+
+    def hints(self, measuring: int) -> CompileHints:
+        builds: Literal["all", "first", "none"] = "all"
+        if self.service.warming:
+            builds = "none" if self.service.soon else "first"
+        return CompileHints(
+            row=NEIGHBOURS if "swizzle_lowering" in self._accelerators and not self._on_cpu else 1,
+            builds=builds,
+            resting=0 if self._cores_left is None else max(0, measuring - self._cores_left),
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    def _new_server(self) -> ForkServerProcess:
+        """Start a replacement for a lost fork server."""
+        process = started()
+        self._warn("the fork server was lost: another starts, and interrupted work is repeated")
+        return process
+
+    def _warned(self, message: str) -> None:
+        """Pass a warning on, unless the run has ended."""
+        self._warn(message)
+
+    def _patience(self) -> Patience:
+        return Patience(self.run_dir, self._warned)
+
+    @property
+    def _cores(self) -> list[int]:
+        """The cores that it uses."""
+        return usable_cores()[: self._most_cores]
+
+    @property
+    def found(self) -> Discovery:
+        """The answer of `discover`."""
+        assert self._found is not None, "discover() comes first"
+        return self._found
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.found.target.kind == "c"
+
+
+def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
+    """Raise `TargetError` if the settings do not fit the target."""
+    on_cpu = found.target.kind == "c"
+    method = benchmark.method
+    if method != "auto" and (method == "perf_counter") != on_cpu:
+        fitting = "'perf_counter'" if on_cpu else "'events', 'cuda_graph' or 'cupti'"
+        raise TargetError(f"method {method!r} does not time target {found.target.kind}: use {fitting}")
+
+
+def accelerators_for(
+    candidates: int, workers: int, asked: Acceleration, found: Discovery
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the accelerators of a run, as ``name@version``, and the reason against each other one, by name."""
+    if not asked.auto or candidates > max(LEAST, FEW * workers):
+        return found.accelerators, dict(found.unused)
+    return (), {**found.unused, **{bare(name): PLAIN for name in found.accelerators}}

@@ -1,0 +1,106 @@
+"""Questions about a workload's file that a worker answers: without compiling, or by compiling some configurations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from atune.errors import RemoteError, WorkerLost, WorkerTimeout, translated
+from atune.model.artifact import Failure
+from atune.model.candidate import Candidate, Config, config_key
+from atune.model.explained import Explained, ExplainJob
+from atune.model.folders import run_folder
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.entry_points import DISCOVER, EXPLAIN, LOCATE, SURVEY_SPACE
+from atune.workers.local.fork_servers import taken
+from atune.workers.local.workers import Workers, how_it_ended, process_folders
+from atune.workers.processes.messages import Discovery, Session
+from atune.workers.processes.pool import ForkServer
+from atune.workload.kernel_defaults import KernelSite, Sought
+from atune.workload.space_survey import SpaceSurvey
+from atune.workload.workload import FileRef, WorkloadRef
+
+
+@asynccontextmanager
+async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
+    """Start the fork server, or take the parked one, and yield its workers. Kill them on leaving."""
+    async with asking_in_folder(workload) as (workers, _):
+        yield workers
+
+
+@asynccontextmanager
+async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
+    """Do what `asking` does, and also yield the folder that the workers may write to. Remove it on leaving."""
+    with run_folder() as run_dir:
+        process, park = taken()
+        async with ForkServer(process=process, park=park) as server:
+            workers = Workers(workload)
+            workers.attach(server, process_folders(run_dir))
+            yield workers, run_dir
+
+
+async def survey_space(ref: FileRef) -> SpaceSurvey:
+    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
+    async with asking(ref) as workers:
+        reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
+    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
+
+
+async def discover(
+    ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
+) -> Discovery:
+    """Return the target and the devices that a run would have. Raises `TargetError`."""
+    question = (target, tuple(devices), benchmark.mixed_devices, compile)
+    async with asking(ref) as workers:
+        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+    return msgspec.msgpack.decode(reply, type=Discovery)
+
+
+async def locate_kernel(sought: Sought) -> KernelSite:
+    """Return the place of a kernel's definition, from a worker that runs its file. Raises `WorkloadError`."""
+    async with asking(sought.ref) as workers:
+        reply = await workers.ask_once("locate", LOCATE, msgspec.msgpack.encode(sought))
+    return msgspec.msgpack.decode(reply, type=KernelSite)
+
+
+Answer = Explained | Failure
+N_STEPS = 2
+"""Lowering and compiling. Each step has the compile timeout."""
+
+
+async def explain(
+    ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings, picture: str | None = None
+) -> list[Answer]:
+    """Compile each of `configs` for `target` and return its facts or its failure.
+
+    `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
+    """
+    benchmark = BenchmarkSettings()
+    async with asking_in_folder(ref) as (workers, run_dir):
+        question = (target, (), True, compile)
+        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+        found = msgspec.msgpack.decode(reply, type=Discovery)
+        session = Session(ref, found.target, compile, benchmark, run_dir)
+        return [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
+
+
+async def _one(workers: Workers, session: Session, index: int, config: Config, picture: str | None) -> Answer:
+    candidate = Candidate(index, config_key(config), config)
+    job = ExplainJob(candidate, os.path.join(session.run_dir, f"explained-{index}.so"), picture)
+    worker = await workers.loaded("explain", session)
+    limit = N_STEPS * session.compile.compile_timeout_s
+    try:
+        reply = await worker.call(EXPLAIN, msgspec.msgpack.encode(job), limit)
+    except WorkerTimeout as error:
+        return Failure(index, "timeout", f"compiling ran past {limit:g} s", error.detail)
+    except WorkerLost as error:
+        return Failure(index, "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail)
+    except RemoteError as error:
+        raise translated(error) from error
+    finally:
+        await worker.kill()
+    answer: Answer = msgspec.msgpack.decode(reply, type=Explained | Failure)
+    return answer

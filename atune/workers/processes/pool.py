@@ -1,0 +1,344 @@
+"""The parent's side of the worker processes: starts them, calls them, and never leaves one behind.
+
+`server_main` forks the workers and has the heavy modules imported; this module imports none of them.
+Every wait here goes through the event loop, on non-blocking sockets and under any of anyio's backends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from atune.engine.background import background
+from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
+from atune.workers.processes.server import ForkServerProcess
+from atune.workers.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
+from atune.workers.processes.worker import CANCEL_S, Worker, read_tail
+from atune.workers.system.locks import Deadline
+
+GRACE_S, HAMMER_S = 0.4, 0.2
+"""Bounds of the last steps of a cancelled run's cleanup. With `CANCEL_S` before them they stay under a second."""
+START_TIMEOUT_S = 300.0
+"""For importing the preload, and for forking a worker after it. It is far above what a slow machine needs."""
+
+
+class ForkServer(anyio.AsyncContextManagerMixin):
+    """Owns the fork server and all workers. All of them, and their compilers, end with the `async with`.
+
+    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes do.
+    `run_dir` receives the server's log and each worker's stderr; no other server may use it. `env` extends the parent's
+    environment for all processes. `start_timeout_s`: the longest time that the server may take to import `preload`, and
+    then to fork a worker.
+
+    With `process` it attaches to a server that was started before, or parked. With `park`, a server whose body ended
+    without an error is parked instead of ended. Its workers end all the same, except idle `lasting` ones.
+
+    With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
+    and `spawn` waits for the new server. After the second loss it raises `MachineError`.
+    """
+
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        run_dir: str = "",
+        env: Mapping[str, str] | None = None,
+        process: ForkServerProcess | None = None,
+        park: Callable[[ForkServerProcess], None] | None = None,
+        again: Callable[[], ForkServerProcess] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self.preload = tuple(preload)
+        self.run_dir = Path(run_dir) if process is None else process.folder
+        self.env = dict(env or {})
+        self.preload_s: float | None = None
+        """Seconds that importing `preload` took; None until it has finished."""
+        self._given, self._park, self._again = process, park, again
+        self._start_timeout_s = start_timeout_s
+        self._process: ForkServerProcess
+        self._workers: dict[int, Worker] = {}
+        self._failure = ""
+        """Why the server is gone, or cannot fork."""
+        self._running = self._leaving = False
+        self._first_loss = ""
+        """How the first server ended, if it was replaced."""
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
+        async with background(cancel=False) as tasks:
+            self._start()
+            tasks.start_soon(self._listen)
+            well = detached = False
+            try:
+                yield self
+                well = True
+            finally:
+                self._leaving = True
+                try:
+                    detached = well and await self._detach()
+                finally:  # also if that was cancelled
+                    if not detached:
+                        await self._stop()
+
+    async def spawn(
+        self,
+        role: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cpus: Sequence[int] | None = None,
+        nice: int = 0,
+        lasting: bool = False,
+    ) -> Worker:
+        """Fork a worker, once the preload is done.
+
+        `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment. A
+        `lasting` worker stays when the server is parked. Raises `ServerLost` if the server ends and is replaced, and
+        `MachineError` if its replacement ends. Raises `WorkerError`, with the tail of its log, if the preload failed,
+        or the server is gone or does not answer in time. Cancellation leaves no worker behind.
+        """
+        if not self._running:
+            raise WorkerError("the fork server is not open")
+        while not self._ready.is_set():  # a new server has a new event
+            await self._answered(self._ready, f"import {', '.join(self.preload) or 'nothing'}")
+        if self._failure:
+            raise self._error()
+        number = next(self._process.numbers)
+        name = f"{role}-{number}"
+        path = self.run_dir / f"{name.replace('/', '_')}.stderr"
+        order: dict[str, Any] = {"op": "fork", "id": number, "env": dict(env or {}), "nice": nice}
+        order["cpus"] = None if cpus is None else list(cpus)
+        with path.open("ab") as stderr:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell(), lasting)
+            try:
+                with theirs:
+                    await self.order(order, [theirs.fileno(), stderr.fileno()])
+                await self._answered(worker.forked, f"fork {name}")
+            except BaseException:
+                await worker.kill(CANCEL_S)
+                raise
+        if not worker.pid:
+            message = f"{name} did not start: {worker.how_ended}"
+            raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self._process.log))
+        return worker
+
+    async def _answered(self, event: anyio.Event, what: str) -> None:
+        """Wait until the server has completed a step. Raises `WorkerError` if it hangs."""
+        deadline = Deadline(self._start_timeout_s)
+        try:
+            while not event.is_set():
+                await deadline.wait(event.wait)
+        except TimeoutError:
+            raise WorkerError(
+                f"the fork server (process {self._process.pid}) did not {what} within {self._start_timeout_s:g} s: it "
+                "hangs, or was stopped. Look for a file system that does not answer, and for SIGSTOP",
+                read_tail(self._process.log),
+            ) from None
+
+    @property
+    def lasting(self) -> Worker | None:
+        """The worker that the previous run left here."""
+        return next((worker for worker in self._workers.values() if worker.lasting), None)
+
+    @property
+    def facts(self) -> dict[Any, Any]:
+        """Facts that runs learned with this process, for the next run."""
+        return self._process.facts
+
+    def pids(self) -> list[int]:
+        """Return the pids of the server and of the living workers. They are process groups, too."""
+        server = [self._process.pid] if self._running and self._process.returncode is None else []
+        return server + [worker.pid for worker in self._workers.values() if worker.pid]
+
+    def _start(self) -> None:
+        """Start the server's process without waiting for it, or attach to one."""
+        self._ready = anyio.Event()
+        self._listening = anyio.CancelScope(shield=True)
+        self._process = self._given or ForkServerProcess(self.preload, self.run_dir, env=self.env)
+        self._control = self._process.control
+        if self._process.preload_s is not None:
+            self.preload_s = self._process.preload_s
+            self._ready.set()
+        for left in self._process.lasting:
+            self._workers[left.number] = Worker.left(self, left)
+        self._process.lasting = []
+        self._running = True
+
+    async def _detach(self) -> bool:
+        """Leave the server parked for the next run; False if its state does not allow it."""
+        if self._park is None or self._failure or not self._ready.is_set():
+            return False
+        async with anyio.create_task_group() as tasks:
+            for worker in list(self._workers.values()):
+                if not worker.lasting or worker.busy:
+                    tasks.start_soon(worker.kill)
+        staying = list(self._workers.values())
+        if not all(worker.lasting for worker in staying) or self._failure or self._process.returncode is not None:
+            return False
+        kept = {worker.stderr for worker in staying}
+        for stderr in set(self.run_dir.glob("*.stderr")) - kept:  # the next run's workers have other names
+            stderr.unlink(missing_ok=True)
+        self._process.lasting = [worker.leave() for worker in staying]
+        self._running = False
+        self._listening.cancel()
+        self._park(self._process)
+        return True
+
+    async def order(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Send the server a message, with descriptors. Raises `WorkerError` if it was closed."""
+        data, control = json.dumps(message).encode(), self._control
+        while self._running:
+            if control is not self._control:
+                return  # the server is gone, and the worker concerned has been told
+            try:
+                socket.send_fds(control, [data], fds)
+                return
+            except BlockingIOError:
+                with suppress(anyio.ClosedResourceError):
+                    await anyio.wait_writable(control)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the server is gone; `_listen` tells everyone
+        raise WorkerError("the fork server was closed")
+
+    def forget(self, number: int) -> None:
+        """Remove a worker that has ended."""
+        self._workers.pop(number, None)
+
+    def loss(self, message: str, detail: str = "") -> AtuneError:
+        """Return the error for a worker that ended with the server, which can be replaced or not."""
+        gone = self._failure and self._first_loss and not self._leaving
+        return self._error() if gone else ServerLost(message, detail)
+
+    async def _listen(self) -> None:
+        """Read the server's messages until it ends, and then those of its replacement.
+
+        Shielded: the cleanup after a cancellation needs the reported exits.
+        """
+        with self._listening:
+            while True:
+                while data := await self._hear():
+                    self._heed(json.loads(data))
+                self._hammer()
+                with anyio.move_on_after(GRACE_S):
+                    await self._process.wait()
+                while_doing = "" if self._ready.is_set() else f" while importing {', '.join(self.preload)}"
+                why = f"the fork server ended{while_doing}: {describe(self._process.returncode)}"
+                if not self._replaced(why):
+                    self._lost(why)
+                    return
+
+    def _heed(self, message: dict[str, Any]) -> None:
+        """Handle one message of the server."""
+        worker = self._workers.get(message.get("id", -1))
+        if message["op"] == "ready":
+            self.preload_s = self._process.preload_s = message["seconds"]
+            if message["error"]:
+                self._failure = f"preloading {', '.join(self.preload)} failed: {message['error']}"
+            self._ready.set()
+        elif message["op"] == "forked" and worker:
+            worker.pid = message["pid"]
+            worker.forked.set()
+        elif message["op"] == "exited" and worker:
+            worker.told_ended(message["how"], outside=message.get("outside", False))
+
+    async def _hear(self) -> bytes:
+        while True:
+            try:
+                return self._control.recv(CONTROL_BYTES)
+            except BlockingIOError:
+                await anyio.wait_readable(self._control)
+            except OSError:
+                return b""
+
+    def _replaced(self, why: str) -> bool:
+        """Replace the lost server if that may help. Returns whether a new one was started.
+
+        It does not help if the import itself fails. After a second loss it does not help either, because something
+        kills the processes.
+        """
+        may_help = self._ready.is_set() or from_outside(self._process.returncode)
+        if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
+            return False
+        try:
+            process = self._again()
+        except (AtuneError, OSError):
+            return False
+        self._first_loss = why
+        waited_for, self._ready = self._ready, anyio.Event()
+        self._tell_all(why)
+        anyio.notify_closing(self._control)
+        self._control.close()
+        self._process.reap()
+        process.numbers = self._process.numbers  # no number, and no name, stands for two workers
+        self._process, self._control, self.run_dir = process, process.control, process.folder
+        waited_for.set()
+        return True
+
+    def _lost(self, why: str) -> None:
+        """Tell everyone who waits that the server is gone."""
+        self._failure = self._failure or why
+        self._ready.set()
+        self._tell_all(why)
+
+    def _tell_all(self, why: str) -> None:
+        for worker in list(self._workers.values()):
+            worker.told_ended(why, with_server=True)
+
+    def _error(self) -> AtuneError:
+        """Return the error for a request to a server that is gone, or cannot fork."""
+        if not self._first_loss or self._leaving:
+            return WorkerError(self._failure, read_tail(self._process.log))
+        return MachineError(
+            f"{self._failure}; the server before it was lost, too ({self._first_loss}). Look for what ends this run's "
+            "processes: too little memory (dmesg tells), or a limit of a container or a scheduler. Fewer compile "
+            "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` continues the run"
+        )
+
+    def _hammer(self) -> None:
+        """SIGKILL everything without the server's help.
+
+        Closing the lifeline makes the kernel do it, without races. The rest covers a fork of this program that also
+        holds the lifeline, and processes that left their worker's group.
+        """
+        workers = [worker.pid for worker in self._workers.values() if worker.pid]
+        below = descendants([*workers, *([self._process.pid] if self._process.returncode is None else [])])
+        self._process.hang_up()
+        for pid in workers:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        for pid in below:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _stop(self) -> None:
+        """End every process: first through the server, so that all are reaped, then by `_hammer`. Shielded and
+        bounded."""
+        with anyio.CancelScope(shield=True):
+            try:
+                if self._ready.is_set():  # a server that still imports cannot listen
+                    with suppress(OSError):
+                        self._control.shutdown(socket.SHUT_WR)
+                    with anyio.move_on_after(GRACE_S):
+                        await self._process.wait()
+            finally:  # also if asyncio's own cancellation, which ignores shields, interrupts the wait
+                self._hammer()
+                try:
+                    with anyio.move_on_after(HAMMER_S):
+                        await self._process.wait()
+                finally:
+                    self._process.reap()
+                    self._lost("the fork server was closed")
+                    self._running = False
+                    self._listening.cancel()
+                    anyio.notify_closing(self._control)
+                    self._control.close()

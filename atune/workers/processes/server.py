@@ -1,0 +1,250 @@
+"""The fork server's process, and servers that stay warm for the next run.
+
+No event loop owns it. A run attaches to it, and parks it for the next run if it ended well. The next run may use
+another loop or thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+
+from atune.errors import WorkloadError
+from atune.model.folders import SERVER_FOLDER, working_folder
+from atune.workers.processes import server_main
+
+REAP_S = 0.5
+
+
+def in_worker() -> bool:
+    """Tell whether this process is a run's worker."""
+    return os.environ.get(server_main.WORKER) == str(os.getpid())
+
+
+def refuse_in_worker() -> None:
+    """Raise `WorkloadError` in a worker: a file that tunes while it is loaded would load itself without end."""
+    if not in_worker():
+        return
+    frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
+    while frame is not None and not where:  # the innermost file that is being executed
+        code, line = frame.f_code, frame.f_lineno
+        if code.co_name == "<module>" and os.path.dirname(code.co_filename) != os.path.dirname(server_main.__file__):
+            where = f"{code.co_filename}, line {line},"
+        frame = frame.f_back
+    if not where:
+        raise WorkloadError("a function of the workload tunes, in a worker that tunes already: call it elsewhere")
+    raise WorkloadError(
+        f"{where} tunes while a worker loads the file, and would do so again in each worker: put the call below "
+        '`if __name__ == "__main__":`'
+    )
+
+
+class Lasting(NamedTuple):
+    """A worker that stays with a parked server."""
+
+    number: int
+    name: str
+    pid: int
+    sock: socket.socket
+    stderr: Path
+    mark: int
+    calls: int
+    """Number of calls that it has answered."""
+
+
+class ForkServerProcess:
+    """One fork server: its process, the control socket, and the lifeline, whose other end only this program holds.
+
+    Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
+    of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
+    holds what runs learned for the next run, and `lasting` the workers that a run leaves to the next. Raises
+    `WorkloadError` in a worker.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        folder: Path,
+        remove_folder: Callable[[], None] = lambda: None,
+        *,
+        env: Mapping[str, str],
+    ) -> None:
+        refuse_in_worker()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._remove_folder = remove_folder
+        self.folder = folder
+        self.log = folder / "fork-server.log"
+        self.numbers = count()
+        self.preload_s: float | None = None
+        self.facts: dict[Any, Any] = {}
+        self.lasting: list[Lasting] = []
+        with ExitStack() as stack:
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.control.setblocking(False)
+            stack.callback(theirs.close)
+            lifeline, self.lifeline = os.pipe()
+            stack.callback(os.close, lifeline)
+            try:
+                log = stack.enter_context(self.log.open("ab"))
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", server_main.__file__, _arguments(theirs.fileno(), lifeline, preload)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **env, SERVER_FOLDER: str(folder)},
+                    cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
+                    pass_fds=(theirs.fileno(), lifeline),
+                )
+            except BaseException:
+                self.control.close()
+                os.close(self.lifeline)
+                raise
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int | None:
+        """Wait for the process to end, and reap it."""
+        while self.returncode is None:
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                continue
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                anyio.notify_closing(pidfd)
+                os.close(pidfd)
+        return self.returncode
+
+    def hang_up(self) -> None:
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server
+        directly."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+            with suppress(ProcessLookupError):
+                if self.returncode is None:
+                    kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_S)
+        self._remove_folder()
+
+    def destroy(self) -> None:
+        """End a server that no run is attached to, blocking.
+
+        It closes the sockets first, so that the server reaps its workers. They then end even if a process forked from
+        this program holds the lifeline, too.
+        """
+        for worker in self.lasting:
+            with suppress(OSError):
+                worker.sock.shutdown(socket.SHUT_RDWR)
+        if self.lasting:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self.control.shutdown(socket.SHUT_WR)
+                self._process.wait(REAP_S)
+        self.hang_up()
+        self.reap()
+        self._close()
+
+    def forget(self) -> None:
+        """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+        self._close()
+        self._process.returncode = 0  # not the child's own child: nothing to wait for
+
+    def _close(self) -> None:
+        self.control.close()
+        for worker in self.lasting:
+            worker.sock.close()
+
+
+def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
+    """Return the only argument of the server's program. `control`, `lifeline`: the server's ends."""
+    there = working_folder()
+    path = [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)]
+    return json.dumps(
+        {
+            "control": control,
+            "lifeline": lifeline,
+            "folder": there,
+            "preload": list(preload),
+            "path": path,
+            "parent": os.getpid(),
+        }
+    )
+
+
+class Parked:
+    """Idle servers, by their start parameters: at most one of a kind, and only while its kind is in use."""
+
+    def __init__(self) -> None:
+        self._servers: dict[Any, ForkServerProcess] = {}
+        self._lock = threading.Lock()
+
+    def take(self, key: Any) -> ForkServerProcess | None:
+        """Return a living server of this kind, if there is one, and end those of other kinds."""
+        with self._lock:
+            found = self._servers.pop(key, None)
+            others, self._servers = list(self._servers.values()), {}
+        for server in others:
+            server.destroy()
+        if found is not None and (found.returncode is not None or not found.folder.is_dir()):
+            found.destroy()
+            return None
+        return found
+
+    def park(self, key: Any, server: ForkServerProcess) -> None:
+        with self._lock:
+            before, self._servers[key] = self._servers.get(key), server
+        if before is not None:
+            before.destroy()
+
+    def shutdown(self) -> None:
+        with self._lock:
+            servers, self._servers = list(self._servers.values()), {}
+        for server in servers:
+            server.destroy()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        for server in self._servers.values():
+            server.forget()
+        self._servers.clear()
+
+
+parked, services = Parked(), Parked()
+"""Fork servers, and compile services with their headers parsed."""
+for _kind in (parked, services):
+    atexit.register(_kind.shutdown)
+    os.register_at_fork(after_in_child=_kind.forget)
+
+
+def shutdown() -> None:
+    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
+
+    They also end with the program, however it ends. Blocks for a second at most.
+    """
+    parked.shutdown()
+    services.shutdown()

@@ -1,0 +1,305 @@
+"""Results of tunings and all measurements, in one embedded database.
+
+Many processes may use it at once (SQLite, write-ahead log). A damaged database is moved aside with a warning. If the
+database cannot be used, the run continues without the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from atune.journal.events import AnyEvent, Event, decode, encode
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.model.candidate import Config, config_key, thaw
+from atune.model.folders import cache_folder, make_private_folder
+from atune.workers.storage.earlier_outcomes import Known, known_of
+from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported
+
+T = TypeVar("T")
+
+SCHEMA = 1
+"""Version of the database's tables."""
+
+_Row = tuple[str, str, float | None, float | None, float]
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS results (
+    key TEXT PRIMARY KEY, work TEXT NOT NULL, parts TEXT NOT NULL, kernel TEXT NOT NULL, config TEXT NOT NULL,
+    latency_ms REAL, reference_ms REAL, created REAL NOT NULL, used REAL NOT NULL, events BLOB
+);
+CREATE INDEX IF NOT EXISTS results_work ON results (work);
+CREATE TABLE IF NOT EXISTS measurements (
+    work TEXT NOT NULL, config_key TEXT NOT NULL, known BLOB NOT NULL, created REAL NOT NULL,
+    PRIMARY KEY (work, config_key)
+) WITHOUT ROWID;
+"""
+
+
+class ResultCache:
+    """The database in `folder` (default: the user's cache folder). It is created with the first stored result.
+
+    Each call opens a new connection, so threads and forks never share one. Calls are rare.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = Path(folder) if folder is not None else cache_folder() / "results"
+        self.path = self.folder / "results.sqlite3"
+
+    def find(self, key: ResultKey) -> TuneResult | None:
+        """Return the result under `key`, with `cache_hit` set. Returns None if it is missing or was imported."""
+
+        def ask(db: sqlite3.Connection) -> bytes | None:
+            row = db.execute("SELECT events FROM results WHERE key = ?", (key.text,)).fetchone()
+            if row is None or row[0] is None:
+                return None
+            db.execute("UPDATE results SET used = ? WHERE key = ?", (time.time(), key.text))
+            return bytes(row[0])
+
+        packed: bytes | None = self._ask(ask, None)
+        if packed is None:
+            return None
+        try:
+            result = TuneResult.from_events(_unpacked(packed), replayed=True)
+        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+            _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
+            self._use(lambda db: _delete(db, "DELETE FROM results WHERE key = ?", (key.text,)), None)
+            return None
+        if result.best is None:
+            return None
+        result.cache_hit = True
+        return result
+
+    def events(self, key: ResultKey) -> list[Event]:
+        """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged."""
+        query = "SELECT events FROM results WHERE key = ?"
+        packed: list[tuple[bytes | None]] = self._ask(lambda db: db.execute(query, (key.text,)).fetchall(), [])
+        if not packed or packed[0][0] is None:
+            return []
+        try:
+            return list(_unpacked(bytes(packed[0][0])))
+        except (zlib.error, msgspec.MsgspecError, ValueError):
+            return []
+
+    def find_entry(self, key: ResultKey) -> CacheEntry | None:
+        """Return the entry under `key`, even if it was imported."""
+        rows: list[_Row] = self._ask(lambda db: db.execute(f"{_SELECT} WHERE key = ?", (key.text,)).fetchall(), [])
+        return next(iter(_entries(rows)), None)
+
+    def put(self, key: ResultKey, events: Sequence[Event]) -> None:
+        """Store all measurements of a run, and its result if it has a winner."""
+        state = State()
+        for event in events:
+            state.apply(event)
+        result, now = TuneResult(state), time.time()
+        measured = list(known_of(state))
+        row = None
+        if result.best is not None and result.finished:
+            row = (
+                key.text, key.work, _json(key), key.kernel, _json(result.best_config), result.latency_ms,
+                result.reference_ms, now, now, _packed(events),
+            )  # fmt: skip
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(
+                "INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?)",
+                [(key.work, config_key(k.config), msgspec.json.encode(k), now) for k in measured],
+            )
+            if row is not None:
+                db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
+
+        self._use(write, None)
+
+    def known(self, key: ResultKey, configs: Iterable[Config]) -> dict[str, Known]:
+        """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
+        wanted = {config_key(config) for config in configs}
+        query = "SELECT config_key, known FROM measurements WHERE work = ?"
+        rows: list[tuple[str, bytes]] = self._ask(lambda db: db.execute(query, (key.work,)).fetchall(), [])
+        found = {}
+        for name, text in rows:
+            if name in wanted:
+                with contextlib.suppress(msgspec.MsgspecError):  # of another version: measured again
+                    found[name] = msgspec.json.decode(text, type=Known)
+        return found
+
+    def entries(self, *, kernel: str | None = None, key: str | None = None) -> list[CacheEntry]:
+        """Return the results, newest first. `kernel`: only this kernel's name. `key`: only keys that begin with it."""
+        where, values = _where(kernel, key)
+        rows: list[_Row] = self._ask(
+            lambda db: db.execute(f"{_SELECT} {where} ORDER BY created DESC", values).fetchall(), []
+        )
+        return _entries(rows)
+
+    def clear(
+        self, *, kernel: str | None = None, key: str | None = None, source: str | None = None, problem: Any = None
+    ) -> int:
+        """Remove results and the measurements of the same work. Returns the number of results.
+
+        `kernel`: the kernel's name. `key`: the beginning of the key. `source`, `problem`: parts of the key. Without
+        any of them, everything is removed.
+        """
+        chosen = [
+            entry
+            for entry in self.entries(kernel=kernel, key=key)
+            if source in (None, entry.parts.source)
+            and (problem is None or _json(problem) == _json(entry.parts.problem))
+        ]
+        everything = kernel is None and key is None and source is None and problem is None
+
+        def write(db: sqlite3.Connection) -> None:
+            if everything:
+                db.execute("DELETE FROM results")
+                db.execute("DELETE FROM measurements")
+                return
+            db.executemany("DELETE FROM results WHERE key = ?", [(e.key,) for e in chosen])
+            db.executemany("DELETE FROM measurements WHERE work = ?", [(e.parts.work,) for e in chosen])
+
+        self._ask(write, None)
+        return len(chosen)
+
+    def export(self, *, kernel: str | None = None, key: str | None = None) -> bytes:
+        """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
+        return exported(self.entries(kernel=kernel, key=key))
+
+    def merge(self, data: bytes) -> int:
+        """Import results that `export` wrote, and return the number of new ones. Results tuned here stay unchanged.
+
+        Raises `UsageError` if `data` is not an exported file.
+        """
+        entries = read_exported(data)
+
+        def write(db: sqlite3.Connection) -> int:
+            new = 0
+            for e in entries:
+                row = (
+                    e.key, e.parts.work, _json(e.parts), e.parts.kernel, _json(e.config), e.latency_ms, e.reference_ms,
+                    e.created, time.time(), None,
+                )  # fmt: skip
+                statement = f"INSERT OR IGNORE INTO results VALUES ({', '.join('?' * len(row))})"
+                new += db.execute(statement, row).rowcount
+            return new
+
+        return self._use(write, 0)
+
+    def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Do what `_use` does, for reading: a missing database is not created."""
+        return self._use(work, otherwise) if self.path.exists() else otherwise
+
+    def _use(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Run `work` in one transaction. If the database cannot be used, warn and return `otherwise`."""
+        for attempt in (1, 2):
+            try:
+                with contextlib.closing(self._open()) as db, db:
+                    return work(db)
+            except (sqlite3.Error, OSError) as error:
+                if attempt == 1 and _damaged(error):
+                    self._move_aside(error)
+                    continue
+                _warn(f"the result cache {self.path} cannot be used: {error}")
+                break
+        return otherwise
+
+    def _open(self) -> sqlite3.Connection:
+        make_private_folder(str(self.folder))
+        db = sqlite3.connect(self.path, timeout=30.0)
+        try:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA:
+                raise sqlite3.NotSupportedError(f"a newer atune made it (schema {version}; this one reads {SCHEMA})")
+            if version < SCHEMA:
+                with self._guard(), db:  # one at a time: switching to the log waits for nobody
+                    db.execute("PRAGMA journal_mode = WAL")
+                    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+            db.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        with open(self.folder / ".guard", "w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            yield
+
+    def _move_aside(self, error: BaseException) -> None:
+        """Move a damaged database aside. One process moves it, and the others then find it gone."""
+        with self._guard():
+            try:
+                with contextlib.closing(sqlite3.connect(self.path)) as db:
+                    if db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok":
+                        return
+            except sqlite3.Error as again:
+                if not _damaged(again):
+                    return
+            aside = self.path.with_name(f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.sqlite3")
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
+        _warn(f"the result cache was damaged ({error}): it was moved to {aside}, and a new one was started")
+
+
+_SELECT = "SELECT parts, config, latency_ms, reference_ms, created FROM results"
+
+
+def _entries(rows: Iterable[_Row]) -> list[CacheEntry]:
+    found = []
+    for parts, config, latency_ms, reference_ms, created in rows:
+        with contextlib.suppress(msgspec.MsgspecError):  # of another version
+            found.append(
+                CacheEntry(
+                    parts=msgspec.json.decode(parts, type=ResultKey),
+                    config=thaw(msgspec.json.decode(config)),
+                    latency_ms=latency_ms,
+                    reference_ms=reference_ms,
+                    created=created,
+                )
+            )
+    return found
+
+
+def _delete(db: sqlite3.Connection, statement: str, values: tuple[str, ...]) -> None:
+    db.execute(statement, values)
+
+
+def _where(kernel: str | None, key: str | None) -> tuple[str, list[Any]]:
+    conditions: list[str] = []
+    values: list[Any] = []
+    if kernel is not None:
+        conditions.append("kernel = ?")
+        values.append(kernel)
+    if key is not None:
+        conditions.append("substr(key, 1, ?) = ?")
+        values += [len(key), key]
+    return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def _packed(events: Iterable[Event]) -> bytes:
+    return zlib.compress(b"\n".join(encode(event) for event in events))
+
+
+def _unpacked(packed: bytes) -> list[AnyEvent]:
+    return [decode(line) for line in zlib.decompress(packed).splitlines()]
+
+
+def _damaged(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
