@@ -32,6 +32,7 @@ from vs_tilelang import MODES, machine, make_tuner, space_of
 from atune.engine.engine import Engine
 from atune.engine.search.fixed_orders import Random
 from atune.engine.search.interface import Searched
+from atune.engine.start import EngineSettings
 from atune.errors import UsageError
 from atune.journal.events import (
     AnyEvent,
@@ -67,11 +68,11 @@ def child_atune(job: dict[str, Any]) -> dict[str, Any]:
     machine = CompileOnly(FileRef(ref.path, ref.name), target=ARCH, devices=(), compile=settings)
     events: list[AnyEvent] = []
     recorder = Recorder(None, (events.append,))
-    engine = Engine(
-        machine, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0), strategy="random",
+    options = EngineSettings(
+        compile=settings, benchmark=BenchmarkSettings(n_final=0), strategy="random",
         seed=job["seed"], budget=Budget(candidates=job["candidates"]), pipeline=job["pipeline"],
     )  # fmt: skip
-    anyio.run(engine.run)
+    anyio.run(Engine(machine, recorder, options).run)
     built = [e for e in events if isinstance(e, ArtifactBuilt)]
     return {
         "delivered": sum(isinstance(e, CandidateMeasured) for e in events),

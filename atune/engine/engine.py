@@ -9,7 +9,7 @@ The engine itself never compiles, loads or runs anything. `compile_stage` and `b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import anyio
@@ -26,17 +26,13 @@ from atune.engine.proposing import ProposeStage, StrategyDriver
 from atune.engine.run_state import Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.search.interface import Strategy
-from atune.engine.search.prior import AUTO, Chosen
-from atune.engine.search.warm_start import no_advice
-from atune.engine.start import Advise, Start
+from atune.engine.start import EngineSettings, Start
 from atune.journal.events import RunFinished, Warned
 from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 
-PROPOSALS_PER_LANE = 2
+PROPOSALS_PER_WORKER = 2
 """Proposed candidates that wait for each compile worker."""
 ARTIFACTS_PER_DEVICE = 64
 """Artifacts that may wait for each device. When there are more, compile workers wait."""
@@ -51,43 +47,25 @@ class Engine:
         self,
         machine: Machine,
         recorder: Recorder,
+        settings: EngineSettings,
         *,
-        compile: CompileSettings,
-        benchmark: BenchmarkSettings,
-        strategy: str | Strategy | None = None,
-        prior: Chosen = AUTO,
-        seed: int = 0,
-        budget: Budget | None = None,
-        pipeline: bool = True,
         keep: Keep = lambda artifact: artifact,
         find: Find = lambda artifact: None,
-        accept: Sequence[str] = (),
-        advise: Advise = no_advice,
     ) -> None:
-        self.machine, self.recorder = machine, recorder
-        self.compile, self.benchmark = compile, benchmark
-        self.budget, self.pipeline = budget or Budget(), pipeline
+        self.machine, self.recorder, self.settings = machine, recorder, settings
         self.keep, self.find = keep, find
         self._run = Run(recorder)
-        self._start = Start(
-            machine, self._run, compile=compile, benchmark=benchmark, strategy=strategy, prior=prior, seed=seed,
-            budget=self.budget, pipeline=pipeline, accept=accept, advise=advise,
-        )  # fmt: skip
-        self._early_warnings: list[str] | None = []
-        """Warnings from before the start is recorded; None afterwards."""
-        self._ended_by = "exhausted"
+        self._start = Start(machine, self._run, settings)
+        self._early_warnings = list[str]()
+        """Warnings from before the start is recorded."""
+        self._started, self._ended_by = False, "exhausted"
 
     def _warn(self, message: str) -> None:
         """Record a warning of the machine, once the run's start is recorded."""
-        if self._early_warnings is None:
+        if self._started:
             self.recorder.emit(Warned, message=message)
         else:
             self._early_warnings.append(message)
-
-    def _record_warnings(self) -> None:
-        early, self._early_warnings = self._early_warnings or [], None
-        for message in early:
-            self._warn(message)
 
     def stop(self, reason: str = "stopped") -> None:
         """Propose and start nothing more. Calls under way end, then the final follows."""
@@ -108,24 +86,27 @@ class Engine:
 
     async def _work(self, plan: Plan) -> None:
         """Compile and measure the work that is left, run the final, and prove its winner."""
-        run, machine, start = self._run, self.machine, self._start
+        run, machine, start, settings = self._run, self.machine, self._start, self.settings
         compile_workers, device_workers = machine.compile_workers(), machine.device_workers()
-        self._record_warnings()
+        self._started = True
+        for message in self._early_warnings:
+            self._warn(message)
         n = len(compile_workers)
-        scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
+        scheduled = CompileState(
+            n, len(device_workers), plan.to_compile, settings.compile.group_size, settings.pipeline
+        )
         layouts = await start.layouts(plan)
         asking = StrategyDriver(run, plan, scheduled)
         proposing = ProposeStage(
-            run, plan, asking, machine.look_up,
-            strategy=start.strategy, prior=start.prior, figures=start.figures,
-            seed=start.seed, seconds=self.budget.seconds, layouts=layouts,
+            run, plan, asking, machine, strategy=start.strategy, prior=settings.prior, figures=start.figures,
+            seed=settings.seed, seconds=settings.budget.seconds, layouts=layouts,
         )  # fmt: skip
-        run.outcomes.tell = asking.take_note
-        propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
-        depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
+        run.outcomes.tell = asking.add_outcome
+        propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
+        depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-        proofs = Proofs(run, plan.candidates, compile_workers, wanted=self.compile.prove)
-        screen = Screen(run, plan.codes, skips=self.budget.limited and self.pipeline, layouts=layouts)
+        proofs = Proofs(run, plan.candidates, compile_workers, wanted=settings.compile.prove)
+        screen = Screen(run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=layouts)
 
         async def hand_on(lowered: Lowered, artifact: Artifact) -> None:
             proofs.remember(lowered, artifact)
@@ -133,32 +114,28 @@ class Engine:
 
         compiling = CompileStage(
             run, scheduled, proposals, screen.judge, hand_on, hints=machine.hints, proofs=proofs,
-            timeout_s=self.compile.compile_timeout_s, sleep=machine.sleep,
+            timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
-        measuring = BenchmarkStage(run, device_workers, pipeline=self.pipeline)
-        final = FinalStage(run, self.benchmark, measuring, proofs, compile_workers, plan.candidates, self.find)
+        measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
+        final = FinalStage(run, settings.benchmark, measuring, proofs, compile_workers, plan.candidates, self.find)
         async with anyio.create_task_group() as until_proven:
             until_proven.start_soon(run.outcomes.keep_synced)
             for compile_worker in compile_workers:  # one may still prove the leader during the final
                 until_proven.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
-                tasks.start_soon(keep_time, run, self.budget.seconds)
-                propose_all = partial(proposing.serve, retries=self.pipeline)
+                tasks.start_soon(keep_time, run, settings.budget.seconds)
+                propose_all = partial(proposing.serve, retries=settings.pipeline)
                 tasks.start_soon(propose_all, compile_workers, scheduled, propose, screen)
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 deliver.close()
                 await run.measured.wait()
-            self._note_extent(plan)
+            if (most := settings.budget.most(plan.total)) is not None and most < plan.total:
+                self._ended_by = "budget"
             await run.outcomes.acknowledge()
             asking.tell()
             await ProofStage(run, proofs, measuring, final.hold).settle()
             until_proven.cancel_scope.cancel()
-
-    def _note_extent(self, plan: Plan) -> None:
-        """Note whether the budget admitted only a part of the space."""
-        if (most := self.budget.most(plan.total)) is not None and most < plan.total:
-            self._ended_by = "budget"
 
     async def _finish(self) -> None:
         built, winner = self.recorder.state.winner, None

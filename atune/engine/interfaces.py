@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -53,13 +53,7 @@ class DeviceWorker(Protocol):
 
 
 def ignored(*_: object) -> None:
-    """Do nothing: for a caller that does not want to be told."""
-
-
-class LookUp(Protocol):
-    """See `Machine.look_up`."""
-
-    def __call__(self, configs: Sequence[Config], *, around: bool = False) -> Awaitable[Sequence[Config]]: ...
+    """Do nothing: for a caller that needs no message."""
 
 
 class Machine(Protocol):

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from atune.engine.interfaces import CompileWorker, LookUp
+from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
@@ -108,7 +108,7 @@ class ProposeStage:
         run: Run,
         plan: Plan,
         asking: StrategyDriver,
-        look_up: LookUp,
+        machine: Machine,
         *,
         strategy: Guarded | None,
         prior: Chosen,
@@ -117,7 +117,7 @@ class ProposeStage:
         seconds: float | None,
         layouts: LayoutChoice | None = None,
     ) -> None:
-        self._run, self._plan, self._asking, self._look_up = run, plan, asking, look_up
+        self._run, self._plan, self._asking, self._machine = run, plan, asking, machine
         self._prior, self._figures, self._answers = prior, figures, dict[int, float]()
         self._seed, self._seconds, self._layouts = seed, seconds, layouts
         asking.strategy = strategy
@@ -196,8 +196,14 @@ class ProposeStage:
     ) -> None:
         asking = self._asking
         asking.proposed(new.index)
-        said: dict[str, Any] = {"expected_ms": asking.expected_ms, "beside": beside}
-        self._run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
+        self._run.recorder.emit(
+            CandidateProposed,
+            index=new.index,
+            key=new.key,
+            config=new.config,
+            expected_ms=asking.expected_ms,
+            beside=beside,
+        )
         await propose.send(new)
         self._run.wake()
 
@@ -230,7 +236,8 @@ class ProposeStage:
         added = await self._neighbours(survey, workers[0]) if run.spec.points is not None else []
         survey.add(added)
         await survey.run(workers)
-        found = await self._columns(survey, workers[0])
+        scores = await self._scores(survey, workers[0])
+        found = await anyio.to_thread.run_sync(columns, scores, survey.facts, self._figures, abandon_on_cancel=True)
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:
                 continue  # an earlier run tried it
@@ -245,17 +252,12 @@ class ProposeStage:
         """Add the neighbours of what has the best estimates to a large space, and return them."""
         scores = await self._scores(survey, worker)
         best = sorted(scores, key=lambda index: (scores[index], index))[:BEST]
-        near = await self._look_up([survey.candidates[index].config for index in best], around=True)
+        near = await self._machine.look_up([survey.candidates[index].config for index in best], around=True)
         return self._plan.add(near)
 
     def _tries_all(self) -> bool:
         """Tell whether the budget admits all candidates, so that a survey of them decides only their order."""
         return self._plan.proposable + len(proposed(self._run.recorder.state)) >= self._plan.total
-
-    async def _columns(self, survey: Survey, worker: CompileWorker) -> dict[str, Any]:
-        """Return the fields of `SpaceSurveyed`."""
-        scores = await self._scores(survey, worker)
-        return await anyio.to_thread.run_sync(columns, scores, survey.facts, self._figures, abandon_on_cancel=True)
 
     async def _scores(self, survey: Survey, worker: CompileWorker) -> dict[int, float]:
         """Return the prior's estimates of what was surveyed. A user's is asked once for each candidate."""
@@ -291,13 +293,13 @@ class StrategyDriver:
         self.learns, self._quick = kind.learns, kind.quick
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
-        self._news = deque[Outcome]()
+        self._untold = deque[Outcome]()
         self.expected_ms: float | None = None
         """The best latency, ms, that the strategy expected when it was last asked."""
 
-    def take_note(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: Outcome) -> None:
         """Queue an outcome, which the strategy is told of before it is asked again."""
-        self._news.append(outcome)
+        self._untold.append(outcome)
         self._outstanding.discard(outcome.index)
         self._run.wake()
 
@@ -331,7 +333,7 @@ class StrategyDriver:
 
     def tell(self) -> None:
         """Tell the strategy of the queued outcomes. Raises `StrategyError`."""
-        while self._news and self.strategy is not None:
-            outcome = self._news.popleft()
+        while self._untold and self.strategy is not None:
+            outcome = self._untold.popleft()
             reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
             self.strategy.tell(outcome.index, outcome.latency_ms, reason)

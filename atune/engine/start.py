@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,14 +12,14 @@ import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from atune.engine.interfaces import LookUp, Machine
+from atune.engine.interfaces import Machine
 from atune.engine.plan import Plan, check_same_work, finished, planned, record_resumed
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search import forest
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import Guarded, Strategy
-from atune.engine.search.prior import Chosen, OwnPrior, prior_setting
+from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.registry import kind_of, may_be_forest
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice, nothing_shared
@@ -38,47 +39,87 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
 
-class Start:
-    """The start of a run on `machine`. The options are the engine's."""
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What a run is asked for. `strategy`: a name, or the user's own; None for the default one."""
 
-    def __init__(
+    compile: CompileSettings = field(default_factory=CompileSettings)
+    benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
+    strategy: str | Strategy | None = None
+    prior: Chosen = AUTO
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    pipeline: bool = True
+    accept: Sequence[str] = ()
+    advise: Advise = no_advice
+
+    def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
+        """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
+        own_prior = isinstance(self.prior, OwnPrior)
+        prior = there_is(self.prior, figures)
+        return strategy_name(
+            self.strategy, header, spec.total, self.budget, learns=self.pipeline, prior=prior, own_prior=own_prior
+        )
+
+    def header(
         self,
-        machine: Machine,
-        run: Run,
-        *,
-        compile: CompileSettings,
-        benchmark: BenchmarkSettings,
-        strategy: str | Strategy | None,
-        prior: Chosen,
-        seed: int,
-        budget: Budget,
-        pipeline: bool,
-        accept: Sequence[str],
-        advise: Advise,
-    ) -> None:
-        self.machine, self.run, self.recorder = machine, run, run.recorder
-        self.compile, self.benchmark, self.pipeline = compile, benchmark, pipeline
-        self.prior, self.seed, self.budget = prior, seed, budget
-        self.accept, self.advise = accept, advise
-        self._chosen = strategy
-        self._name = ""
-        """The strategy's name as in the header, once the space is known."""
+        spec: WorkloadSpec,
+        target: Target,
+        devices: Sequence[DeviceInfo],
+        versions: Mapping[str, str],
+        strategy: str,
+    ) -> dict[str, Any]:
+        """Return the fields of `RunStarted` that are known before there is a plan."""
+        return {
+            "schema": SCHEMA,
+            "workload": spec.name,
+            "origin": spec.origin,
+            "fingerprint": spec.fingerprint,
+            "kernel": spec.kernel,
+            "space": spec.identity(),
+            "total": spec.total,
+            "points": spec.points,
+            "default": spec.default,
+            "arguments": spec.arguments,
+            "flops": spec.flops,
+            "bytes": spec.bytes,
+            "target": target,
+            "devices": tuple(device.id for device in devices),
+            "strategy": strategy,
+            "settings": {
+                "compile": msgspec.to_builtins(self.compile),
+                "benchmark": msgspec.to_builtins(self.benchmark),
+                "pipeline": self.pipeline,
+                "seed": self.seed,
+                "budget": self.budget.as_data(),
+                **prior_setting(self.prior),
+            },
+            "versions": versions,
+        }
+
+
+class Start:
+    """The start of a run on `machine`."""
+
+    def __init__(self, machine: Machine, run: Run, settings: EngineSettings) -> None:
+        self.machine, self.run, self.recorder, self.settings = machine, run, run.recorder, settings
         self.strategy: Guarded | None = None
         """None until it is made, which waits for the survey of the space if there is one."""
         self.figures: Figures | None = None
-        self._drawn_by = seed
+        self._drawn_by = settings.seed
         """The seed of the strategy, and of the draw from a large space: that of the header."""
 
     async def preload(self) -> None:
         """Import what the strategy may need, while the machine starts."""
-        if may_be_forest(self._chosen, self.budget, learns=self.pipeline):
+        settings = self.settings
+        if may_be_forest(settings.strategy, settings.budget, learns=settings.pipeline):
             await anyio.to_thread.run_sync(forest.preload, abandon_on_cancel=True)
 
     async def begin(self) -> Plan | None:
         """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""
         specs: list[WorkloadSpec] = []
         header = self.recorder.state.header
-        self._drawn_by = self.seed if header is None else int(header.settings.get("seed") or 0)
+        self._drawn_by = self.settings.seed if header is None else int(header.settings.get("seed") or 0)
 
         async def describe() -> None:
             specs.append(await self.machine.describe(seed=self._drawn_by))
@@ -95,24 +136,24 @@ class Start:
 
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start. Returns None if a resumed run has no work left."""
-        state, budget, before = self.recorder.state, self.budget, self.recorder.state.header
-        layout_choice(spec, {}, self.compile.layouts)
+        state, settings, before = self.recorder.state, self.settings, self.recorder.state.header
+        layout_choice(spec, {}, settings.compile.layouts)
         self.figures = figures_for(target, devices)
-        prior = there_is(self.prior, self.figures)
-        self._name = strategy_name(
-            self._chosen, before, spec.total, budget,
-            learns=self.pipeline, prior=prior, own_prior=isinstance(self.prior, OwnPrior),
-        )  # fmt: skip
-        header = await computed(spec, partial(self._header, spec, target, devices))
+        prior = there_is(settings.prior, self.figures)
+        name = settings.strategy_in(spec, before, self.figures)
+        versions = self.machine.versions()
+        header = await computed(spec, partial(settings.header, spec, target, devices, versions, name))
         remarks, accepted, advice = list[str](), tuple[str, ...](), () if before is None else before.advice
         if before is None:
-            advice, remarks = await advised(self.advise, spec, devices, self.machine.look_up)
+            advice, remarks = await advised(settings.advise, spec, devices, self.machine)
         else:
-            accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, self.accept)
-        own = None if isinstance(self._chosen, str) else self._chosen
-        search = Search(own or self._name, self._drawn_by, budget, spec.default, advice)
+            accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, settings.accept)
+        own = None if isinstance(settings.strategy, str) else settings.strategy
+        search = Search(own or name, self._drawn_by, settings.budget, spec.default, advice)
         plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
-        await self._make_strategy(plan, spec)
+        if not plan.to_survey:
+            quick = kind_of(plan.name).quick  # others may import libraries, and fit models
+            self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
         if before is None:
             active, unused = self.machine.accelerators(plan.to_compile)
             header |= {"total": plan.total, "advice": advice, "accelerators": active, "unused": dict(unused)}
@@ -120,88 +161,23 @@ class Start:
             for remark in (*spec.remarks, *remarks):
                 self.recorder.emit(Warned, message=remark)
             return plan
-        if finished(state, budget) and plan.empty:
+        if finished(state, settings.budget) and plan.empty:
             return None
-        record_resumed(self.recorder, self.machine, plan, header["versions"], accepted)
-        if self.advise is not no_advice and not before.advice:
+        record_resumed(self.recorder, self.machine, plan, versions, accepted)
+        if settings.advise is not no_advice and not before.advice:
             self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
         return plan
 
-    async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:
-        """Make the strategy, if it need not wait for the survey."""
-        if not plan.to_survey:
-            quick = kind_of(plan.name).quick  # others may import libraries, and fit models
-            self.strategy = await computed(spec, partial(plan.strategy, self.recorder.state), quick=quick)
-
-    def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
-        """Return the fields of `RunStarted` that are known before there is a plan."""
-        return header_fields(
-            spec,
-            target,
-            devices,
-            self.machine.versions(),
-            strategy=self._name,
-            compile=self.compile,
-            benchmark=self.benchmark,
-            pipeline=self.pipeline,
-            seed=self.seed,
-            budget=self.budget,
-            prior=self.prior,
-        )
-
     async def layouts(self, plan: Plan) -> LayoutChoice | None:
         """Return what chooses layouts; None where all are tried. Raises `UsageError`."""
-        spec, most = self.run.spec, self.compile.layouts
+        spec, most = self.run.spec, self.settings.compile.layouts
         return await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
 
 
-def header_fields(
-    spec: WorkloadSpec,
-    target: Target,
-    devices: Sequence[DeviceInfo],
-    versions: Mapping[str, str],
-    *,
-    strategy: str,
-    compile: CompileSettings,
-    benchmark: BenchmarkSettings,
-    pipeline: bool,
-    seed: int,
-    budget: Budget,
-    prior: Chosen,
-) -> dict[str, Any]:
-    """Return the fields of `RunStarted` for a run with these options."""
-    return {
-        "schema": SCHEMA,
-        "workload": spec.name,
-        "origin": spec.origin,
-        "fingerprint": spec.fingerprint,
-        "kernel": spec.kernel,
-        "space": spec.identity(),
-        "total": spec.total,
-        "points": spec.points,
-        "default": spec.default,
-        "arguments": spec.arguments,
-        "flops": spec.flops,
-        "bytes": spec.bytes,
-        "target": target,
-        "devices": tuple(device.id for device in devices),
-        "strategy": strategy,
-        "settings": {
-            "compile": msgspec.to_builtins(compile),
-            "benchmark": msgspec.to_builtins(benchmark),
-            "pipeline": pipeline,
-            "seed": seed,
-            "budget": budget.as_data(),
-            **prior_setting(prior),
-        },
-        "versions": versions,
-    }
-
-
 async def advised(
-    advise: Advise, spec: WorkloadSpec, devices: Sequence[DeviceInfo], look_up: LookUp
+    advise: Advise, spec: WorkloadSpec, devices: Sequence[DeviceInfo], machine: Machine
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Ask for advice, and return it with remarks. `look_up` tells which configurations a large space has.
+    """Ask for advice, and return it with remarks. `machine` knows which configurations a large space has.
 
     Raises `UsageError` for a source without use there.
     """
@@ -209,7 +185,7 @@ async def advised(
     others = {key: config for each in advice for key, config in each.others.items()}
     if not others:
         return advice, remarks
-    there = {config_key(config) for config in await look_up(list(others.values()))}
+    there = {config_key(config) for config in await machine.look_up(list(others.values()))}
     held = [_held(each, others.keys() - there) for each in advice]
     for before, after in zip(advice, held, strict=True):
         if not after.ratios and not before.cached:

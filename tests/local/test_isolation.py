@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from atune.engine.engine import Engine
+from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
 from atune.journal.recorder import Recorder
 from atune.model.candidate import config_key
@@ -72,7 +73,7 @@ async def compiled(name: str, target: str, settings: CompileSettings) -> tuple[d
     machine = CompileOnly(ref, target=target, devices=devices, compile=settings)
     events: list[AnyEvent] = []
     recorder = Recorder(None, (events.append,))
-    engine = Engine(machine, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0))
+    engine = Engine(machine, recorder, EngineSettings(compile=settings, benchmark=BenchmarkSettings(n_final=0)))
     await engine.run()
     modes = {i: entry.config["mode"] for i, entry in recorder.state.entries.items()}
     ends = {modes[e.index]: "built" for e in events if isinstance(e, CandidateMeasured)}

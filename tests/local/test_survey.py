@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from atune.engine.engine import Engine
+from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.journal.recorder import Recorder
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -47,15 +48,8 @@ async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None
         if len(proposed(events)) == 4:  # compiling them would take long, and nothing is asked of that here
             engine[0].stop()
 
-    engine.append(
-        Engine(
-            machine,
-            Recorder(None, (listen,)),
-            compile=settings,
-            benchmark=BenchmarkSettings(n_final=0),
-            budget=Budget(candidates=4),
-        )
-    )
+    options = EngineSettings(compile=settings, benchmark=BenchmarkSettings(n_final=0), budget=Budget(candidates=4))
+    engine.append(Engine(machine, Recorder(None, (listen,)), options))
     with anyio.fail_after(240):
         await engine[0].run()
     [surveyed] = [event for event in events if isinstance(event, SpaceSurveyed)]

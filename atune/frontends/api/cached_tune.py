@@ -14,11 +14,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.search.prior import OwnPrior
 from atune.engine.search.registry import AUTO
-from atune.engine.search.survey_columns import figures_for, there_is
-from atune.engine.start import header_fields
-from atune.engine.strategies import strategy_name
+from atune.engine.search.survey_columns import figures_for
+from atune.engine.start import EngineSettings
 from atune.errors import JournalError
 from atune.frontends.api.blocking import no_winner_message
 from atune.frontends.api.machines import discover, discover_there, measured_on
@@ -110,28 +108,12 @@ class Work:
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""
-        strategy = strategy_name(
-            self.strategy,
-            None,
-            self.spec.total,
-            self.budget,
-            learns=self.pipeline,
-            prior=there_is(self.prior, figures_for(self.target, self.devices)),
-            own_prior=isinstance(self.prior, OwnPrior),
-        )
-        fields = header_fields(
-            self.spec,
-            self.target,
-            self.devices,
-            self.versions,
-            strategy=strategy,
-            compile=self.compile,
-            benchmark=self.benchmark,
-            pipeline=self.pipeline,
-            seed=self.seed,
-            budget=self.budget,
-            prior=self.prior,
-        )
+        settings = EngineSettings(
+            compile=self.compile, benchmark=self.benchmark, strategy=self.strategy, prior=self.prior, seed=self.seed,
+            budget=self.budget, pipeline=self.pipeline,
+        )  # fmt: skip
+        strategy = settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
+        fields = settings.header(self.spec, self.target, self.devices, self.versions, strategy)
         header = RunStarted(seq=0, time=now, mono=0.0, **fields)
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
 

@@ -18,6 +18,7 @@ from atune.engine.engine import Engine
 from atune.engine.plan import check_parts
 from atune.engine.search.prior import OwnPrior
 from atune.engine.search.registry import check_given
+from atune.engine.start import EngineSettings
 from atune.errors import AtuneError, UsageError, name_and_message
 from atune.frontends.api.blocking import no_winner_message, of_the_machine, run_blocking, unwrapped
 from atune.frontends.api.default_journal import kept_line, opened_journal
@@ -122,10 +123,10 @@ class Tuner:
         prior = chosen_prior(given["prior"])
         check_given(given["strategy"], pipeline=given["pipeline"], own_prior=isinstance(prior, OwnPrior))
         compile, benchmark = given["compile"] or CompileSettings(), given["benchmark"] or BenchmarkSettings()
-        make = partial(
-            Engine, compile=compile, benchmark=benchmark, strategy=given["strategy"], prior=prior, seed=given["seed"],
-            budget=self._budget, pipeline=given["pipeline"], keep=keep_library, find=find,
-            accept=check_parts(given["accept"]), advise=adviser(given["warm"]),
+        settings = EngineSettings(
+            compile=compile, benchmark=benchmark, strategy=given["strategy"], prior=prior, seed=given["seed"],
+            budget=self._budget, pipeline=given["pipeline"], accept=check_parts(given["accept"]),
+            advise=adviser(given["warm"]),
         )  # fmt: skip
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         if machine is None:
@@ -133,7 +134,7 @@ class Tuner:
             machine = machine_for(
                 workload, cluster=cluster, target=given["target"], devices=devices, compile=compile, benchmark=benchmark
             )
-        self._make = partial(make, machine)
+        self._make = partial(Engine, machine, settings=settings, keep=keep_library, find=find)
         self._journal_path = None if journal is None else Path(journal)
         logger = None if given["log"] is None else event_log(given["log"])
         self._listeners = tuple(listener for listener in (given["on_event"], logger) if listener is not None)
