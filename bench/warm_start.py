@@ -24,7 +24,7 @@ from atune.engine.search.fixed_orders import first_of
 from atune.engine.search.recording import Recording
 from atune.engine.search.registry import make_strategy
 from atune.engine.search.simulation import Summary, simulate_seeds, summary_of
-from atune.engine.search.survey_columns import figures_for, told_of
+from atune.engine.search.survey_columns import fields_of_facts, figures_for
 from atune.engine.search.warm_start import elsewhere
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
@@ -67,7 +67,7 @@ def play(space: str, strategy: str, source: str, advice: str, percent: str, seed
     known = ratios(recorded(source), here, advice) if source else {}
     make = partial(make_strategy, strategy)
     figures = figures_for(here.target, here.devices)
-    more = told_of(here.configs, here.facts, figures) if prior else {}
+    more = fields_of_facts(here.configs, here.facts, figures) if prior else {}
     trials = simulate_seeds(here, make, budget=budget, seeds=range(seeds), known={"elsewhere": known, **more})
     return Row(
         space=space,

@@ -110,8 +110,8 @@ class FinalStage:
     def _chosen(self, leaders: Sequence[int]) -> list[int]:
         """Return the leaders, the slowest, and the default if it was measured."""
         slowest = self.state.slowest
-        beside = (None if slowest is None else slowest.index, self._default())
-        return list(dict.fromkeys([*leaders, *(index for index in beside if index is not None)]))
+        others = (None if slowest is None else slowest.index, self._default())
+        return list(dict.fromkeys([*leaders, *(index for index in others if index is not None)]))
 
     def _default(self) -> int | None:
         """Return the candidate that was built and ran for the default; None if it was not measured."""

@@ -33,7 +33,7 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: i
 def equal_best(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], looks: int
 ) -> list[int]:
-    """Return the leader and the contenders that cannot be told from it, or are as fast."""
+    """Return the leader and the contenders that are statistically tied with it, or as fast."""
     playing = _playing(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
     level = 1 - MISTAKE / max(1, looks * (len(contenders) - 1))
@@ -57,8 +57,9 @@ def final_order(
 ) -> list[FinalEntry]:
     """Return all entries, the winner first, the others by latency.
 
-    The winner is the leader where its advantage holds. Otherwise it is the `default`, if that is as fast or cannot be
-    told apart from the leader. Otherwise it is the one of these with the smallest config key, so that runs repeat.
+    The winner is the leader where its advantage holds. Otherwise it is the `default`, if that is as fast or
+    statistically tied with the leader. Otherwise it is the one of these with the smallest config key, so that runs
+    repeat.
     """
     equals = equal_best(timings, contenders, keys, looks)
     winner = default if default is not None and default in equals else min(equals, key=lambda i: keys[i])

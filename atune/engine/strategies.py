@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.recording import reason_of
 from atune.engine.search.registry import AUTO, chosen, make_strategy
-from atune.engine.search.survey_columns import told
+from atune.engine.search.survey_columns import survey_fields
 from atune.engine.search.warm_start import elsewhere
 from atune.journal.events import CandidateMeasured, RunStarted
 from atune.journal.state import State
@@ -63,7 +63,7 @@ def strategy_of(
         left,
         search.seed,
         None if most is None else min(most, len(candidates)),
-        **told(state.surveyed),
+        **survey_fields(state.surveyed),
         default=search.default,
         elsewhere=ratios,
     )

@@ -16,7 +16,7 @@ from atune.engine.search.interface import Searched
 from atune.engine.search.prior import estimates
 from atune.engine.search.recording import Recording, Tried, read_recording
 from atune.engine.search.simulation import simulate
-from atune.engine.search.survey_columns import columns, figures_for, told, told_of
+from atune.engine.search.survey_columns import columns, fields_of_facts, figures_for, survey_fields
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.device import DeviceInfo, Target
@@ -48,14 +48,17 @@ def test_a_strategy_is_told_the_numbers_that_the_event_has() -> None:
     event = msgspec.structs.replace(
         surveyed(3), prior=(1.0, None, 0.5), facts={"rounds": (1.0, 2.0, None), "stages": (None, 0.0, None)}
     )
-    assert told(event) == {"prior": {0: 1.0, 2: 0.5}, "facts": {0: {"rounds": 1.0}, 1: {"rounds": 2.0, "stages": 0.0}}}
-    assert told(None) == {}
-    assert told(msgspec.structs.replace(event, prior=(), facts={})) == {"prior": None, "facts": {}}
+    assert survey_fields(event) == {
+        "prior": {0: 1.0, 2: 0.5},
+        "facts": {0: {"rounds": 1.0}, 1: {"rounds": 2.0, "stages": 0.0}},
+    }
+    assert survey_fields(None) == {}
+    assert survey_fields(msgspec.structs.replace(event, prior=(), facts={})) == {"prior": None, "facts": {}}
 
 
 def test_without_figures_nothing_is_told() -> None:
     assert figures_for(Target("c"), [DeviceInfo("cpu", "CPU")]) is None
-    assert told_of({0: {}}, {0: facts(0)}, None) == {}
+    assert fields_of_facts({0: {}}, {0: facts(0)}, None) == {}
 
 
 def test_ranked_takes_equals_and_what_is_not_estimated_by_the_seed() -> None:
@@ -108,5 +111,5 @@ async def test_facts_beside_a_journal_are_read(tmp_path: Path) -> None:
     found = read_recording(tmp_path / "space.jsonl")
     assert found.facts[1] == facts(1) and found.facts[2].work is None and found.target == Target("cuda", "sm_90a")
     beside.write_bytes(json.dumps({}).encode())
-    with pytest.raises(UsageError, match=r"space\.facts\.json\.xz, beside the journal, cannot be read"):
+    with pytest.raises(UsageError, match=r"space\.facts\.json\.xz, next to the journal, cannot be read"):
         read_recording(tmp_path / "space.jsonl")

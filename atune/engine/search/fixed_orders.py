@@ -60,8 +60,7 @@ class Exhaustive:
                 if not prior.keys().isdisjoint(members)
             }
             best = nsmallest(math.ceil(LEADING * len(blocks)), estimates, key=lambda block: (estimates[block], block))
-            places = Spread(len(blocks))
-            numbers = list(dict.fromkeys([*best, *(numbers[places[position]] for position in range(len(places)))]))
+            numbers = list(dict.fromkeys([*best, *(numbers[place] for place in golden_order(len(blocks)))]))
         self._order = chain.from_iterable(blocks[block] for block in numbers)
 
     def ask(self) -> int | None:
@@ -71,36 +70,17 @@ class Exhaustive:
         pass
 
 
-class Spread:
-    """The numbers below `size`, each once, so that those of any beginning are spread evenly. Nothing is listed.
+def golden_order(size: int) -> list[int]:
+    """Return the numbers below `size` in an order of which any beginning is spread evenly.
 
-    The number at position `k` is the rank of k's multiple of the golden ratio, by its fraction, among the first `size`
-    multiples. Counting the smaller ones is a sum of floors (Graham, Knuth and Patashnik, Concrete Mathematics, 3.5).
+    The number at position `k` is the rank of k's multiple of the golden ratio, by its fraction.
     """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._step, self._one = GOLDEN.as_integer_ratio()
-        self._floors = floor_sum(size, self._one, self._step, 0)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, position: int) -> int:
-        fraction = position * self._step % self._one
-        return self._floors - floor_sum(self._size, self._one, self._step, -fraction)
-
-
-def floor_sum(n: int, divisor: int, step: int, start: int) -> int:
-    """Return the sum of ``(start + step * i) // divisor`` for i from 0 to n - 1, as fast as Euclid's algorithm."""
-    total = 0
-    while n > 0:
-        total += n * (n - 1) // 2 * (step // divisor) + n * (start // divisor)
-        step, start = step % divisor, start % divisor
-        last = step * n + start
-        n, start = divmod(last, divisor)
-        divisor, step = step, divisor
-    return total
+    step, one = GOLDEN.as_integer_ratio()
+    ranked = sorted(range(size), key=lambda k: k * step % one)
+    order = [0] * size
+    for rank, position in enumerate(ranked):
+        order[position] = rank
+    return order
 
 
 class Random:
@@ -122,8 +102,8 @@ class Random:
         pass
 
 
-class Begun:
-    """Proposes `first`, then what the strategy proposes beside these."""
+class AdvisedFirst:
+    """Proposes `first`, then what the strategy proposes besides."""
 
     def __init__(self, strategy: Strategy, first: Sequence[int]) -> None:
         self.name, self._strategy = strategy.name, strategy

@@ -47,8 +47,8 @@ class Searched:
     """The space to search, by the candidates' indices.
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
-    or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates beside
-    their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: a
+    or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates in
+    addition to their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: a
     candidate's latency on other problems or devices, as a multiple of the best there. It may be wrong here.
     """
 
@@ -102,14 +102,14 @@ class Guarded:
             own = getattr(self.strategy, "most_outstanding", most)
             return max(1, min(most, operator.index(own)))
         except Exception as error:
-            raise self._wrong("most_outstanding", error) from error
+            raise self._raised("most_outstanding", error) from error
 
     def ask(self) -> int | None:
         """Return the next index. Raises `StrategyError`."""
         try:
             answer = self.strategy.ask()
         except Exception as error:
-            raise self._wrong("ask()", error) from error
+            raise self._raised("ask()", error) from error
         if answer is None:
             return None
         try:
@@ -117,11 +117,11 @@ class Guarded:
         except TypeError:
             index = -1
         if isinstance(answer, bool) or index not in self._known:
-            raise self._said(
+            raise self._error(
                 f"ask() returned {answer!r}, which is no candidate's index: return one of the space, or None at the end"
             )
         if index in self._asked:
-            raise self._said(f"ask() returned {index} a second time: propose each candidate once")
+            raise self._error(f"ask() returned {index} a second time: propose each candidate once")
         self._asked.add(index)
         return index
 
@@ -137,20 +137,20 @@ class Guarded:
             answer = expected()
             latency_ms = None if answer is None else float(f"{float(answer):.6g}")
         except Exception as error:
-            raise self._wrong("expected_best()", error) from error
+            raise self._raised("expected_best()", error) from error
         if latency_ms is None or (math.isfinite(latency_ms) and latency_ms > 0):
             return latency_ms
-        raise self._said(f"expected_best() returned {answer!r}: return milliseconds, or None")
+        raise self._error(f"expected_best() returned {answer!r}: return milliseconds, or None")
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""
         try:
             self.strategy.tell(index, latency_ms, reason)
         except Exception as error:
-            raise self._wrong(f"tell({index}, {latency_ms}, {reason!r})", error) from error
+            raise self._raised(f"tell({index}, {latency_ms}, {reason!r})", error) from error
 
-    def _wrong(self, call: str, error: Exception) -> StrategyError:
-        return error if isinstance(error, StrategyError) else self._said(f"{call} raised {name_and_message(error)}")
+    def _raised(self, call: str, error: Exception) -> StrategyError:
+        return error if isinstance(error, StrategyError) else self._error(f"{call} raised {name_and_message(error)}")
 
-    def _said(self, what: str) -> StrategyError:
-        return StrategyError(f"strategy {self.name!r}: {what}. A journal keeps all measurements")
+    def _error(self, message: str) -> StrategyError:
+        return StrategyError(f"strategy {self.name!r}: {message}. A journal keeps all measurements")

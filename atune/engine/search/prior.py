@@ -69,7 +69,7 @@ TURN = 120.0
 START = 1500.0
 """Clocks in which a block begins and ends."""
 OTHER_REGISTERS = 56
-"""32-bit registers of a thread that hold addresses and the like, beside fragments."""
+"""32-bit registers of a thread that hold addresses and the like, in addition to fragments."""
 MOST_REGISTERS = 255
 """A thread has at most (CUDA C++ Programming Guide)."""
 LOST = 4.0
@@ -122,7 +122,7 @@ def _called(prior: Prior) -> str:
 
 
 def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
-    """Return numbers that a model may learn from beside the axes, without the unknown ones."""
+    """Return numbers that a model may learn from in addition to the axes, without the unknown ones."""
     work = facts.work
     counts = {"smem_bytes": facts.smem_bytes, "threads": facts.threads, "accumulators": facts.accumulators}
     found = {name: float(count) for name, count in counts.items() if count is not None}

@@ -31,7 +31,7 @@ from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 
 FACTS = ".facts.json.xz"
-"""Ends the name of a file with `StaticFacts` by index, which lies beside a journal of that name."""
+"""Ends the name of a file with `StaticFacts` by index, which lies next to a journal of that name."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class Recording:
 def read_recording(path: str | Path) -> Recording:
     """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran.
 
-    A file of facts beside the journal overrides its facts, because old journals lack some.
+    A file of facts next to the journal overrides its facts, because old journals lack some.
     """
     recording = recording_of(JournalReader(path), str(path))
-    beside = Path(path).parent / f"{Path(path).name.partition('.jsonl')[0]}{FACTS}"
-    if not beside.is_file():
+    file = Path(path).parent / f"{Path(path).name.partition('.jsonl')[0]}{FACTS}"
+    if not file.is_file():
         return recording
     try:
-        with lzma.open(beside) as packed:
+        with lzma.open(file) as packed:
             facts = msgspec.json.decode(packed.read(), type=dict[int, StaticFacts])
     except (OSError, EOFError, lzma.LZMAError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{beside}, beside the journal, cannot be read: {error}") from error
+        raise UsageError(f"{file}, next to the journal, cannot be read: {error}") from error
     return replace(recording, facts={index: facts.get(index, known) for index, known in recording.facts.items()})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atune.engine.search.fixed_orders import LARGE, Begun, Exhaustive, Random, Ranked, first_of
+from atune.engine.search.fixed_orders import LARGE, AdvisedFirst, Exhaustive, Random, Ranked, first_of
 from atune.engine.search.interface import Searched, Strategy, check_strategy
 from atune.errors import UsageError
 from atune.model.settings import Budget
@@ -94,15 +94,12 @@ def uses_prior(strategy: str | Strategy, total: int) -> bool:
 def make_strategy(name: str, searched: Searched) -> Strategy:
     """Return the strategy called `name`. Raises `UsageError` as `check_name` does."""
     check_name(name)
-    if name == AUTO:
-        total, known = len(searched.configs), searched.prior is not None
-        name = chosen(total, searched.budget, limited=searched.budget is not None, prior=known)
     kind = KINDS[name]
     assert kind.make is not None
     strategy = kind.make(searched)
     if kind.learns or not searched.elsewhere:  # those that learn begin with the advised ones by themselves
         return strategy
-    return Begun(strategy, first_of(searched.elsewhere, searched.budget))
+    return AdvisedFirst(strategy, first_of(searched.elsewhere, searched.budget))
 
 
 def chosen(

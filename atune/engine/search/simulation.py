@@ -24,7 +24,7 @@ import msgspec
 from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
 from atune.engine.search.recording import Recording
 from atune.engine.search.registry import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
-from atune.engine.search.survey_columns import figures_for, told_of
+from atune.engine.search.survey_columns import fields_of_facts, figures_for
 
 ELABORATING = 0.1
 """Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""
@@ -33,15 +33,15 @@ WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulated run. `curve`: the best latency after each candidate that was told, infinite before there is one.
+    """One simulated run. `curve`: the best latency after each candidate that was settled, infinite before there is one.
 
-    `told`: those candidates. `reason`: why it ended, as `RunFinished` has it.
+    `settled`: those candidates. `reason`: why it ended, as `RunFinished` has it.
     """
 
     order: tuple[int, ...]
     curve: tuple[float, ...]
     wall_s: float
-    told: tuple[int, ...] = ()
+    settled: tuple[int, ...] = ()
     device_s: float = 0.0
     reason: str = "exhausted"
 
@@ -83,36 +83,36 @@ def simulate_run(
     `seconds`: the simulated time after which it ends, too.
     """
     strategy = Guarded(make(searched), recording.configs)
-    line = _Line(recording, workers, devices)
+    workshop = Workshop(recording, workers, devices)
     if searched.prior is not None:
-        line.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
+        workshop.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
     ahead = AHEAD * workers if kind_of(strategy.name).learns else most
     order: list[int] = []
-    told: list[int] = []
+    settled: list[int] = []
     curve: list[float] = []
     best, over, more = math.inf, False, True
-    while (more or line.outstanding) and not over:
-        while more and line.outstanding < strategy.limit(ahead):
+    while (more or workshop.outstanding) and not over:
+        while more and workshop.outstanding < strategy.limit(ahead):
             index = strategy.ask() if len(order) < most else None
             if index is None:
                 more = False
             else:
                 order.append(index)
-                line.begin(index)
-        if line.outstanding:
-            index = line.settle()
+                workshop.begin(index)
+        if workshop.outstanding:
+            index = workshop.settle()
             tried = recording.tried[index]
             strategy.tell(index, tried.latency_ms, tried.reason)
-            told.append(index)
+            settled.append(index)
             best = best if tried.latency_ms is None else min(best, tried.latency_ms)
             curve.append(best)
-            over = seconds is not None and line.now >= seconds
+            over = seconds is not None and workshop.now >= seconds
     ended = "budget" if over or most < len(recording.configs) else "exhausted"
-    return Trial(tuple(order), tuple(curve), line.now + recording.end_s, tuple(told), line.device_s, ended)
+    return Trial(tuple(order), tuple(curve), workshop.now + recording.end_s, tuple(settled), workshop.device_s, ended)
 
 
-class _Line:
+class Workshop:
     """Workers and devices as a discrete-event simulation: `begin` candidates, `settle` the next one to end."""
 
     def __init__(self, recording: Recording, workers: int, devices: int) -> None:
@@ -180,7 +180,7 @@ def summary_of(name: str, evaluations: int, trials: Sequence[Trial], recording: 
         regret_median=statistics.median(ends),
         evaluations_to_2pct_median=None if math.isinf(to_2pct) else to_2pct,
         wall_s_median=round(statistics.median(trial.wall_s for trial in trials), 3),
-        evaluations_median=statistics.median(len(trial.told) for trial in trials),
+        evaluations_median=statistics.median(len(trial.settled) for trial in trials),
         device_s_median=round(statistics.median(trial.device_s for trial in trials), 3),
     )
 
@@ -196,7 +196,7 @@ def simulate_seeds(
     known: Mapping[str, Any] | None = None,
     seconds: float | None = None,
 ) -> list[Trial]:
-    """Play one run a seed. `known`: what the strategy is told beside configurations, by `told_of`."""
+    """Play one run a seed. `known`: what strategies know in addition to configurations, by `fields_of_facts`."""
     searched = [Searched(recording.configs, seed, budget, **(known or {}), default=recording.default) for seed in seeds]
     return [simulate_run(recording, make, each, workers=workers, devices=devices, seconds=seconds) for each in searched]
 
@@ -223,7 +223,7 @@ def simulate(
     check_name(strategy)
     figures = figures_for(recording.target, recording.devices)
     known = (
-        told_of(recording.configs, recording.facts, figures)
+        fields_of_facts(recording.configs, recording.facts, figures)
         if prior and uses_prior(strategy, len(recording.configs))
         else {}
     )

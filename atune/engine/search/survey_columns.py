@@ -28,7 +28,7 @@ def there_is(prior: Chosen, figures: Figures | None) -> bool:
 
 
 def columns(prior: Mapping[int, float], facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
-    """Return the fields of `SpaceSurveyed`, by what is known of candidates; of facts those that tell them apart."""
+    """Return the fields of `SpaceSurveyed`, by what is known of candidates; of facts those that differ."""
     indices = tuple(sorted(facts))
     known = {index: features(facts[index], figures) for index in indices} if figures is not None else {}
     names = sorted({name for one in known.values() for name in one})
@@ -40,15 +40,17 @@ def columns(prior: Mapping[int, float], facts: Mapping[int, StaticFacts], figure
     }
 
 
-def told_of(configs: Mapping[int, Config], facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
+def fields_of_facts(
+    configs: Mapping[int, Config], facts: Mapping[int, StaticFacts], figures: Figures | None
+) -> dict[str, Any]:
     """Return what `Searched` has of `facts`, as a run would that surveys the space."""
     known = {index: (configs[index], one) for index, one in facts.items() if index in configs}
     scores = estimates(known, figures)
     fields = columns(scores, {index: one for index, (_, one) in known.items()}, figures)
-    return told(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if scores else {}
+    return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if scores else {}
 
 
-def told(surveyed: SpaceSurveyed | None) -> dict[str, Any]:
+def survey_fields(surveyed: SpaceSurveyed | None) -> dict[str, Any]:
     """Return what `Searched` has of a survey: `prior` and `facts`; neither where there was none."""
     if surveyed is None:
         return {}
