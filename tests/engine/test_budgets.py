@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from fake_runs import finish
 
-from atune import tune
-from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned, Event
-from atune.journal.reader import read
+from atune.journal.events import CandidatePruned
 from atune.model.artifact import StaticFacts
-from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
-ONE = CompileSettings(group_size=1)
-
 
 def heavy(config: dict[str, Any]) -> StaticFacts:
     return StaticFacts(accumulators=512 if config["x"] % 2 else 64)
-
-
-def proposed(journal: Path) -> list[int]:
-    return [e.index for e in read(journal) if isinstance(e, CandidateProposed)]
-
-
-async def until_measured(count: int, journal: Path, machine: FakeMachine, **options: Any) -> None:
-    """Run until so many are measured in this part, then cancel."""
-    seen: list[Event] = []
-    with anyio.CancelScope() as scope:
-
-        def listen(event: Event) -> None:
-            seen.extend([event] if isinstance(event, CandidateMeasured) and machine.opened else [])
-            if len(seen) == count:
-                scope.cancel()
-
-        await tune(machine=machine, journal=journal, on_event=listen, **options)
-    assert scope.cancelled_caught
 
 
 async def test_likely_losers_are_skipped_under_a_budget_and_tried_without_one() -> None:

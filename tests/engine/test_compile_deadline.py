@@ -151,12 +151,6 @@ async def test_the_users_deadline_counts_for_the_default_configuration() -> None
     assert failed.message == "compiling ran past compile_timeout_s=1000" and failed.kind == "timeout"
 
 
-async def test_too_few_others_end_no_compile_before_the_users_deadline() -> None:
-    run = await finish(FakeMachine(LEAST, Script(hangs={0: "build"}), compile=ALONE), compile=ALONE)
-    [failed] = run.of(BuildFailed)
-    assert failed.index == 0 and failed.message == "compiling ran past compile_timeout_s=1000"
-
-
 # ---- what counts as a compile's time
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from atune import resume, tune
-from atune.engine import start
 from atune.errors import JournalError, SpaceError
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed, Warned
 from atune.journal.merge import merge
@@ -153,17 +151,3 @@ async def test_journals_of_one_draw_are_merged(tmp_path: Path) -> None:
     assert (await resume(tmp_path / "both", machine=large(), budget=50)).measured == 50
     with pytest.raises(JournalError, match="the space is another one"):
         merge([tmp_path / "a", tmp_path / "c"])
-
-
-async def test_long_spaces_are_planned_for_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    plan = start.planned
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        threads.append(threading.get_ident())
-        return plan(*arguments, **options)
-
-    monkeypatch.setattr(start, "planned", noted)
-    for count in (start.AT_ONCE, start.AT_ONCE + 1):
-        await tune(machine=FakeMachine(count), strategy="exhaustive", budget=3)
-    assert (threads[0] == threading.get_ident()) and threads[1] != threading.get_ident()

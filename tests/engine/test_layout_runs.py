@@ -15,7 +15,7 @@ from fake_runs import finish
 
 from atune import Space, layout, resume
 from atune.errors import UsageError
-from atune.journal.events import BuildFailed, CandidateMeasured, CandidateProposed, CandidatePruned
+from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned
 from atune.journal.reader import read
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import CONTAINED, Layouts, LoopFacts
@@ -153,8 +153,3 @@ async def test_a_resumed_strategy_is_told_the_past_and_asked_for_configurations_
 async def test_layouts_need_an_axis_of_layouts() -> None:
     with pytest.raises(UsageError, match=r"layouts=1: the space has no axis of layouts"):
         await finish(machine(Space(x=[1, 2], loop=["compiler"])), compile=ONE)
-
-
-async def test_every_layout_is_measured_where_nobody_chooses() -> None:
-    run = await finish(machine())
-    assert len(run.of(CandidateMeasured)) == 9

@@ -26,8 +26,6 @@ from atune.journal.events import (
     RunStarted,
     Warned,
     WinnerProven,
-    decode,
-    encode,
 )
 from atune.journal.replay import replay
 from atune.journal.result import NoWinner, TuneResult
@@ -37,7 +35,7 @@ from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.report import report
 from atune.reporting.summary import summary
-from atune.testing import FakeClock, FakeCompileWorker, FakeMachine, Script
+from atune.testing import FakeCompileWorker, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 N = 8
@@ -235,19 +233,6 @@ async def test_a_stopped_run_proves_its_winner_and_nothing_else() -> None:
     assert result.proven and result.finished and machine.proved == [result.best_index]
 
 
-async def test_a_run_that_its_budget_ends_proves_its_winner() -> None:
-    await tune(machine=FakeMachine(2, accelerated()), budget="9s")  # imports what a process's first search imports
-    machine = FakeMachine(50, accelerated(), clock=FakeClock(pace=0.01))
-    result = await tune(machine=machine, budget="0.1s")
-    assert result.proven and result.remaining and result.best_index in machine.proved
-
-
-async def test_without_the_pipeline_the_winner_is_proven_too() -> None:
-    machine = FakeMachine(N, accelerated())
-    run = await tuned(machine, pipeline=False)
-    assert machine.proved == [0] and run.proven()[0] == 0
-
-
 async def test_cancelling_kills_a_proof_and_the_run_is_not_proven() -> None:
     machine, events = FakeMachine(N, accelerated(prove_s=2 * SLOW_S)), list[Event]()
     async with Tuner(machine=machine, compile=CompileSettings(group_size=1), on_event=events.append) as tuner:
@@ -314,26 +299,6 @@ async def test_the_header_tells_which_accelerators_were_active_and_why_not_the_o
     assert (resumed.accelerators, resumed.unused) == ((), {"haste": "the script has none"})
 
 
-async def test_accelerators_are_asked_for_once_before_the_workers() -> None:
-    calls: list[str] = []
-
-    class Asked(FakeMachine):
-        async def discover(self) -> Any:
-            calls.append("discover")
-            return await super().discover()
-
-        def accelerators(self, candidates: int) -> Any:
-            calls.append(f"accelerators({candidates})")
-            return super().accelerators(candidates)
-
-        def compile_workers(self) -> Any:
-            calls.append("compile_workers")
-            return super().compile_workers()
-
-    await tune(machine=Asked(N, accelerated()), budget=5)
-    assert calls == ["discover", "accelerators(5)", "compile_workers"]
-
-
 def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:
     def proven(stream: Stream) -> bool:
         return TuneResult.from_events(stream.events).proven
@@ -361,8 +326,3 @@ def test_a_measurement_after_the_final_has_the_last_word() -> None:
     stream = Stream(total=2).ready().candidate(0, 2.0).candidate(1, 1.0).final({1: [1.0], 0: [2.0]})
     assert TuneResult.from_events(stream.events).best_index == 1
     assert TuneResult.from_events(stream.measured(1, 3.0).events).best_index == 0
-
-
-def test_the_proofs_event_is_read_as_it_is_written() -> None:
-    [event] = Stream().proven(3, "replaced").events[1:]
-    assert decode(encode(event)) == event and b'"event":"winner_proven"' in encode(event)

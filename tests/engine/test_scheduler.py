@@ -18,7 +18,6 @@ from atune.engine.scheduler import (
     FIRST_GROUP,
     HEAVY_LEFT,
     MAX_GROUP,
-    MIN_GROUP,
     Build,
     CompileState,
     Counts,
@@ -89,17 +88,6 @@ def test_work_in_a_queue_is_not_the_end() -> None:
         assert not one.finished
 
 
-def test_a_group_has_no_more_than_the_largest_size() -> None:
-    one = state(proposing=False, devices=0, groups=9)
-    one.queues.ready = [lowered(i) for i in range(160)]
-    assert len(indices(one.next_job())) == MAX_GROUP
-
-
-def test_a_share_counts_what_is_left_to_lower() -> None:
-    assert isinstance(state(waiting=5, lowering=4, proposing=False, groups=9, ready=8).next_job(), Lower)
-    assert len(indices(state(waiting=2, lowering=3, proposing=False, groups=9, ready=12).next_job())) == 7
-
-
 def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     """They are likely losers, so not before little is left; and never while building is on hold."""
     workers = FEW_WORKERS + 1
@@ -119,10 +107,6 @@ def test_with_few_workers_the_longest_compiles_begin_last() -> None:
     assert isinstance(state(**late, waiting=1, seen=39, deferred=[*heavy], proposing=False).next_job(), Lower)
     assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False, ready=3).next_job()) == [0]
     assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False).next_job()) == [9]
-
-
-def test_a_proposed_candidate_is_lowered() -> None:
-    assert isinstance(state(waiting=1).next_job(), Lower)
 
 
 def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
@@ -180,21 +164,10 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
 
-def test_without_a_device_the_first_groups_are_as_large_as_others() -> None:
-    assert len(indices(state(ready=30, waiting=5, devices=0).next_job())) == MAX_GROUP
-
-
 def test_a_heavy_one_among_others_waits_for_a_library_of_its_own() -> None:
     one = state(proposing=False, devices=0, workers=FEW_WORKERS + 1)
     one.queues.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(7)]
     assert [indices(one.next_job()) for _ in range(3)] == [[0, 1, 3], [2], [4]]
-
-
-def test_a_share_has_a_lower_bound() -> None:
-    one = state(ready=3, waiting=3, total=6, seen=3, groups=1, busy=1, building=1)
-    assert isinstance(one.next_job(), Lower)
-    one.queues.ready.append(lowered(3))
-    assert len(indices(one.next_job())) == MIN_GROUP
 
 
 def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
@@ -204,31 +177,10 @@ def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_s
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6], [8], [9], [10]]
 
 
-def test_with_few_workers_the_heaviest_are_together_as_far_as_their_share_goes() -> None:
-    one = state(proposing=False, groups=1)
-    one.queues.deferred = heavy_and_likely_losers()
-    groups = [indices(one.next_job()) for _ in range(7)]
-    assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10]]  # ever smaller: both end together
-
-
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
     one = state(proposing=False, lowering=3, ready=1)
     one.queues.deferred = [lowered(9)]
     assert indices(one.next_job()) == [9]
-
-
-def test_deferred_groups_have_an_upper_bound() -> None:
-    one = state(proposing=False)
-    one.queues.deferred = [lowered(i) for i in range(200)]
-    assert len(indices(one.next_job())) == MAX_GROUP
-
-
-@pytest.mark.parametrize(("workers", "busy", "together"), [(1, 0, 2), (2, 1, 1)])
-def test_the_last_two_deferred_go_to_a_worker_each(workers: int, busy: int, together: int) -> None:
-    """Also to one that is not free yet: it will be before the first of them is compiled."""
-    one = state(proposing=False, workers=workers, busy=busy, seen=100)
-    one.queues.deferred = [with_accumulators(lowered(i), 256) for i in range(2)]
-    assert len(indices(one.next_job())) == together
 
 
 def test_the_rest_is_split_over_the_free_workers() -> None:
@@ -281,56 +233,6 @@ def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
 
 def test_the_first_group_is_one_candidate_where_workers_are_as_many() -> None:
     assert indices(state(ready=1, workers=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
-
-
-@pytest.mark.parametrize("asked", [None, 4])
-def test_eighteen_candidates_on_sixteen_workers_leave_none_idle(asked: int | None) -> None:
-    """As in a run that was seen: all are lowered at once, one compile takes 51 s. A group size asked for stays."""
-    one = CompileState(workers=16, devices=1, total=18, group_size=asked)
-    proposals, free, now = list(range(18)), 16, 0.0
-    running: list[tuple[float, int, tuple[Lowered, ...] | list[int]]] = []
-    groups: list[tuple[float, list[int]]] = []
-    while True:
-        while free:
-            while proposals and one.queues.waiting < 32:
-                one.queues.waiting += bool(proposals)
-                proposals.pop(0)
-            one.proposing = bool(proposals)
-            if (job := one.next_job()) is None:
-                break
-            free -= 1
-            one.counts.busy += 1
-            if isinstance(job, Lower):
-                begun = list(range(one.counts.taken, one.counts.taken + job.count))
-                one.queues.waiting -= job.count
-                one.counts.taken += job.count
-                one.counts.lowering += job.count
-                heapq.heappush(running, (now + 1 + begun[0] / 100, begun[0], begun))
-            else:
-                one.counts.building += 1
-                groups.append((now, indices(job)))
-                seconds = sum(51.0 if member.index == 4 else 2.0 for member in job.group)
-                heapq.heappush(running, (now + seconds, job.group[0].index, job.group))
-        if not running:
-            break
-        now, _, what = heapq.heappop(running)
-        free += 1
-        one.counts.busy -= 1
-        if isinstance(what, list):
-            one.counts.lowering -= len(what)
-            one.counts.seen += len(what)
-            for index in what:
-                one.add(with_source(lowered(index), 400_000 if index == 4 else 9_000 + index))
-        else:
-            one.counts.building -= 1
-    assert one.finished and sorted(i for _, group in groups for i in group) == list(range(18))
-    sizes = [len(group) for _, group in groups]
-    if asked:
-        assert sizes == [4, 4, 4, 4, 2] and now > 57
-    else:
-        assert max(sizes) <= 2 and [4] in [group for _, group in groups]
-        assert now < 55  # its own 51 s, and what comes before it: a round of lowering, and no other compile
-        assert groups[-1][0] < 5
 
 
 def test_a_far_longer_source_stands_alone_and_comes_last() -> None:
@@ -414,34 +316,12 @@ def test_the_default_among_the_first_two_is_alone_if_its_loops_are_far_longer(wo
     assert indices(one.next_job()) == [0]
 
 
-def test_of_candidates_with_long_loops_alone_none_is_last_but_each_has_its_library() -> None:
-    one = state(proposing=False, devices=0)
-    for index in range(4):
-        one.add(with_loops(lowered(index), 4096))
-    assert not any(map(one.work.is_long, one.queues.ready))
-    assert [indices(one.next_job()) for _ in range(4)] == [[0], [1], [2], [3]]
-
-
 @pytest.mark.parametrize(("iterations", "median"), [(1000, 16), (4096, 1100)])
 def test_loops_that_are_short_or_as_their_neighbours_do_not_wait(iterations: int, median: int) -> None:
     one = state(proposing=False, devices=0, workers=1)
     for index in range(5):
         one.add(with_loops(lowered(index), iterations if index == 1 else median))
     assert indices(one.next_job())[0] == 0 and not one.work.is_long(with_loops(lowered(1), iterations))
-
-
-def test_where_layouts_are_not_known_compiles_weigh_as_before() -> None:
-    one = state(proposing=False, devices=0)
-    for index in range(4):
-        one.add(with_accumulators(lowered(index), 256 * (index % 2)))
-    assert [one.work.of(lowered(9)), *map(one.work.of, one.queues.ready)] == [1.0, 1.0, 2.5, 1.0, 2.5]
-
-
-def test_the_iterations_of_all_loops_count_as_work() -> None:
-    one = state()
-    for index, iterations in enumerate([(64,), (1024,), (2048, 2048), (10_240,)]):
-        one.add(with_loops(lowered(index), *iterations, registers=HEAVY_REGISTERS if index == 1 else None))
-    assert [one.work.of(candidate) for candidate in one.queues.ready] == [1.0, 16.0, 64.0, 160.0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17])

@@ -12,7 +12,6 @@ from listening import Listening
 
 from atune import TuneResult, UsageError, resume, tune
 from atune.engine.search.warm_start import Experience, advice_of, elsewhere, nearest_first
-from atune.frontends.cli.main import main
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.model.advice import Advice
@@ -193,9 +192,3 @@ async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest
     assert proposals(tmp_path / "here")[:4] == BEST_THERE
     found: TuneResult = TuneResult.from_events(read(tmp_path / "here"))
     assert found.header is not None and [a.source[:6] for a in found.header.advice] == ["cache "]
-
-
-def test_the_command_refuses_a_journal_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = str(tmp_path / "here")
-    assert main(["tune", "examples/gemm_cpu.py:WORKLOAD", "--warm", "nowhere", "--journal", journal, "--quiet"]) == 2
-    assert "warm nowhere: there is no such file; give a journal's path" in capsys.readouterr().err

@@ -135,18 +135,6 @@ def test_failures_and_duplicates_alone_do_not_stop_it(name: str) -> None:
         strategy.tell(index, None, DUPLICATE if n % 2 else "mismatch")
 
 
-def test_the_forest_counts_failures_as_bad_and_duplicates_not_at_all() -> None:
-    strategy = forest.Forest(Searched(CONFIGS))
-    indices = list(CONFIGS)
-    for n, index in enumerate(indices[:10]):
-        strategy.tell(index, 1.0 + n, "")
-    strategy.tell(indices[10], None, "timeout")
-    strategy.tell(indices[11], None, DUPLICATE)
-    known, labels, weights = strategy._lessons()
-    assert sorted(known) == list(range(11)) and sum(labels) == 3
-    assert labels[known.index(10)] == 0 and weights[0] > weights[1] > weights[2]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) -> None:
     """Eight that are drawn blindly leave out one or two of six values, and of five, in most cases."""
@@ -217,11 +205,6 @@ def test_a_bad_strategy_is_said_in_one_message(answers: tuple[Any, ...], words: 
             guarded.ask()
 
 
-def test_a_strategy_that_raises_when_told_is_said() -> None:
-    with pytest.raises(StrategyError, match=r"tell\(10, None, 'timeout'\) raised ValueError: no memory of that"):
-        Guarded(Bad(), CONFIGS).tell(10, None, "timeout")
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -256,9 +239,3 @@ def test_auto_takes_what_fits_the_budget() -> None:
     assert chosen(1000, choosing.FEW, limited=True) == "random"
     assert chosen(10**9, 100, limited=True) == "forest" and chosen(10**9, 8, limited=True) == "random"
     assert chosen(1000, 100, limited=True, learns=False) == "random"
-
-
-def test_asks_depend_on_no_global_randomness() -> None:
-    one = list(play(made("forest", 2), 30))
-    random.seed(99)
-    assert one == list(play(made("forest", 2), 30))
