@@ -26,7 +26,7 @@ from atune.engine.search.registry import EXHAUSTIVE, kind_of
 from atune.engine.search.survey_columns import columns
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
-from atune.model.candidate import Candidate, Config
+from atune.model.candidate import Candidate
 from atune.model.jobs import ElaborateJob, GroupFailed, RankJob
 
 MOST = 4096
@@ -194,16 +194,8 @@ class ProposeStage:
     async def _propose(
         self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, beside: bool = False
     ) -> None:
-        asking = self._asking
-        asking.proposed(new.index)
-        self._run.recorder.emit(
-            CandidateProposed,
-            index=new.index,
-            key=new.key,
-            config=new.config,
-            expected_ms=asking.expected_ms,
-            beside=beside,
-        )
+        self._asking.proposed(new.index)
+        self._run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, beside=beside)
         await propose.send(new)
         self._run.wake()
 
@@ -265,20 +257,15 @@ class ProposeStage:
         if isinstance(self._prior, OwnPrior):
             new = [index for index in sorted(facts) if index not in self._answers]
             left = {index: (survey.candidates[index].config, facts[index]) for index in new}
-            self._answers |= await self._asked(worker, self._prior, left) if left else {}
+            if self._prior.pickled and left:
+                answers = await worker.run(RankJob(self._prior.name, self._prior.pickled, left))
+            else:  # it was not packed for workers
+                answers = asked(self._prior.function, left)
+            self._answers |= answers
             check_answers(self._prior, self._answers)
             return self._answers
         plain: dict[int, tuple[dict[str, Any], StaticFacts]] = {index: ({}, facts[index]) for index in sorted(facts)}
         return await anyio.to_thread.run_sync(estimates, plain, self._figures, abandon_on_cancel=True)
-
-    @staticmethod
-    async def _asked(
-        worker: CompileWorker, prior: OwnPrior, candidates: dict[int, tuple[Config, StaticFacts]]
-    ) -> dict[int, float]:
-        """Ask a user's prior in a worker; in this process if it was not packed for workers."""
-        if not prior.pickled:
-            return asked(prior.function, candidates)
-        return await worker.run(RankJob(prior.name, prior.pickled, candidates))
 
 
 class StrategyDriver:
@@ -294,8 +281,6 @@ class StrategyDriver:
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._untold = deque[Outcome]()
-        self.expected_ms: float | None = None
-        """The best latency, ms, that the strategy expected when it was last asked."""
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Queue an outcome, which the strategy is told of before it is asked again."""
@@ -322,14 +307,8 @@ class StrategyDriver:
         """Return the next index, or None. Raises `StrategyError`."""
         assert self.strategy is not None
         if self._quick:
-            return self._answer()
-        return await anyio.to_thread.run_sync(self._answer, abandon_on_cancel=True)
-
-    def _answer(self) -> int | None:
-        assert self.strategy is not None
-        index = self.strategy.ask()
-        self.expected_ms = self.strategy.expected_best()
-        return index
+            return self.strategy.ask()
+        return await anyio.to_thread.run_sync(self.strategy.ask, abandon_on_cancel=True)
 
     def tell(self) -> None:
         """Tell the strategy of the queued outcomes. Raises `StrategyError`."""

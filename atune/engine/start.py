@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atune.engine.interfaces import Machine
-from atune.engine.plan import Plan, check_same_work, finished, planned, record_resumed
+from atune.engine.plan import Plan, Search, check_same_work, finished, planned, record_resumed, strategy_name
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search import forest
@@ -23,7 +23,6 @@ from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.registry import kind_of, may_be_forest
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice, nothing_shared
-from atune.engine.strategies import Search, strategy_name
 from atune.journal.events import SCHEMA, RunStarted, Warned
 from atune.model.advice import Advice
 from atune.model.candidate import config_key

@@ -87,8 +87,6 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     index: int
     key: str
     config: dict[str, Any]
-    expected_ms: float | None = None
-    """The best latency that the strategy expected of the space then, where it expects one."""
     surveyed: bool = False
     """Whether no strategy proposed it: it was found to fail when the space was surveyed, and counts for no budget."""
     beside: bool = False

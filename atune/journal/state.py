@@ -100,8 +100,6 @@ class State:
         self.kept: Artifact | None = None
         """The latest winner's library in the cache folder."""
         self.warnings: list[str] = []
-        self.expected_ms: float | None = None
-        """The best latency that the strategy expected at its last proposal; None if it expected none."""
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
@@ -119,7 +117,6 @@ class State:
             case CandidateProposed():
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
-                self.expected_ms = event.expected_ms
                 entry.surveyed, entry.beside = event.surveyed, event.beside
                 self._rank(entry)
             case CandidateLowered():

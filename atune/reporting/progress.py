@@ -144,14 +144,6 @@ class Progress:
         return ended and self.failed > 0 and self._state.best is None
 
     @property
-    def expected(self) -> str:
-        """The best latency that the strategy expects. Empty if it expects none, or if the run has ended."""
-        state = self._state
-        if state.expected_ms is None or state.finished is not None or state.interrupted is not None:
-            return ""
-        return f"expected best {state.expected_ms:.4g} ms"
-
-    @property
     def tried(self) -> str:
         """The number of candidates with an outcome. Empty before the run starts."""
         return f"tried {self._state.settled:,} of {self._state.total:,}" if self._state.header is not None else ""
@@ -191,7 +183,7 @@ class Progress:
         text = (
             f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
         )
-        parts = (text, self.best or "nothing measured yet", self.expected, self.tried, self.hosts, self.proof)
+        parts = (text, self.best or "nothing measured yet", self.tried, self.hosts, self.proof)
         text = "; ".join(filter(None, parts))
         if text != self._shown:
             self._shown = text
@@ -262,7 +254,7 @@ class _Bars:
             done, note = (state.finalists, "") if state.final_done else (0, "timed in turn")
             self._progress.update(self._final, completed=done, total=state.finalists, note=note)
         best = shortened(state.best, BEST_LINES * shutil.get_terminal_size().columns)
-        said = "; ".join(part for part in (best, state.expected, state.tried, state.hosts, state.proof) if part)
+        said = "; ".join(part for part in (best, state.tried, state.hosts, state.proof) if part)
         self._live.update(self._group(self._progress, self._text(said)))
 
     def note(self, text: str) -> None:
@@ -345,5 +337,5 @@ def _bar(name: str, done: int, total: int) -> str:
 
 def _words(state: Progress) -> list[str]:
     failed = f"{state.failed:,} failed" if state.failed else ""
-    said = (state.best or "nothing measured yet", state.expected, failed, state.tried, state.hosts, state.proof)
+    said = (state.best or "nothing measured yet", failed, state.tried, state.hosts, state.proof)
     return [text for text in said if text]

@@ -13,7 +13,7 @@ from event_streams import write
 from atune import TuneResult, UsageError, resume, tune
 from atune.engine.search.interface import Searched
 from atune.errors import StrategyError
-from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed, encode
+from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.model.artifact import FailureKind, StaticFacts
@@ -151,26 +151,6 @@ async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measur
     assert replay(tmp_path / "j").measured >= 10
     result = await resume(tmp_path / "j", machine=fake(), strategy=Own())
     assert not result.remaining
-
-
-class Expecting(Own):
-    """Expects half a millisecond less for each candidate that it was told of, from 99 on."""
-
-    def expected_best(self) -> float | None:
-        return 99.0 - 0.5 * len(self.told) if self.told else None
-
-
-@pytest.mark.parametrize("cut", [None, 12])
-async def test_proposals_have_what_the_strategy_expects_also_after_a_resume(tmp_path: Path, cut: int | None) -> None:
-    journal = tmp_path / "j"
-    if cut is not None:
-        await tune(machine=fake(), strategy=Expecting(), budget=cut, journal=journal)
-    await tune(machine=fake(), strategy=Expecting(), budget=20, journal=journal)
-    events = [e for e in read(journal) if isinstance(e, CandidateProposed)]
-    assert events[0].expected_ms is None and b"expected_ms" not in encode(events[0])
-    expected = [e.expected_ms for e in events if e.expected_ms is not None]
-    assert len(expected) >= 12 and expected == sorted(expected, reverse=True) and expected[0] <= 98.5
-    assert expected[-1] <= 93.0
 
 
 async def test_a_run_of_the_users_own_strategy_does_not_go_on_without_it(tmp_path: Path) -> None:

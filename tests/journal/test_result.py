@@ -10,11 +10,10 @@ import pytest
 from event_streams import Stream, timing
 
 from atune.errors import AtuneError
-from atune.journal.events import CandidateMeasured, CandidateProposed, DeviceExcluded, decode, encode
+from atune.journal.events import CandidateMeasured, DeviceExcluded, decode, encode
 from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Artifact
-from atune.model.candidate import config_key
 from atune.model.folders import artifacts_folder, cache_folder
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
@@ -307,17 +306,6 @@ def test_figures_of_a_device_that_is_left_out_are_no_steps() -> None:
 def test_a_step_is_credited_to_the_first_with_its_code() -> None:
     stream = Stream(total=6).candidate(5, 1.0).proposed(3).lowered(3, "c5").aliased(3, 5)
     assert steps(stream) == [(3, 1, 1.0)]
-
-
-def test_the_expected_best_is_that_of_the_latest_proposal() -> None:
-    state, config = State(), {"block": 1}
-    stream = Stream(total=3).proposed(0)
-    stream.add(CandidateProposed, index=1, key=config_key(config), config=config, expected_ms=0.5)
-    for event in stream.events:
-        state.apply(decode(encode(event)))
-    assert state.expected_ms == 0.5
-    state.apply(stream.proposed(2).events[-1])
-    assert state.expected_ms is None
 
 
 def test_the_axes_that_mattered_are_in_the_summary() -> None:

@@ -16,8 +16,7 @@ import msgspec
 import pytest
 from event_streams import Stream
 
-from atune.journal.events import CandidateProposed, FinalStarted, Warned
-from atune.model.candidate import config_key
+from atune.journal.events import FinalStarted, Warned
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
 from atune.reporting.progress import Progress, duration, shortened
@@ -156,34 +155,31 @@ def test_on_a_terminal_bars_show_best_failures_and_totals(monkeypatch: pytest.Mo
     assert "4 failed" in text and "best 1.05 ms: block=19" in text
 
 
-def expecting(total: int = 1080) -> Stream:
-    """Return a run that goes on, 23 of whose candidates are tried, by a strategy that expects a best."""
+def going_on(total: int = 1080) -> Stream:
+    """Return a run that goes on, 23 of whose candidates are tried."""
     stream = Stream(total=total).ready(1.0)
     for index in range(23):
         stream.candidate(index, 2.0 - index / 100, block_M=64 * index, block_N=128, num_stages=3)
-    config = {"block_M": 1}
-    return stream.add(CandidateProposed, index=23, key=config_key(config), config=config, expected_ms=1.2345678)
+    return stream.proposed(23, block_M=1)
 
 
-def test_progress_tells_the_best_the_expected_best_and_how_many_were_tried() -> None:
-    said = "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; expected best 1.235 ms; tried 23 of 1,080"
-    assert said in shown(expecting())[-1]
-    assert "expected" not in shown(expecting().finished())[-1]
-    assert "expected" not in shown(expecting().proposed(24))[-1]
+def test_progress_shows_the_best_and_how_many_were_tried() -> None:
+    said = "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; tried 23 of 1,080"
+    assert said in shown(going_on())[-1]
 
 
-def test_forty_columns_hold_counts_best_and_expected_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forty_columns_hold_counts_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     out = Terminal()
     with Progress(out) as progress:
-        for event in expecting().events:
+        for event in going_on().events:
             progress.on_event(event)
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n").splitlines()
     assert all(len(line) <= 40 for line in lines) and not any("…" in line for line in lines)
     last = " ".join(" ".join(lines[-5:]).split())
     assert "compiled" in last and "measured" in last and last.count("23/1080") == 2
-    assert "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; expected best 1.235 ms; tried 23 of 1,080" in last
+    assert "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; tried 23 of 1,080" in last
 
 
 def bars(stream: Stream, monkeypatch: pytest.MonkeyPatch, columns: int = 100, **options: object) -> list[str]:

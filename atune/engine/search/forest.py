@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,6 @@ MOST_SCORED = 8192
 """Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
 POLISHED = 0.15
 """Share of a budget that is reserved for neighbours of the best."""
-LEAST_KNOWN = 8
-"""With fewer measured candidates, no latency is predicted."""
-FITS = 0.5
-"""Share of the log latencies' variance that the prior's estimates must explain to predict one."""
 
 
 class Forest:
@@ -66,7 +62,6 @@ class Forest:
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
-        self._estimates = {} if searched.prior is None else searched.prior
         self.advised = [self._positions[index] for index in first_of(searched.elsewhere, searched.budget)]
         """The few that were best elsewhere, the best first."""
         self.asked = dict[int, None]()
@@ -112,18 +107,6 @@ class Forest:
             self.latencies[candidate] = latency_ms
         elif reason != DUPLICATE:
             self.failures[candidate] = reason
-
-    def expected_best(self) -> float | None:
-        """Return the best latency, ms, that the prior predicts, measured or not; None without a prediction."""
-        first = next((candidate for candidate in self.ranked if candidate not in self._told), None)
-        if first is None or self.best is None:
-            return None
-        known = [(self._estimate(candidate), ms) for candidate, ms in self.latencies.items()]
-        expected = expected_latency(known, self._estimate(first))
-        return None if expected is None else min(expected, self.latencies[self.best])
-
-    def _estimate(self, candidate: int) -> float:
-        return float(self._estimates.get(self.indices[candidate], float("inf")))
 
     def propose(self, rng: random.Random) -> list[int]:
         most, share = (RANKED, 2) if self.ranked else (FIRST, 4)
@@ -255,26 +238,6 @@ class Forest:
         more = more_columns(self.indices, self._searched.prior, self._searched.facts)
         known = elsewhere_column(self.indices, self._searched.elsewhere)  # the last, as `_seen` knows
         return np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
-
-
-def expected_latency(known: Sequence[tuple[float, float]], estimate: float) -> float | None:
-    """Return the latency, ms, predicted for a candidate with this `estimate`.
-
-    `known`: estimates and latencies of measured candidates. A least-squares line predicts the log latency from the log
-    estimate, so that estimates may have any unit. Returns None if too few are known, if the line fits badly, or if it
-    falls.
-    """
-    points = [(math.log(one), math.log(ms)) for one, ms in known if 0 < one < math.inf and 0 < ms < math.inf]
-    if len(points) < LEAST_KNOWN or not 0 < estimate < math.inf:
-        return None
-    x_mean = math.fsum(x for x, _ in points) / len(points)
-    y_mean = math.fsum(y for _, y in points) / len(points)
-    xx = math.fsum((x - x_mean) ** 2 for x, _ in points)
-    yy = math.fsum((y - y_mean) ** 2 for _, y in points)
-    xy = math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
-    if xx == 0 or yy == 0 or xy <= 0 or xy * xy < FITS * xx * yy:
-        return None
-    return math.exp(y_mean + xy / xx * (math.log(estimate) - x_mean))
 
 
 def available() -> bool:

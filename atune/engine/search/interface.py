@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +21,8 @@ class Strategy(Protocol):
     """Proposes candidates by index. No two of its methods are ever called at the same time.
 
     A resumed run tells a new object all earlier outcomes before it asks, also of candidates that this object did not
-    propose. What it proposes of these is passed over. Three attributes are optional. `begin` gets the `Searched` before
+    propose. What it proposes of these is passed over. Two attributes are optional. `begin` gets the `Searched` before
     any other call. `most_outstanding`, an int, is how many proposed candidates may lack an outcome at that moment.
-    `expected_best()` returns the best latency, ms, that it now expects of the space, or None. It changes nothing.
     """
 
     name: str
@@ -124,23 +122,6 @@ class Guarded:
             raise self._error(f"ask() returned {index} a second time: propose each candidate once")
         self._asked.add(index)
         return index
-
-    def expected_best(self) -> float | None:
-        """Return the best latency, ms, that the strategy expects of the space; None if it gives none.
-
-        Raises `StrategyError`.
-        """
-        expected = getattr(self.strategy, "expected_best", None)
-        if expected is None:
-            return None
-        try:
-            answer = expected()
-            latency_ms = None if answer is None else float(f"{float(answer):.6g}")
-        except Exception as error:
-            raise self._raised("expected_best()", error) from error
-        if latency_ms is None or (math.isfinite(latency_ms) and latency_ms > 0):
-            return latency_ms
-        raise self._error(f"expected_best() returned {answer!r}: return milliseconds, or None")
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""
