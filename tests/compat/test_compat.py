@@ -34,9 +34,8 @@ from atune.compat.tilelang import (
     get_autotune_inputs,
     set_autotune_inputs,
 )
-from atune.compat.tilelang import environment as notices
-from atune.compat.tilelang.arguments import ProfileArgs
-from atune.compat.tilelang.plan import RunArgs, plan
+from atune.compat.tilelang.arguments import ProfileArgs, RunArgs
+from atune.compat.tilelang.environment import plan
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
 from atune.stages.frontend.jit_kernel import jit_kernel
@@ -49,7 +48,7 @@ BLOCKS = [{"block": 16}, {"block": 32}]
 
 @pytest.fixture(autouse=True)
 def all_warnings() -> None:
-    notices._said.clear()
+    environment._warned.clear()
 
 
 def cpu_tuner(kernel: Any = scaled, configs: Any = BLOCKS, **profile: Any) -> AutoTuner:

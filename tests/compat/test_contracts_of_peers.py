@@ -39,8 +39,8 @@ from atune.compat.tilelang import (
     autotune,
     set_autotune_inputs,
 )
-from atune.compat.tilelang.arguments import ProfileArgs
-from atune.compat.tilelang.plan import RunArgs, plan
+from atune.compat.tilelang.arguments import ProfileArgs, RunArgs
+from atune.compat.tilelang.environment import plan
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.machines import discover
 from atune.journal.events import (

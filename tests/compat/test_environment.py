@@ -16,9 +16,8 @@ from guide_kernels import few_blocks, scaled
 from tilelang import tvm
 
 from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment
-from atune.compat.tilelang import environment as notices
 from atune.compat.tilelang.arguments import RunArgs
-from atune.compat.tilelang.plan import plan
+from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
 from atune.workers.local.fork_servers import server_env
 from atune.workers.local.workers import process_folders
@@ -32,7 +31,7 @@ NO_HOME = "/dev/null/home"
 
 @pytest.fixture(autouse=True)
 def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    notices._said.clear()
+    environment._warned.clear()
     monkeypatch.setattr(inherited_state, "_said", False)
 
 

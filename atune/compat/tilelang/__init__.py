@@ -16,7 +16,7 @@ from atune.frontends.decorator import prewarm
 prewarm.for_program(environment.cache_root(), os.path.dirname(__file__))  # it imports tilelang while the program does
 
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
-from atune.compat.tilelang.autotuner import AutoTuner
+from atune.compat.tilelang.autotuner import AutoTuner, AutotuneResult
 from atune.compat.tilelang.decorator import AutoTuneImpl, autotune
 from atune.compat.tilelang.environment import (
     ArgumentError,
@@ -27,7 +27,6 @@ from atune.compat.tilelang.environment import (
     uninstall,
 )
 from atune.compat.tilelang.inputs import AutotuneInputsCapture, get_autotune_inputs, set_autotune_inputs
-from atune.compat.tilelang.result import AutotuneResult
 
 __all__ = [
     "ArgumentError",

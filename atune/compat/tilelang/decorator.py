@@ -16,11 +16,10 @@ from atune.compat.tilelang.arguments import (
     takes,
     values_of,
 )
-from atune.compat.tilelang.autotuner import AutoTuner
+from atune.compat.tilelang.autotuner import AutoTuner, AutotuneResult
 from atune.compat.tilelang.environment import ArgumentError
-from atune.compat.tilelang.result import AutotuneResult
 from atune.frontends.decorator.arguments import Arguments, raw_key
-from atune.frontends.decorator.dispatch import Entry, giver, launcher
+from atune.frontends.decorator.autotuned import Entry, giver, launcher
 from atune.frontends.decorator.single_flight import SingleFlight
 from atune.stages.frontend.frontend import tensor_names
 from atune.workload.definition import function_of
