@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from atune.stages.accelerators.registry import Accelerator, Host
-from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
+from atune.stages.compile.steps import CompileTask, LinkTask, LowerTask, MachineCode, Modules
 
 CALLS: list[str] = []
 """Steps in which a spy was asked, in order."""
@@ -24,7 +24,7 @@ class Everywhere(Accelerator):
 class WrongLowering(Everywhere):
     """Lowers a kernel that stores the double of what it should."""
 
-    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+    def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
         from tilelang import tvm
 
         def doubled(store: Any) -> Any:
@@ -37,28 +37,28 @@ class WrongLowering(Everywhere):
 class WrongCompile(Everywhere):
     """Compiles another source than the one that is shown."""
 
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         return plain(replace(job, source=job.source.replace("0x1p+0f", "0x1p+1f")))
 
 
 class WrongSecondKernel(Everywhere):
     """Compiles a source in which only the second of a candidate's kernels is another."""
 
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         return plain(replace(job, source=job.source.replace("0x1p+1f", "0x1p+2f")))  # the first has no such number
 
 
 class WrongTable(Everywhere):
     """Compiles a source in which only a table of constants is another."""
 
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         return plain(replace(job, source=job.source.replace("{4.0f, 5.0f}", "{4.0f, 6.0f}")))
 
 
 class WrongLink(Everywhere):
     """Links, in the place of a kernel's code, code in which one instruction's bits are turned."""
 
-    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+    def link(self, job: LinkTask, plain: Callable[[LinkTask], None]) -> None:
         plain(job)
         with open(job.path, "rb") as file:
             library = file.read()
@@ -79,15 +79,15 @@ class Spy(Everywhere):
 
     name = "spy"
 
-    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+    def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
         CALLS.append("lower")
         return plain(job)
 
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         CALLS.append("compile")
         return plain(job)
 
-    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+    def link(self, job: LinkTask, plain: Callable[[LinkTask], None]) -> None:
         CALLS.append("link")
         plain(job)
 
@@ -103,7 +103,7 @@ class OrderReader(Spy):
 
     name = "order reader"
 
-    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+    def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
         from tilelang import tvm
 
         (order,) = re.findall(r'"rasterization2DRow", (\d+)', str(job.function))

@@ -206,7 +206,7 @@ class TuneResult:
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
         loader, writes = importlib.import_module("atune.stages.measure.loader"), self._writes()
-        return loader.load_kernel(self._library(), self._out_idx, writes)
+        return loader.Kernel(self._library(), self._out_idx, writes)
 
     @cached_property
     def kernel_source(self) -> str:

@@ -104,7 +104,7 @@ async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tup
     """Return a candidate's kernel from its library, or None if it failed. The library must still exist."""
     if isinstance(answer, Failure):
         return None
-    load = importlib.import_module("atune.stages.measure.loader").load_kernel
+    load = importlib.import_module("atune.stages.measure.loader").Kernel
     kernel = await anyio.to_thread.run_sync(load, answer, out_idx)
     kernel.config = dict(candidate.config)
     kernel.source = Path(source_path(answer.path, answer.symbol)).read_text()

@@ -33,7 +33,7 @@ from atune.stages.accelerators.cicc_server import (
 )
 from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
 from atune.stages.compile.device_source import Flavour, HeadersMissing, flavour_of, for_nvcc, parts, tilelang_paths
-from atune.stages.compile.steps import Binary, Compiled, CompileJob
+from atune.stages.compile.steps import CompileTask, MachineCode
 from atune.stages.session.session import session
 
 CUT = "#pragma atune_cut"
@@ -59,7 +59,7 @@ class Cicc(Accelerator):
                 return str(error)[:300]
         return ""
 
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         if not serving():
             return plain(job)
         if reason := for_nvcc(dict(job.pass_configs)):
@@ -70,7 +70,7 @@ class Cicc(Accelerator):
         except (CiccError, OSError) as error:
             compiled = plain(job)  # a source that both refuse is the kernel's own mistake
             return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
-        return Compiled((Binary(tuple(kernel.symbol for kernel in job.kernels), code),), "cicc")
+        return MachineCode(code, "cicc")
 
 
 def serving() -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from atune.model.device import Target
 from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
 from atune.stages.compile import steps
-from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
+from atune.stages.compile.steps import CompileTask, LinkTask, LowerTask, MachineCode, Modules
 from atune.stages.session import devices
 
 TILELANG = ("0.1.15",)
@@ -51,15 +51,15 @@ class Accelerator:
         """Whether it has a part in each library that is built with it."""
         return type(self).compile is not Accelerator.compile or type(self).link is not Accelerator.link
 
-    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+    def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
         """Return the kernel's lowered halves."""
         return plain(job)
 
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         """Return the kernels' machine code."""
         return plain(job)
 
-    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+    def link(self, job: LinkTask, plain: Callable[[LinkTask], None]) -> None:
         """Make the library."""
         plain(job)
 
@@ -119,9 +119,9 @@ def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], d
 
 def compose(names: Sequence[str]) -> steps.Steps:
     """Return the steps with these accelerators around them, the first one outermost."""
-    found, made = [named(name) for name in names], list[tuple[steps.LowerJob, steps.Modules]]()
+    found, made = [named(name) for name in names], list[tuple[steps.LowerTask, steps.Modules]]()
 
-    def noted(job: steps.LowerJob) -> steps.Modules:
+    def noted(job: steps.LowerTask) -> steps.Modules:
         made.append((job, steps.lower(job)))
         return made[-1][1]
 
@@ -130,7 +130,7 @@ def compose(names: Sequence[str]) -> steps.Steps:
         for step, inner in chain.items():
             chain[step] = functools.partial(getattr(one, step), plain=inner)
 
-    def lower(job: steps.LowerJob) -> steps.Modules:
+    def lower(job: steps.LowerTask) -> steps.Modules:
         made.clear()
         modules: steps.Modules = chain["lower"](job)
         return replace(modules, plain=any(own is job and result is modules for own, result in made))

@@ -23,11 +23,11 @@ from atune.stages.session.devices import visible_gpus
 from atune.workers.processes.messages import ServiceReady
 
 
-class _State:
+class _ServiceState:
     server: Server | None = None
 
 
-_state = _State()
+_state = _ServiceState()
 
 
 def header(payload: bytes) -> bytes:

@@ -22,7 +22,7 @@ import msgspec
 
 from atune.model.folders import whole_file
 from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
-from atune.stages.compile.steps import LowerJob, Modules, load_ir, printed, printed_host
+from atune.stages.compile.steps import LowerTask, Modules, load_ir, printed, printed_host
 from atune.stages.session.session import session
 
 SAMPLED = 8
@@ -48,7 +48,7 @@ class SwizzleLowering(Accelerator):
     def applies(self, host: Host) -> str:
         return unless_cuda(host)
 
-    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+    def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
         bare, orders = split(job.function)
         if len(orders) > 1:
             return plain(job)

@@ -20,11 +20,9 @@ from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.steps import (
     NVCC,
-    Compiled,
-    CompileJob,
+    CompileTask,
     HostHalf,
-    Kernel,
-    LinkJob,
+    LinkTask,
     Steps,
     backend_context,
     load_ir,
@@ -110,29 +108,25 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
     from tilelang.transform.pass_config import normalize_pass_configs
 
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
-    kernels = tuple(Kernel(blob.symbol, load_ir(blob.device), blob.source) for blob in blobs)
+    device = merged([load_ir(blob.device) for blob in blobs])
     hosts = tuple(HostHalf(blob.symbol, blob.host) for blob in blobs)
     current = tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs))
     with current, backend_context().target:
-        source = printed(merged([kernel.device for kernel in kernels]))
-        compiled = steps.compile(CompileJob(kernels, source, pass_configs))
-        devices = _runtime_modules(kernels, compiled)
+        compiled = steps.compile(CompileTask(printed(device), pass_configs))
+        runtime = _runtime_module(device, compiled.code)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
-            steps.link(LinkJob(hosts, devices, path, folder))
+            steps.link(LinkTask(hosts, runtime, path, folder))
     return Made(compiled.compiler, compiled.why)
 
 
-def _runtime_modules(kernels: Sequence[Kernel], compiled: Compiled) -> tuple[Any, ...]:
-    """Return one module for each binary. tilelang makes them, and receives the binary when it requests a compile."""
+def _runtime_module(device: Any, code: bytes) -> Any:
+    """Return tilelang's runtime module of `device`: it receives the binary `code` when it requests a compile."""
     import tvm_ffi
     from tilelang.engine.lower import device_codegen
 
-    by_symbol = {kernel.symbol: kernel.device for kernel in kernels}
-    nvcc, found = tvm_ffi.get_global_func(NVCC), []
-    for binary in compiled.binaries:
-        tvm_ffi.register_global_func(NVCC, lambda *_, code=binary.code: bytearray(code), override=True)
-        try:
-            found.append(device_codegen(merged([by_symbol[symbol] for symbol in binary.symbols]), backend_context()))
-        finally:
-            tvm_ffi.register_global_func(NVCC, nvcc, override=True)
-    return tuple(found)
+    nvcc = tvm_ffi.get_global_func(NVCC)
+    tvm_ffi.register_global_func(NVCC, lambda *_: bytearray(code), override=True)
+    try:
+        return device_codegen(device, backend_context())
+    finally:
+        tvm_ffi.register_global_func(NVCC, nvcc, override=True)

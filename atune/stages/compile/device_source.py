@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,24 +127,6 @@ def tilelang_paths() -> Any:
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[name]
-
-
-@functools.cache
-def cuda_headers() -> str | None:
-    """Return the CUDA toolkit's include folder, which nvcc finds itself and NVRTC does not."""
-    home = tilelang_paths().CUDA_HOME
-
-    def toolkits() -> Iterator[str]:
-        yield from (home, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
-        nvcc = os.path.join(home, "bin", "nvcc")
-        yield os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
-        # nvcc may be a script that calls the real one, which tells its location.
-        dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
-        yield from re.findall(r"^#\$ TOP=(.+)$", dry.stderr, re.MULTILINE)
-        yield "/usr/local/cuda"
-
-    found = (os.path.join(toolkit, "include") for toolkit in toolkits() if toolkit)
-    return next((f for f in found if os.path.exists(os.path.join(f, "vector_types.h"))), None)
 
 
 def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:

@@ -78,19 +78,12 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     found = []
-    for binary in cuda_binaries(library):
-        try:
-            parts = sections(memoryview(binary))
-        except (ValueError, struct.error, IndexError):
-            continue
-        mine = {name: part for name, part in parts.items() if own.fullmatch(name)}
-        if not any(name.startswith(".text.") for name in mine):
-            continue
-        code, told = {}, _told(parts[".nv.info"][1]) if ".nv.info" in parts else {}
+    for mine, noted in _parts_of(library, own):
+        code = {}
         for name, (section, data) in mine.items():
             code[name.replace(symbol, "K")] = data or section.size.to_bytes(8, "little")
             if name.startswith(".text."):
-                code[f"registers of {name.replace(symbol, 'K')}"] = _registers(section, told).to_bytes(4, "little")
+                code[f"registers of {name.replace(symbol, 'K')}"] = _registers(section, noted).to_bytes(4, "little")
         found.append(code)
     return found
 
@@ -109,32 +102,39 @@ def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
     that had the registers, too.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
-    for binary in cuda_binaries(library):
-        try:
-            parts = sections(memoryview(binary))
-        except (ValueError, struct.error, IndexError):
-            continue
-        code = {name: part[0] for name, part in parts.items() if own.fullmatch(name) and name.startswith(".text.")}
-        if not code:
-            continue
-        told = _told(parts[".nv.info"][1]) if ".nv.info" in parts else {}
+    for parts, noted in _parts_of(library, own):
+        code = {name: section for name, (section, _) in parts.items() if name.startswith(".text.")}
         mine = [section.info & _NUMBER for section in code.values()]
-        static = [part[0].size for name, part in parts.items() if own.fullmatch(name) and name not in code]
+        static = [part[0].size for name, part in parts.items() if name not in code]
         return MachineFacts(
-            registers=max(_registers(section, told) for section in code.values()),
-            stack_bytes=max(told.get((_FRAME_SIZE, number), 0) for number in mine),
+            registers=max(_registers(section, noted) for section in code.values()),
+            stack_bytes=max(noted.get((_FRAME_SIZE, number), 0) for number in mine),
             code_bytes=sum(section.size for section in code.values()),
             static_smem_bytes=max(static, default=0),
         )
     return None
 
 
-def _registers(code: Section, told: Mapping[tuple[int, int], int]) -> int:
+def _parts_of(
+    library: bytes, own: re.Pattern[str]
+) -> Iterator[tuple[dict[str, tuple[Section, bytes]], dict[tuple[int, int], int]]]:
+    """Yield, for each binary with code among its sections named `own`, these sections and its ``.nv.info``."""
+    for binary in cuda_binaries(library):
+        try:
+            parts = sections(memoryview(binary))
+        except (ValueError, struct.error, IndexError):
+            continue
+        mine = {name: part for name, part in parts.items() if own.fullmatch(name)}
+        if any(name.startswith(".text.") for name in mine):
+            yield mine, _attributes(parts[".nv.info"][1]) if ".nv.info" in parts else {}
+
+
+def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:
     """Return the registers a thread of a kernel's code; before CUDA 13 the high byte of ``sh_info`` has them, too."""
-    return told.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
+    return noted.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 
-def _told(notes: bytes) -> dict[tuple[int, int], int]:
+def _attributes(notes: bytes) -> dict[tuple[int, int], int]:
     """Return the values of ``.nv.info`` by attribute and number of a symbol."""
     found, at = {}, 0
     while at + _NOTE.size <= len(notes):

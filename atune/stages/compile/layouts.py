@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, Picture, SharedFacts, written_threads
@@ -66,7 +66,7 @@ def picture_of(buffers: Sequence[tuple[Any, Any]], name: str) -> Picture | None:
     buffer, layout = max(found, key=lambda pair: math.prod(_ints(pair[0].shape)))
     shape = _ints(buffer.shape)
     *outer, columns = shape
-    rows = list(_places(outer))[:DRAWN]
+    rows = [_place(number, outer) for number in range(min(math.prod(outer), DRAWN))]
     held = [[_holder(layout, (*row, j)) for j in range(min(columns, DRAWN))] for row in rows]
     return Picture(
         name=str(buffer.name),
@@ -77,13 +77,13 @@ def picture_of(buffers: Sequence[tuple[Any, Any]], name: str) -> Picture | None:
     )
 
 
-def _places(extents: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    for number in range(math.prod(extents)):
-        place = []
-        for extent in reversed(extents):
-            number, index = divmod(number, extent)
-            place.append(index)
-        yield tuple(reversed(place))
+def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of the iteration `number` of a loop nest, in row-major order."""
+    place = []
+    for extent in reversed(extents):
+        number, index = divmod(number, extent)
+        place.append(index)
+    return tuple(reversed(place))
 
 
 def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -146,7 +146,7 @@ def _row_major(layout: Any) -> bool:
     columns, analyzer = shape[-1], tvm.arith.Analyzer()
     rows = min(8, math.prod(shape[:-1]))
     for row in range(rows):
-        outer = next(place for n, place in enumerate(_places(shape[:-1])) if n == row)
+        outer = _place(row, shape[:-1])
         for column in range(0, columns, max(1, columns // 8)):
             place = 0
             for index, extent in zip(_substituted(layout, (*outer, column), layout.index), out, strict=True):
@@ -256,14 +256,7 @@ def threads_of(layout: Any, extents: Sequence[int], replication: int) -> tuple[s
 def _iterations(extents: Sequence[int]) -> list[tuple[int, ...]]:
     total = math.prod(extents)
     numbers = sorted({0, total - 1, *(1 << bit for bit in range((total - 1).bit_length()))})
-    places = []
-    for number in numbers:
-        place = []
-        for extent in reversed(extents):
-            number, index = divmod(number, extent)
-            place.append(index)
-        places.append(tuple(reversed(place)))
-    return places
+    return [_place(number, extents) for number in numbers]
 
 
 def _evaluator(expression: Any) -> Evaluate:

@@ -14,7 +14,7 @@ from atune.model.candidate import Candidate
 from atune.stages.compile import facts
 from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of, way_of
 from atune.stages.compile.layouts import Seen, instruments
-from atune.stages.compile.steps import LowerJob, Modules, Steps, backend_context, printed, printed_host
+from atune.stages.compile.steps import LowerTask, Modules, Steps, backend_context, printed, printed_host
 from atune.stages.compile.work import work_of
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
@@ -65,7 +65,7 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     configs = normalize_pass_configs(dict(how.pass_configs))
     seen = seen or Seen()
     with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
-        modules = steps.lower(LowerJob(function, symbol, repr(how.key())))
+        modules = steps.lower(LowerTask(function, symbol, repr(how.key())))
         lowered = _generated(candidate, function, modules, how)
     told = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
     seconds = round(time.perf_counter() - started, 4)

@@ -34,7 +34,7 @@ def context_of(target: Target, target_host: str | None) -> Any:
 
 
 @dataclass(frozen=True)
-class LowerJob:
+class LowerTask:
     """A kernel to lower: its PrimFunc, under its own symbol. `beside`: other inputs that decide the result, as text."""
 
     function: Any
@@ -52,36 +52,18 @@ class Modules:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A lowered kernel to compile. `device`: its IR module. `source`: its device code, printed alone."""
-
-    symbol: str
-    device: Any
-    source: str
-
-
-@dataclass(frozen=True)
-class CompileJob:
+class CompileTask:
     """Kernels to compile together. `source`: their device code, as tilelang prints it for all."""
 
-    kernels: tuple[Kernel, ...]
     source: str
     pass_configs: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Binary:
-    """Machine code for some kernels."""
+class MachineCode:
+    """Result of a `CompileTask`, its compiler, and why this compiler was used."""
 
-    symbols: tuple[str, ...]
     code: bytes
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """Result of a `CompileJob`, its compiler, and why this compiler was used."""
-
-    binaries: tuple[Binary, ...]
     compiler: str = "nvcc"
     why: str = ""
 
@@ -95,17 +77,17 @@ class HostHalf:
 
 
 @dataclass(frozen=True)
-class LinkJob:
-    """Halves to link into the library `path`. `devices`: runtime modules with the device code. `folder`: for other
+class LinkTask:
+    """Halves to link into the library `path`. `device`: the runtime module with the device code. `folder`: for other
     files."""
 
     hosts: tuple[HostHalf, ...]
-    devices: tuple[Any, ...]
+    device: Any
     path: str
     folder: str
 
 
-def lower(job: LowerJob) -> Modules:
+def lower(job: LowerTask) -> Modules:
     """Lower a kernel. Needs the current target and pass configuration to be set."""
     from tilelang.engine.lower import lower_to_host_device_ir
 
@@ -113,24 +95,23 @@ def lower(job: LowerJob) -> Modules:
     return Modules(host, device)
 
 
-def compile(job: CompileJob) -> Compiled:
+def compile(job: CompileTask) -> MachineCode:
     """Compile by nvcc, as tilelang calls it. Raises what tilelang raises."""
     import tvm_ffi
     from tilelang import tvm
 
     configs = tvm.transform.PassContext.current().config
     code = tvm_ffi.get_global_func(NVCC)(job.source, backend_context().target, configs)
-    return Compiled((Binary(tuple(kernel.symbol for kernel in job.kernels), bytes(code)),))
+    return MachineCode(bytes(code))
 
 
-def link(job: LinkJob) -> None:
+def link(job: LinkTask) -> None:
     """Make the library with tvm. Raises `CompileError` with gcc's output."""
     from tilelang import tvm
     from tilelang.engine.lower import host_codegen
 
     library = host_codegen(merged([load_ir(host.module) for host in job.hosts]), backend_context())
-    for device in job.devices:
-        library.import_module(device)
+    library.import_module(job.device)
     # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
     tvm.runtime.Executable(library).export_library(
         job.path, fcompile=link_library, fpack_imports=pack_device_code, workspace_dir=job.folder
@@ -144,9 +125,9 @@ class Steps:
     `plain_builds`: whether none of them wraps compiling or linking.
     """
 
-    lower: Callable[[LowerJob], Modules] = lower
-    compile: Callable[[CompileJob], Compiled] = compile
-    link: Callable[[LinkJob], None] = link
+    lower: Callable[[LowerTask], Modules] = lower
+    compile: Callable[[CompileTask], MachineCode] = compile
+    link: Callable[[LinkTask], None] = link
     accelerators: tuple[str, ...] = ()
     plain_builds: bool = True
 

@@ -30,7 +30,7 @@ _LOWEST, _HIGHEST = 0x11, 0x37
 """Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
 
 
-class Arguments:
+class KernelArguments:
     """All arguments of one workload's kernel on one device; every candidate gets the same data.
 
     `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
@@ -165,6 +165,11 @@ class Arguments:
     def copies(self) -> list[Any]:
         """Return copies of the inputs, for a reference that may write into what it gets."""
         return [self._copy(i) for i in self.in_idx]
+
+    def in_order(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Return `inputs` and `outputs` in the order of the parameters."""
+        found = dict(zip((*self.in_idx, *self.out_idx), (*inputs, *outputs), strict=True))
+        return [found[i] for i in range(len(self.params))]
 
     def _copy(self, i: int) -> Any:
         value = self.values[i]

@@ -17,11 +17,11 @@ from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import Arguments, Guards
+from atune.stages.measure.arguments import Guards, KernelArguments
 from atune.stages.measure.check import Causes, Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of, words_of
-from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
+from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.processes.messages import Begin
 from atune.workers.system.resources import Resource, check_machine
@@ -36,9 +36,9 @@ OWN: Resource = "files"
 class _Device:
     """This process's device: made by `begin`, used by every call after it."""
 
-    timer: Timer
+    timer: CpuTimer | CudaTimer
     observer: Observer | None = None
-    arguments: Arguments | None = None
+    arguments: KernelArguments | None = None
     expected: Expected | None = None
     causes: Causes | None = None
 
@@ -109,7 +109,7 @@ def final(payload: bytes) -> bytes:
     """Entry point: `FinalJob` → `Finals`: all timed in turn, every round in another order, and then checked again."""
     job = msgspec.msgpack.decode(payload, type=FinalJob)
     calls: list[Timed] = []
-    kept: dict[Any, tuple[Arguments, Expected | None]] = {}
+    kept: dict[Any, tuple[KernelArguments, Expected | None]] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
         if artifact.params not in kept:
             _fit_arguments(artifact)
@@ -152,7 +152,7 @@ def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
 def _make_arguments(params: tuple[KernelParam, ...]) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
     _device.arguments = _device.expected = _device.causes = None  # their memory is free before new ones are made
-    _device.arguments = Arguments(workload(), params, device, session().benchmark.input_seed)
+    _device.arguments = KernelArguments(workload(), params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
 
@@ -228,7 +228,7 @@ def _is_checked(expected: Expected | None) -> bool:
 
 
 def _called_and_judged(
-    timed: Timed, arguments: Arguments, expected: Expected | None
+    timed: Timed, arguments: KernelArguments, expected: Expected | None
 ) -> tuple[Mismatch | None, float | None]:
     """Call once, on poisoned outputs; tell what is wrong with what was written since the guards were renewed."""
     arguments.poison()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from atune.errors import WorkloadError, message_of, name_and_message, name_of
 from atune.model.artifact import FailureKind
-from atune.stages.measure.arguments import Arguments
+from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
-from atune.stages.measure.tensors import same_bits
+from atune.stages.measure.tensors import bits_of, same_bits
 from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
@@ -37,7 +37,7 @@ Expected = dict[int, Any]
 reference that gives no tensors, but judges the kernel's: see `expected_outputs`."""
 
 
-def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
+def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or answers nothing.
 
     What it returns are the output parameters, in order. One that takes every parameter, and returns nothing, writes
@@ -49,13 +49,8 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     assert work.reference is not None
     inputs = arguments.copies()
     fresh = [torch.zeros_like(output) for output in arguments.outputs]
-    everything = takes(work.reference, len(arguments.params)) and not takes(work.reference, len(inputs))
-    given = inputs
-    if everything:
-        by_position = dict(zip(arguments.in_idx, inputs, strict=True)) | dict(
-            zip(arguments.out_idx, fresh, strict=True)
-        )
-        given = [by_position[i] for i in range(len(arguments.params))]
+    everything = _takes_everything(work, arguments)
+    given = arguments.in_order(inputs, fresh) if everything else inputs
     sees_outputs = everything or not arguments.out_idx
     try:
         answer = work.reference(*given)
@@ -96,17 +91,22 @@ def takes(function: Any, n: int) -> bool:
     return True
 
 
-def reference_arguments(work: Workload, arguments: Arguments) -> list[Any]:
+def reference_arguments(work: Workload, arguments: KernelArguments) -> list[Any]:
     """Return what the reference is called with when it is timed: copies of its own."""
     inputs = arguments.copies()
-    if not takes(work.reference, len(arguments.params)) or takes(work.reference, len(inputs)):
+    if not _takes_everything(work, arguments):
         return inputs
-    by_position = dict(zip(arguments.in_idx, inputs, strict=True))
-    by_position |= {i: arguments.values[i].clone() for i in arguments.out_idx}
-    return [by_position[i] for i in range(len(arguments.params))]
+    return arguments.in_order(inputs, [output.clone() for output in arguments.outputs])
 
 
-def judged(work: Workload, arguments: Arguments, expected: Expected | None) -> tuple[Mismatch | None, float | None]:
+def _takes_everything(work: Workload, arguments: KernelArguments) -> bool:
+    """Tell whether the reference takes every parameter, outputs included, and not the inputs alone."""
+    return takes(work.reference, len(arguments.params)) and not takes(work.reference, len(arguments.in_idx))
+
+
+def judged(
+    work: Workload, arguments: KernelArguments, expected: Expected | None
+) -> tuple[Mismatch | None, float | None]:
     """Return what is wrong with the outputs, if anything, and the largest absolute difference where it is known."""
     if expected is not None and not expected:
         return _judged_by_reference(work, arguments), None
@@ -114,37 +114,35 @@ def judged(work: Workload, arguments: Arguments, expected: Expected | None) -> t
         assert expected is not None
         return compare(work, arguments, expected)
     outputs = {i: arguments.values[i] for i in (expected if expected is not None else arguments.out_idx)}
-    other = arguments.copies() if expected is None else list(expected.values())
-    try:
-        answer = work.check(
-            *((list(outputs.values()), other) if expected is not None else (other, list(outputs.values())))
-        )
-        right = answer is None or bool(answer)
-    except BaseException as error:
-        why = _objection("check", error, arguments)
-    else:
-        if right:
-            return None, None
-        why = "the check returned a false value"
-    return _worst_kind(outputs, arguments, why), None
+    given = list(outputs.values())
+    pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
+    return _answered("check", work.check, pair, outputs, arguments), None
 
 
-def _judged_by_reference(work: Workload, arguments: Arguments) -> Mismatch | None:
+def _judged_by_reference(work: Workload, arguments: KernelArguments) -> Mismatch | None:
     assert work.reference is not None
     outputs = {i: arguments.values[i] for i in arguments.out_idx}
+    copies = [value.clone() if hasattr(value, "clone") else value for value in arguments.values]
+    return _answered("reference", work.reference, copies, outputs, arguments)
+
+
+def _answered(
+    judge: str, function: Callable[..., Any], given: Sequence[Any], outputs: dict[int, Any], arguments: KernelArguments
+) -> Mismatch | None:
+    """Ask a function of the user's about `outputs`: it is content with None or a true value."""
     try:
-        answer = work.reference(*(v.clone() if hasattr(v, "clone") else v for v in arguments.values))
+        answer = function(*given)
         right = answer is None or bool(answer)
     except BaseException as error:
-        why = _objection("reference", error, arguments)
+        why = _objection(judge, error, arguments)
     else:
         if right:
             return None
-        why = "the reference returned a false value"
+        why = f"the {judge} returned a false value"
     return _worst_kind(outputs, arguments, why)
 
 
-def _worst_kind(outputs: dict[int, Any], arguments: Arguments, why: str) -> Mismatch:
+def _worst_kind(outputs: dict[int, Any], arguments: KernelArguments, why: str) -> Mismatch:
     import torch
 
     for i, output in outputs.items():
@@ -155,7 +153,7 @@ def _worst_kind(outputs: dict[int, Any], arguments: Arguments, why: str) -> Mism
     return Mismatch("mismatch", why)
 
 
-def _objection(judge: str, error: BaseException, arguments: Arguments) -> str:
+def _objection(judge: str, error: BaseException, arguments: KernelArguments) -> str:
     """Return the message of a check that raised. Raises `error` again if the device reports it: it has own kinds."""
     on_device = any(getattr(value, "is_cuda", False) for value in arguments.values)
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
@@ -168,7 +166,7 @@ def _objection(judge: str, error: BaseException, arguments: Arguments) -> str:
 
 
 def compare(
-    work: Workload, arguments: Arguments, expected: Expected, outputs: Expected | None = None
+    work: Workload, arguments: KernelArguments, expected: Expected, outputs: Expected | None = None
 ) -> tuple[Mismatch | None, float]:
     """Compare with the reference's tensors, elementwise: the kernel's, or `outputs` in their place."""
     worst = 0.0
@@ -230,14 +228,6 @@ def _poisoned(tensor: Any) -> Any:
     return bits_of(tensor) == (0xFF if tensor.element_size() == 1 else -1)
 
 
-def bits_of(tensor: Any) -> Any:
-    """Return a tensor's elements as integers of their size, in the same memory."""
-    import torch
-
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(whole[tensor.element_size()])
-
-
 MOST_RTOL = 0.5
 """A tolerance above this is no advice: the outputs are plainly others."""
 
@@ -283,7 +273,7 @@ Results of atomic adds may differ so, in their last bits."""
 class Causes:
     """Finds likely causes for one workload on one device. Findings about its reference are kept between candidates."""
 
-    def __init__(self, work: Workload, arguments: Arguments, expected: Expected) -> None:
+    def __init__(self, work: Workload, arguments: KernelArguments, expected: Expected) -> None:
         self.expected = expected
         self._work, self._arguments = work, arguments
         self._reference: str | None = None
@@ -330,7 +320,7 @@ class Causes:
         return ""
 
 
-def updated_in_place(arguments: Arguments, call: Callable[[], None]) -> int | None:
+def updated_in_place(arguments: KernelArguments, call: Callable[[], None]) -> int | None:
     """Return the output whose result depends on what it held before the call; None where there is none.
 
     `call` is called on outputs that hold one number, then another, and then the first again. Elements that differ
@@ -353,7 +343,7 @@ def updated_in_place(arguments: Arguments, call: Callable[[], None]) -> int | No
     return None
 
 
-def _in_place(position: int, arguments: Arguments) -> str:
+def _in_place(position: int, arguments: KernelArguments) -> str:
     others = [i for i in arguments.out_idx if i != position]
     return (
         f"output {arguments.out_idx.index(position)} is updated in place: the result depends on what it held before the"

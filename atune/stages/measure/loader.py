@@ -156,8 +156,3 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"
-
-
-def load_kernel(artifact: Artifact, out_idx: Sequence[int], writes: Sequence[int] = ()) -> Kernel:
-    """Return the callable that `TuneResult.kernel` hands out. Raises `LoadError`."""
-    return Kernel(artifact, out_idx, writes)

@@ -81,14 +81,23 @@ def memory_of(tensor: Any) -> Any:
     return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
 
 
+_WHOLE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def bits_of(tensor: Any) -> Any:
+    """Return a tensor's elements as integers of their size, in the same memory."""
+    import torch
+
+    return tensor.view(getattr(torch, _WHOLE[tensor.element_size()]))
+
+
 def same_bits(left: Any, right: Any) -> bool:
     """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
     import torch
 
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(left.element_size())
-    if whole is None:
-        left, right, whole = left.contiguous(), right.contiguous(), torch.uint8
-    return bool(torch.equal(left.view(whole), right.view(whole)))
+    if left.element_size() not in _WHOLE:
+        return bool(torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)))
+    return bool(torch.equal(bits_of(left), bits_of(right)))
 
 
 def has_layout(param: KernelParam, tensor: Any) -> bool:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from atune.model.measurement import median_interval
 from atune.model.settings import BenchmarkSettings
@@ -22,25 +22,7 @@ class Timed:
     before: Call | None = None
 
 
-class Timer(Protocol):
-    """Times calls; samples are microseconds a call."""
-
-    method: str
-
-    def ready(self, timed: Timed) -> Timed:
-        """Return `timed` in the form that this timer runs; made once, used for all its samples."""
-        ...
-
-    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]: ...
-
-    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
-        """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
-        ...
-
-    def synchronise(self) -> None: ...
-
-
-def make_timer(device: str, method: str = "auto") -> Timer:
+def make_timer(device: str, method: str = "auto") -> CpuTimer | CudaTimer:
     """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
     if device == "cpu":
         return CpuTimer()
@@ -50,12 +32,16 @@ def make_timer(device: str, method: str = "auto") -> Timer:
 
 
 class CpuTimer:
-    """Wall time of calls in this thread. A short call is repeated within a sample until the clock's grain is small."""
+    """Wall time of calls in this thread, in microseconds a call.
+
+    A short call is repeated within a sample until the clock's grain is small.
+    """
 
     method = "perf_counter"
     MIN_SAMPLE_US = 200.0
 
     def ready(self, timed: Timed) -> Timed:
+        """Return `timed` in the form that this timer runs; made once, used for all its samples."""
         return timed
 
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
@@ -64,6 +50,7 @@ class CpuTimer:
         return [self._sample(timed, inner) for _ in range(n_repeat)]
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
+        """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
         for timed in calls:
             self._warm(timed, n_warmup)
         inner = [self._inner(timed) for timed in calls]

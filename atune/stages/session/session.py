@@ -26,13 +26,13 @@ from atune.workload.space_survey import survey
 from atune.workload.workload import Workload, fingerprint, head, load
 
 
-class _State:
+class _SessionState:
     session: Session
     workload: Workload | None = None
     fingerprint = ""
 
 
-_state = _State()
+_state = _SessionState()
 
 
 def begin(payload: bytes) -> bytes:

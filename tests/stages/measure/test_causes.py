@@ -10,7 +10,7 @@ import torch
 
 from atune.model.artifact import KernelParam
 from atune.stages.measure import benchmark
-from atune.stages.measure.arguments import Arguments
+from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.check import Causes, Mismatch, apart, expected_outputs, judged
 from atune.workload.workload import Workload
 
@@ -21,7 +21,7 @@ Kernel = Callable[..., None]
 def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelParam, **options: Any) -> Mismatch | None:
     """Return what is wrong with `kernel`, called as a candidate is, with the likely causes."""
     work = Workload(lambda x: None, [{"x": 1}], reference=reference, **options)
-    arguments = Arguments(work, params, "cpu", 0)
+    arguments = KernelArguments(work, params, "cpu", 0)
     expected = expected_outputs(work, arguments)
     arguments.poison()
     kernel(*arguments.values)
@@ -110,7 +110,7 @@ def test_a_reference_that_is_not_deterministic_is_named_and_asked_once() -> None
         return x * 2 + torch.randn_like(x)
 
     work = Workload(lambda x: None, [{"x": 1}], reference=noisy)
-    arguments = Arguments(work, (X, X), "cpu", 0)
+    arguments = KernelArguments(work, (X, X), "cpu", 0)
     causes = Causes(work, arguments, expected_outputs(work, arguments))
     for _ in range(3):
         named = causes.named(Mismatch("mismatch", "it differs"), lambda: None)
@@ -193,7 +193,7 @@ def test_a_reference_that_raises_the_second_time_leaves_the_mismatch(monkeypatch
         return x * 2
 
     work = Workload(lambda x: None, [{"x": 1}], reference=once)
-    arguments = Arguments(work, (X, X), "cpu", 0)
+    arguments = KernelArguments(work, (X, X), "cpu", 0)
     monkeypatch.setattr(benchmark, "workload", lambda: work)
     monkeypatch.setattr(benchmark._device, "arguments", arguments)
     monkeypatch.setattr(benchmark._device, "expected", expected_outputs(work, arguments))

@@ -13,7 +13,7 @@ import torch
 from atune.errors import TargetError, UsageError, WorkloadError
 from atune.model.artifact import KernelParam
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import Arguments
+from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.inputs import drawn
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
@@ -28,8 +28,8 @@ def workload(**options: Any) -> Workload:
     return Workload(lambda x: None, [{"x": 1}], **options)
 
 
-def arguments(work: Workload, *params: KernelParam) -> Arguments:
-    return Arguments(work, params, "cpu", 0)
+def arguments(work: Workload, *params: KernelParam) -> KernelArguments:
+    return KernelArguments(work, params, "cpu", 0)
 
 
 def judge(work: Workload, kernel: Callable[..., Any], *params: KernelParam) -> Mismatch | None:

@@ -14,7 +14,7 @@ from atune.errors import WorkloadError
 from atune.model.artifact import Artifact, KernelParam
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
-from atune.stages.measure.arguments import Arguments
+from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.tensors import has_layout
 from atune.workload.workload import Workload, load, ship
 
@@ -24,10 +24,10 @@ ROWS = KernelParam("float32", (4, 8), ("row", 1))
 OUT = KernelParam("float32", (8, 4), (1, 8))
 
 
-def arguments(given: torch.Tensor | None, *params: KernelParam, **options: Any) -> Arguments:
+def arguments(given: torch.Tensor | None, *params: KernelParam, **options: Any) -> KernelArguments:
     inputs = None if given is None else [given]
     work = Workload(lambda x: None, [{"x": 1}], inputs=inputs, **options)
-    return Arguments(load(ship(work)), params, "cpu", 0)
+    return KernelArguments(load(ship(work)), params, "cpu", 0)
 
 
 def rows(stride: int) -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_generated_inputs_and_outputs_have_the_declared_strides() -> None:
     with pytest.raises(WorkloadError, match="dimension 'row' is symbolic, and nothing says its size: give tensors"):
         arguments(None, ROWS, OUT)
     from_arguments = Workload(lambda x, row: None, [{"x": 1}], arguments={"row": 9})
-    assert Arguments(from_arguments, (ROWS, OUT), "cpu", 0).values[0].stride() == (9, 1)
+    assert KernelArguments(from_arguments, (ROWS, OUT), "cpu", 0).values[0].stride() == (9, 1)
 
 
 def test_a_parameter_without_strides_gets_a_contiguous_copy() -> None:
@@ -80,7 +80,7 @@ def test_strides_that_the_kernel_does_not_take_are_named() -> None:
     both = (ROWS, KernelParam("float32", (4, 8), ("row", 1)), OUT)
     work = Workload(lambda x: None, [{"x": 1}], inputs=[rows(11), rows(9)])
     with pytest.raises(WorkloadError, match=r"input 1 has the strides \[9, 1\]; row is 11 elsewhere"):
-        Arguments(work, both, "cpu", 0)
+        KernelArguments(work, both, "cpu", 0)
     assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
 
 
