@@ -83,6 +83,15 @@ def test_roller20() -> None:
     says("roller20", f"{stored('roller20/result.json')['tuners'][1]['stages_s']['start']:.1f} are the start")
 
 
+def test_checkouts() -> None:
+    rows = stored("checkouts/checkouts-cuda.json")["rows"] | stored("checkouts/second-cuda.json")["rows"]
+    pairs = [pair for row in rows.values() for pair in row]
+    assert len(pairs) == 21 and all(pair["this"]["best_config"] == pair["other"]["best_config"] for pair in pairs)
+    for name, row in rows.items():
+        ratios = sorted(pair["this"]["wall_s"] / pair["other"]["wall_s"] for pair in row)
+        says("checkouts", f"{name} {median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})")
+
+
 def test_second_tune() -> None:
     found = stored("second_tune/second_tune.json")["auto"]
     over = sorted(run["over_s"] for run in found["runs"])
