@@ -30,7 +30,6 @@ from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,
     CandidateProposed,
-    DeviceReady,
     Event,
 )
 from atune.journal.reader import read
@@ -532,31 +531,6 @@ def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path, monkeypatch
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         assert not run_here(ResultCache(tmp_path / "file" / "results")).cache_hit
     assert "journal" not in calls[0]
-
-
-def test_a_clusters_results_are_kept_by_the_model_of_its_devices(
-    cache: ResultCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two models of one architecture: each has its own result, and a run without a model keeps what it turned out."""
-    measured: list[str] = []
-
-    async def tune(workload: Workload, *, on_event: Any, cluster: Any, **options: Any) -> TuneResult:
-        model = atune.Cluster.parse(cluster).model or "H100"  # type: ignore[union-attr]
-        measured.append(model)
-        header, *rest = events(2.0, 1.0)
-        target = Target("cuda", "sm_90a")
-        ready = DeviceReady(seq=1, time=1.0, mono=0.0, device=DeviceInfo(id="node/0", name=model))
-        told = [msgspec.structs.replace(header, target=target), ready, *rest]
-        state = State()
-        for event in told:
-            state.apply(event)
-            on_event(event)
-        return TuneResult(state)
-
-    monkeypatch.setattr(cached, "tune", tune)
-    for cluster in ("auto", "auto,model=H100", "auto,model=H200", "auto,model=H200"):
-        run_cached(Work(workload(), cluster=cluster, target="sm_90a", benchmark=QUICK), cache)
-    assert measured == ["H100", "H200"]
 
 
 def test_devices_are_asked_for_once() -> None:

@@ -19,7 +19,7 @@ from atune.engine.search.survey_columns import figures_for
 from atune.engine.start import EngineSettings
 from atune.errors import JournalError
 from atune.frontends.api.blocking import no_winner_message
-from atune.frontends.api.machines import discover, discover_there, measured_on
+from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import tune
 from atune.frontends.api.warm_start import chosen_prior, key_of
@@ -28,7 +28,6 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
-from atune.workers.cluster.address import Cluster
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.earlier_outcomes import Known, history
 from atune.workers.storage.result_cache import ResultCache
@@ -64,9 +63,7 @@ class Work:
         self.budget = Budget.parse(given["budget"])
         self.strategy, self.seed, self.pipeline = given["strategy"], given["seed"], given["pipeline"]
         self.spec: WorkloadSpec = describe(workload, seed=self.seed)
-        self.cluster = Cluster.parse(given["cluster"])
-        where = given["target"], given["devices"], self.benchmark.mixed_devices
-        self.target, self.devices = discover(*where) if self.cluster is None else discover_there(self.cluster, *where)
+        self.target, self.devices = discover(given["target"], given["devices"], self.benchmark.mixed_devices)
         self.versions = installed_versions()
 
     @cached_property
@@ -183,8 +180,7 @@ async def _tune_and_keep(
     finally:
         if events:
             with anyio.CancelScope(shield=True):
-                kept_as = key if work.cluster is None else measured_on(key, events)
-                await anyio.to_thread.run_sync(cache.put, kept_as, list(events))
+                await anyio.to_thread.run_sync(cache.put, key, list(events))
     if journal is not None:
         _drop(journal, result)
     return result

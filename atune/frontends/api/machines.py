@@ -9,14 +9,12 @@ from collections.abc import Sequence
 import msgspec
 
 from atune.engine.interfaces import Machine
-from atune.errors import TargetError, UsageError
-from atune.journal.events import DeviceReady, Event, RunStarted
-from atune.model.device import DeviceInfo, Target, device_names, parse_target
+from atune.errors import UsageError
+from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster.address import Cluster
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.messages import Discovery
-from atune.workers.storage.result_key import ResultKey
 from atune.workload.workload import FileRef, Workload, WorkloadRef, WorkloadSpec, describe, head, parse_file_ref, ship
 
 
@@ -34,31 +32,6 @@ def discover(target: str, devices: str | Sequence[str | int], mixed: bool = Fals
 
 
 _discovered: dict[bytes, Discovery] = {}
-
-
-def discover_there(
-    cluster: Cluster, target: str, devices: str | Sequence[str | int], mixed: bool
-) -> tuple[Target, list[DeviceInfo]]:
-    """Return the target and the devices that a run on `cluster` is expected to have, without a look at its nodes.
-
-    It has those of this machine, except that `Cluster.model` names their model. No devices: nothing tells. Raises
-    `UsageError` like `tune`.
-    """
-    known = parse_target(target)
-    if cluster.model and known is not None and (known.kind == "c" or known.arch):
-        return known, [DeviceInfo(id="all", name=cluster.model)]
-    try:
-        found, here = discover(target, devices, mixed)
-    except TargetError:  # this machine has no such devices
-        return known or Target("cuda"), []
-    return found, [msgspec.structs.replace(one, name=cluster.model or one.name) for one in here]
-
-
-def measured_on(key: ResultKey, events: Sequence[Event]) -> ResultKey:
-    """Return `key` with the target and the devices that a run on a cluster turned out to have."""
-    target = next((str(event.target) for event in events if isinstance(event, RunStarted)), key.target)
-    models = sorted({event.device.name for event in events if isinstance(event, DeviceReady)})
-    return msgspec.structs.replace(key, target=target, device=" + ".join(models) or key.device)
 
 
 def machine_for(
