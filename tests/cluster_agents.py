@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from atune.engine.background import background
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Job, Started
-from atune.workers.cluster.agent import NodeAgent, facts_here
+from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.messages import Opening, Question
 from atune.workers.cluster.nodes import NodeLost
 from atune.workers.processes.messages import Discovery
@@ -26,7 +26,7 @@ class LoopbackAgent:
     local = True
 
     def __init__(self, name: str, agent: NodeAgent, tasks: TaskGroup, end: Callable[[], None]) -> None:
-        self.name, self.facts, self.agent = name, facts_here(), agent
+        self.name, self.agent = name, agent
         self.asked: list[str] = []
         self.killed = ""
         self.stalled = False

@@ -13,7 +13,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from atune.workers.cluster import ray_actor, ray_cluster
+from atune.workers.cluster import agent, ray_cluster
 from atune.workers.cluster.agent import NodeAgent
 
 
@@ -87,6 +87,6 @@ def in_place(ray: FakeRay, patch: pytest.MonkeyPatch) -> FakeRay:
     patch.setattr(ray_cluster, "_ray", lambda address: ray)
     patch.setattr(ray_cluster, "_join", lambda ray, address: True)
     patch.setattr(ray_cluster, "_nodes", lambda ray: ray.nodes())
-    patch.setattr(ray_actor, "NodeAgent", Idle)
-    patch.setattr(ray_actor.os, "_exit", lambda status: ray.said.append(f"exit {status}"))
+    patch.setattr(agent, "NodeAgent", Idle)
+    patch.setattr(agent.os, "_exit", lambda status: ray.said.append(f"exit {status}"))
     return ray

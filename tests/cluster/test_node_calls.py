@@ -22,7 +22,7 @@ from atune.model.device import DeviceInfo
 from atune.model.jobs import FindJob, LowerJob, MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import nodes
-from atune.workers.cluster.agent import NodeAgent, facts_here
+from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.libraries import Library, Shelf
 from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, Reply, raised
 from atune.workers.cluster.nodes import Node, NodeLost
@@ -38,7 +38,7 @@ class Scripted:
     name, local, killed = "node-0", True, False
 
     def __init__(self, answer: Callable[[Question], Awaitable[Reply]]) -> None:
-        self.facts, self._answer = facts_here(), answer
+        self._answer = answer
 
     async def ask(self, question: bytes) -> bytes:
         return msgspec.msgpack.encode(await self._answer(msgspec.msgpack.decode(question, type=Question)))

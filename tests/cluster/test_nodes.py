@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -28,7 +26,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.progress import Progress
 from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.address import Cluster
-from atune.workers.cluster.agent import NodeAgent, facts_here
+from atune.workers.cluster.agent import NodeAgent, versions_here
 from atune.workers.cluster.libraries import Library, Shelf
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, raised
@@ -80,7 +78,7 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
     assert {event.device.id for event in read(tmp_path / "j") if hasattr(event, "start_s")} >= {"node-0/cpu"}
     asked = {agent.name: set(agent.asked) for agent in connect.agents}
     assert connect.agents[0].asked.count("describe") == 1  # which loads the user's file
-    assert "adopt" in asked["node-0"] & asked["node-1"] and "build" in asked["node-0"] | asked["node-1"]
+    assert "discover" in asked["node-0"] & asked["node-1"] and "build" in asked["node-0"] | asked["node-1"]
     whole = await resume(tmp_path / "j", machine=machine(Loopback(1)), budget=5)
     assert whole.measured == 5
 
@@ -178,7 +176,7 @@ async def test_a_library_that_arrives_damaged_is_refused(tmp_path: Path) -> None
 class Store:
     """An agent whose node's artifact store has the library of whatever it lowered, until it is lost."""
 
-    local, facts = False, facts_here()
+    local = False
 
     def __init__(self, name: str, library: Library) -> None:
         self.name, self.library = name, library
@@ -235,26 +233,6 @@ def test_an_exception_arrives_as_what_it_is(error: Exception) -> None:
     assert vars(there).get("outside") == vars(error).get("outside")
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [("ActorDiedError", "Ray says that its agent, or the node, died"), ("TaskError", "Traceback, first line")],
-)
-async def test_a_long_message_of_rays_about_a_lost_agent_is_a_short_one(kind: str, said: str) -> None:
-    class RayError(Exception):
-        pass
-
-    def call(number: int, question: bytes) -> Any:
-        failed: Future[bytes] = Future()
-        failed.set_exception(type(kind, (RayError,), {})("Traceback, first line\nthe second\nand a third"))
-        return SimpleNamespace(future=lambda: failed)
-
-    ray, actor = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError)), SimpleNamespace()
-    actor.call = SimpleNamespace(remote=call)
-    with pytest.raises(nodes.NodeLost) as lost:
-        await ray_cluster.RayAgent(ray, actor, "a", local=True).ask(b"")
-    assert str(lost.value) == said
-
-
 def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by zero")
@@ -285,12 +263,11 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_node_with_other_versions_is_told_which() -> None:
-    there = facts_here()
+    there = versions_here()
     assert ray_cluster._differs(there) == ""
-    other = msgspec.structs.replace(there, python="3.9", versions={**there.versions, "tilelang": "0.1.2"})
-    why = ray_cluster._differs(other)
-    assert f"Python 3.9 and not {there.python}" in why
-    assert f"tilelang 0.1.2 and not {there.versions['tilelang']}: install the same versions there" in why
+    why = ray_cluster._differs({**there, "Python": "3.9", "tilelang": "0.1.2"})
+    assert f"Python 3.9 and not {there['Python']}" in why
+    assert f"tilelang 0.1.2 and not {there['tilelang']}: install the same versions there" in why
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from fake_ray import FakeRay, Idle, in_place
 
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster import agent, ray_actor, ray_cluster
+from atune.workers.cluster import agent, ray_cluster
 from atune.workers.cluster.messages import Opening
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.workload import FileRef
@@ -71,8 +71,8 @@ async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPa
             raise OSError("the disk is gone")
 
     ray = in_place(FakeRay(()), monkeypatch)
-    monkeypatch.setattr(ray_actor, "NodeAgent", Failing)
-    actor = ray_actor.Actor()
+    monkeypatch.setattr(agent, "NodeAgent", Failing)
+    actor = agent.Actor()
     await actor.open(msgspec.msgpack.encode(OPENING))
     assert ray.said == []
     await anyio.sleep(0.3)
@@ -88,8 +88,8 @@ async def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
             yield self
 
     ray = in_place(FakeRay(()), monkeypatch)
-    monkeypatch.setattr(ray_actor, "NodeAgent", Broken)
+    monkeypatch.setattr(agent, "NodeAgent", Broken)
     with pytest.raises(OSError, match="no fork server"):
-        await ray_actor.Actor().open(msgspec.msgpack.encode(OPENING))
+        await agent.Actor().open(msgspec.msgpack.encode(OPENING))
     await anyio.lowlevel.checkpoint()
     assert ray.said == []

@@ -6,8 +6,9 @@ network does, and nothing outlives the agent: the fork server ends with the proc
 
 from __future__ import annotations
 
+import asyncio
+import os
 import platform
-import socket
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -19,12 +20,10 @@ import msgspec
 from atune.model.jobs import BuildJob, Job
 from atune.workers.cluster.libraries import Shelf
 from atune.workers.cluster.messages import (
-    AdoptJob,
     Answer,
     DescribeJob,
     DiscoverJob,
     LookupJob,
-    NodeFacts,
     NoticesJob,
     Opening,
     PlanJob,
@@ -47,9 +46,9 @@ FIRST_S = 120.0
 """The same before the first question, which comes once every node's agent has started or was given up."""
 
 
-def facts_here() -> NodeFacts:
-    """Return this node's facts."""
-    return NodeFacts(socket.gethostname(), platform.python_version().rpartition(".")[0], installed_versions())
+def versions_here() -> dict[str, str]:
+    """Return the versions that all nodes of a run must share."""
+    return {"Python": platform.python_version().rpartition(".")[0], **installed_versions()}
 
 
 class NodeAgent(anyio.AsyncContextManagerMixin):
@@ -136,11 +135,10 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         match job:
             case DescribeJob():
                 return await machine.describe(seed=job.seed)
-            case AdoptJob():
-                machine.adopt(job.fingerprint)
             case LookupJob():
                 return await machine.look_up(job.configs, around=job.around)
             case DiscoverJob():
+                machine.adopt(job.fingerprint)
                 if job.target:
                     machine.target_text, machine.device_names = job.target, job.devices
                 await machine.discover()
@@ -178,3 +176,53 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
 def _is_alive(device: LocalDeviceWorker | None) -> bool:
     return device is not None and device.alive
+
+
+class Actor:
+    """What Ray runs on a node: an agent, entered in a task of its own. Ray calls its methods."""
+
+    def __init__(self) -> None:
+        self._agent: NodeAgent
+        self._ended: asyncio.Task[None]
+
+    async def versions(self) -> dict[str, str]:
+        """Return the versions of this node that must be those of the engine's program."""
+        return versions_here()
+
+    async def open(self, opening: bytes) -> None:
+        """Start the agent. Raises where its fork server cannot be started."""
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._leave = asyncio.Event()
+        self._ended = asyncio.create_task(self._serve(opening, opened))
+        await opened
+
+    async def _serve(self, opening: bytes, opened: asyncio.Future[None]) -> None:
+        """Run the agent until it is told to leave. End this process if it is left, or fails: then the node is lost."""
+        try:
+            async with NodeAgent(opening) as self._agent:
+                opened.set_result(None)
+                ends = [asyncio.ensure_future(end) for end in (self._leave.wait(), self._agent.left())]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.cancel()
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(error)
+                return
+            if self._leave.is_set():
+                raise
+        if not self._leave.is_set():
+            os._exit(1)
+
+    async def call(self, number: int, question: bytes) -> bytes:
+        """Have the agent answer a question."""
+        return await self._agent.call(number, question)
+
+    async def cancel(self, number: int) -> None:
+        """End a call."""
+        await self._agent.cancel(number)
+
+    async def close(self) -> None:
+        """End the agent in order."""
+        self._leave.set()
+        await self._ended

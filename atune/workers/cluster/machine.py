@@ -19,7 +19,7 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.workers.cluster.libraries import Shelf
-from atune.workers.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, LookupJob, Opening, PlanJob
+from atune.workers.cluster.messages import DescribeJob, DiscoverJob, LookupJob, Opening, PlanJob
 from atune.workers.cluster.nodes import Agent, Node, NodeLost, none_left
 from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
 from atune.workers.local.machine import NEIGHBOURS, check_discovery
@@ -105,8 +105,8 @@ class ClusterMachine:
         """Knows what the workload was loaded from; it starts nothing."""
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
-        self._adopt: AdoptJob | None = None
-        """The workload as a node described it."""
+        self._fingerprint = ""
+        """That of the workload, as a node described it."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = ignored
         self._tasks: TaskGroup
@@ -135,9 +135,9 @@ class ClusterMachine:
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         async with self._describing:  # `discover` asks at the same time
             listed = self.spec is not None and self.spec.configs
-            if self._adopt is None:
+            if not self._fingerprint:
                 spec = await self._first(lambda node: node.ask(DescribeJob(seed)))
-                self._adopt = AdoptJob(spec.fingerprint)
+                self._fingerprint = spec.fingerprint
                 self.spec = self.spec if self.spec is not None and listed else spec
                 self._workers.expect(spec.fingerprint)
         assert self.spec is not None
@@ -151,16 +151,12 @@ class ClusterMachine:
 
         A node without the target's devices only compiles. Raises `TargetError`: see `devices.parts`.
         """
-        if self._adopt is None:
-            await self.describe()
-        assert self._adopt is not None
-        adopt = self._adopt
+        await self.describe()
         without: dict[str, TargetError] = {}
 
         async def ask(node: Node) -> None:
-            await node.ask(adopt)
             try:
-                node.found = await node.ask(DiscoverJob())
+                node.found = await node.ask(DiscoverJob(self._fingerprint))
             except TargetError as error:
                 without[node.name] = error
 
@@ -192,7 +188,7 @@ class ClusterMachine:
             ids = shares.get(node.name, ())
             if node.name in found and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
                 return
-            node.found = await node.ask(DiscoverJob(target.arch or target.kind, ids))
+            node.found = await node.ask(DiscoverJob(self._fingerprint, target.arch or target.kind, ids))
             if not node.found.nvcc:
                 self._leave_out(node, NO_NVCC)
             elif node.name in without:

@@ -24,24 +24,10 @@ class Opening(msgspec.Struct, frozen=True):
     cores: int
 
 
-class NodeFacts(msgspec.Struct, frozen=True):
-    """An agent's answer to that. `python`: the version, such as ``3.12``."""
-
-    host: str
-    python: str
-    versions: dict[str, str]
-
-
 class DescribeJob(Job[WorkloadSpec], frozen=True):
     """Describe the workload; see `Machine.describe`."""
 
     seed: int = 0
-
-
-class AdoptJob(Job[None], frozen=True):
-    """Refuse workers that load another workload than the run's first worker, by its `fingerprint`."""
-
-    fingerprint: str
 
 
 class LookupJob(Job[list[Config]], frozen=True):
@@ -52,8 +38,12 @@ class LookupJob(Job[list[Config]], frozen=True):
 
 
 class DiscoverJob(Job[Discovery], frozen=True):
-    """Find the node's devices. `target`: the run's, with which only `devices` take part; empty: as in `Opening`."""
+    """Find the node's devices. `target`: the run's, with which only `devices` take part; empty: as in `Opening`.
 
+    `fingerprint`: that of the workload in the run's first worker. The node refuses workers that load another one.
+    """
+
+    fingerprint: str
     target: str = ""
     devices: tuple[str, ...] = ()
 
@@ -72,7 +62,7 @@ class NoticesJob(Job[list[str]], frozen=True):
     """Return messages for the user, once there are some; after `agent.NOTICE_S` at the latest."""
 
 
-NodeJob = DescribeJob | AdoptJob | LookupJob | DiscoverJob | PlanJob | NoticesJob
+NodeJob = DescribeJob | LookupJob | DiscoverJob | PlanJob | NoticesJob
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from atune.engine.background import background
 from atune.errors import AtuneError, MachineError
 from atune.model.jobs import A, Job, decoded
 from atune.workers.cluster.libraries import Shelf
-from atune.workers.cluster.messages import Answer, NodeFacts, NoticesJob, Question, Reply
+from atune.workers.cluster.messages import Answer, NoticesJob, Question, Reply
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.locks import Deadline
 
@@ -37,7 +37,6 @@ class Agent(Protocol):
 
     name: str
     """The node's name, which no other node of the run has."""
-    facts: NodeFacts
     local: bool
     """Whether it is on the engine's own host."""
 

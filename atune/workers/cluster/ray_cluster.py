@@ -26,10 +26,9 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import MachineError, UsageError, message_of
-from atune.workers.cluster.agent import facts_here
-from atune.workers.cluster.messages import NodeFacts, Opening
+from atune.workers.cluster.agent import Actor, versions_here
+from atune.workers.cluster.messages import Opening
 from atune.workers.cluster.nodes import Agent, NodeLost
-from atune.workers.cluster.ray_actor import Actor
 
 READY_S = 60.0
 """Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""
@@ -42,11 +41,6 @@ SETTLE_S = 3.0
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
 """Environment of a cluster that is started here; what the user has set already stays."""
 LOCAL = "local"
-LOST = {
-    "ActorDiedError": "Ray says that its agent, or the node, died",
-    "ActorUnavailableError": "Ray says that its agent cannot be reached",
-}
-"""What the user reads of Ray's long messages about an agent that worked before."""
 
 
 class RayAgent:
@@ -54,7 +48,6 @@ class RayAgent:
 
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
-        self.facts: NodeFacts
         self._numbers = itertools.count(1)
         self.ready = False
         """Whether it takes part."""
@@ -65,8 +58,6 @@ class RayAgent:
         try:
             answer: bytes = await self.answered(self.actor.call.remote(number, question))
             return answer
-        except NodeLost as error:
-            raise NodeLost(LOST.get(type(error.__cause__).__name__) or str(error)) from error
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
                 await self.answered(self.actor.cancel.remote(number))
@@ -163,7 +154,7 @@ async def _start(
     ray: Any, node: Mapping[str, Any], opening: Opening, resource: str, started: list[RayAgent], left_out: list[str]
 ) -> None:
     """Start the agent of one node, and add it to `started`. Add to `left_out` why it is not `ready`."""
-    name, claim = _name(node), _claim(node, resource, opening.compile.workers)
+    name, claim = node["Name"], _claim(node, resource, opening.compile.workers)
     if claim["num_cpus"] < 1:
         left_out.append(f"node {name} is left out: other programs hold all its cores, or Ray was given none")
         return
@@ -175,9 +166,7 @@ async def _start(
     started.append(agent)
     try:
         with anyio.fail_after(READY_S):
-            facts = await agent.answered(agent.actor.facts.remote())
-            agent.facts = msgspec.msgpack.decode(facts, type=NodeFacts)
-            if why := _differs(agent.facts):
+            if why := _differs(await agent.answered(agent.actor.versions.remote())):
                 raise NodeLost(why)
             cores = msgspec.structs.replace(opening, cores=int(claim["num_cpus"]))
             await agent.answered(agent.actor.open.remote(msgspec.msgpack.encode(cores)))
@@ -194,12 +183,10 @@ async def _start(
     agent.kill()
 
 
-def _differs(there: NodeFacts) -> str:
+def _differs(there: Mapping[str, str]) -> str:
     """Return in what a node's versions differ from those here; empty where in nothing."""
-    here = facts_here()
-    pairs = {"Python": (here.python, there.python)}
-    for name in sorted(here.versions.keys() | there.versions.keys()):
-        pairs[name] = here.versions.get(name, "none"), there.versions.get(name, "none")
+    here = versions_here()
+    pairs = {name: (here.get(name, "none"), there.get(name, "none")) for name in {**here, **there}}
     other = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
     return f"it has {', '.join(other)}: install the same versions there" if other else ""
 
@@ -207,17 +194,12 @@ def _differs(there: NodeFacts) -> str:
 async def _settled(ray: Any, opening: Opening, resource: str) -> list[dict[str, Any]]:
     """Return the nodes, once what the run wants of each is free, or `SETTLE_S` have passed."""
     nodes: list[dict[str, Any]] = []
+    claim = partial(_claim, resource=resource, workers=opening.compile.workers)
     with anyio.move_on_after(SETTLE_S):
-        while not nodes or any(_short(node, resource, opening.compile.workers) for node in nodes):
+        while not nodes or any(claim(node) != claim({**node, "Free": node["Resources"]}) for node in nodes):
             nodes = await anyio.to_thread.run_sync(_nodes, ray)
             await anyio.sleep(0.1)
     return nodes
-
-
-def _short(node: Mapping[str, Any], resource: str, workers: int | None) -> bool:
-    """Tell whether others hold something of `node` that an agent would claim."""
-    whole = {**node, "Free": node["Resources"]}
-    return _claim(node, resource, workers) != _claim(whole, resource, workers)
 
 
 def _claim(node: Mapping[str, Any], resource: str, workers: int | None) -> dict[str, Any]:
@@ -231,10 +213,6 @@ def _claim(node: Mapping[str, Any], resource: str, workers: int | None) -> dict[
     if resource and others:
         claim["resources"] = {resource: others}
     return claim
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    return str(node["Name"])
 
 
 def _nodes(ray: Any) -> list[dict[str, Any]]:
@@ -307,6 +285,3 @@ def _ray(address: str) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(message_of(error).strip().splitlines()), type(error).__name__)
-
-
-__all__: Sequence[str] = ("connect_ray", "ray_agents")
