@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import atune
 from atune.workload.source_locations import DETAIL_FRAMES, Place, detail_of, is_users, located, place_in, place_of
 
 
@@ -28,6 +29,11 @@ from atune.workload.source_locations import DETAIL_FRAMES, Place, detail_of, is_
 )
 def test_the_users_files_are_told_from_libraries(file: str, users: bool) -> None:
     assert is_users(file) is users
+
+
+def test_each_folder_of_atune_is_known_as_a_librarys() -> None:
+    folders = {path.parent.name for path in Path(atune.__file__).parent.glob("*/__init__.py")}
+    assert len(folders) > 5 and not any(is_users(f"/src/atune/{folder}/module.py") for folder in folders)
 
 
 def test_the_innermost_place_of_the_users_is_found_in_a_traceback() -> None:
