@@ -89,7 +89,7 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Bytes that the kernel asks each thread to move at once; None if tilelang chooses."""
 
 
-class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Work of one block of a kernel, from the kernel's statements before lowering: averages over the grid."""
 
     gemms: tuple[Gemm, ...] = ()
@@ -145,7 +145,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Length of the generated device source."""
     lacking_registers: int = 0
     """Registers that a block waits for with ``setmaxnreg`` and never gets, so that it would hang."""
-    work: Work | None = None
+    work: BlockWork | None = None
     """Work of a block; None if any of it depends on values of the call."""
     layouts: Layouts | None = None
     """Results of layout inference; None if the lowering was reused."""

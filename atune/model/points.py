@@ -15,7 +15,7 @@ import msgspec
 from atune.errors import SpaceError
 from atune.model.candidate import Config, config_key, normalise
 from atune.model.layouts import LayoutAxis
-from atune.model.user_callbacks import Question
+from atune.model.user_callbacks import UserCallback
 
 SHUFFLED = 1_000_000
 """Up to this many points are shuffled as a list, to draw them; of more, a draw may repeat a point."""
@@ -32,7 +32,7 @@ class Points(ABC):
     cut = False
     """Whether a generator yielded more, which was not read."""
 
-    def __init__(self, where: Sequence[Question]) -> None:
+    def __init__(self, where: Sequence[UserCallback]) -> None:
         self._where = where
 
     @property
@@ -119,7 +119,7 @@ class Points(ABC):
 class Product(Points):
     """All combinations of the values of axes, the last axis varying fastest."""
 
-    def __init__(self, axes: Mapping[str, Sequence[Any]], where: Sequence[Question]) -> None:
+    def __init__(self, axes: Mapping[str, Sequence[Any]], where: Sequence[UserCallback]) -> None:
         super().__init__(where)
         self._axes = axes
         plain_axes = {normalise(str(name), "Space"): _plain_values(name, v) for name, v in axes.items()}
@@ -159,7 +159,9 @@ class Product(Points):
 class Listed(Points):
     """Configurations one by one, such as a list. `cut`: a generator yielded more, which was not read."""
 
-    def __init__(self, configs: Sequence[Mapping[str, Any]], where: Sequence[Question], *, cut: bool = False) -> None:
+    def __init__(
+        self, configs: Sequence[Mapping[str, Any]], where: Sequence[UserCallback], *, cut: bool = False
+    ) -> None:
         super().__init__(where)
         self._configs, self.size, self.cut = configs, len(configs), cut
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from atune.model.artifact import StaticFacts, Work
+from atune.model.artifact import BlockWork, StaticFacts
 
 Bound = Literal["compute", "memory", "cache", ""]
 ABOVE_MEMORY = 1.05
@@ -112,12 +112,12 @@ def operand_rate(dtype: str) -> float:
     return 2.0 if "8" in dtype else 1.0
 
 
-def _needed(work: Work, blocks: int) -> float:
+def _needed(work: BlockWork, blocks: int) -> float:
     asked = (work.read_bytes + work.write_bytes) * blocks
     return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
 
 
-def _rate(work: Work) -> float:
+def _rate(work: BlockWork) -> float:
     """Return the rate for the operand type of most of a kernel's products."""
     return operand_rate(max(work.gemms, key=lambda gemm: gemm.flops).dtype) if work.gemms else 1.0
 

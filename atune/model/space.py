@@ -11,7 +11,7 @@ from atune.errors import SpaceError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, check_reserved, normalise
 from atune.model.layouts import LayoutAxis
 from atune.model.points import Listed, Points, Product
-from atune.model.user_callbacks import Question
+from atune.model.user_callbacks import UserCallback
 
 Constraint = Callable[..., Any]
 LARGE = 100_000
@@ -123,13 +123,13 @@ class Space:
         `most`: how many configurations of a generator are read; the rest is omitted. Raises `SpaceError` if a user's
         callable raises, or gives no configurations or values.
         """
-        where = [Question(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
+        where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
             return Product({name: self._values(name, v, arguments) for name, v in self._axes.items()}, where)
         self._read()
         configs: Any = self._configs
         if callable(configs):
-            configs = Question(configs, arguments, lambda values: "configs").ask({})
+            configs = UserCallback(configs, arguments, lambda values: "configs").ask({})
         if isinstance(configs, (str, bytes, Mapping)) or not isinstance(configs, Iterable):
             raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
         if isinstance(configs, Sequence):
@@ -156,7 +156,7 @@ class Space:
         if not callable(values):
             found: Sequence[Any] = values
             return found
-        return _axis(name, Question(values, arguments, lambda _: f"axis {name!r}").ask({}))
+        return _axis(name, UserCallback(values, arguments, lambda _: f"axis {name!r}").ask({}))
 
     def _read(self) -> None:
         """Read a generator, which can be read once, and keep its configurations."""

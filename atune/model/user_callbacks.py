@@ -19,7 +19,7 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-class Question:
+class UserCallback:
     """A function of the user's. Its signature is read once, however often it is called.
 
     `what` names the call in messages, from the values that the function was offered beside the problem's.

@@ -14,7 +14,7 @@ from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurv
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.model.artifact import Access, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.space import Space
 from atune.testing import FakeMachine, Script
 from atune.workload import listing
@@ -43,7 +43,7 @@ def large(where: Any = fits, axes: Any = DIGITS, target: str = "c", **script: An
     """Return a machine whose prior, if the target has one, is right."""
 
     def moved(config: Mapping[str, Any]) -> StaticFacts:
-        work = Work(reads=(Access(n_bytes=1e6 * (1 + far(config)), axes="x"),), threads=128)
+        work = BlockWork(reads=(Access(n_bytes=1e6 * (1 + far(config)), axes="x"),), threads=128)
         return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
 
     scripted = Script(**{"facts": moved, "latency_ms": lambda c: 1.0 + far(c), **script})

@@ -18,7 +18,7 @@ from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.state import State
 from atune.journal.writer import line_of
-from atune.model.artifact import Access, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
 from atune.testing import FakeClock, FakeMachine, Script
@@ -34,7 +34,7 @@ BEST = [37, 12, 55, 3, 20, 41, 8, 30, 16, 49]
 def facts(config: Mapping[str, Any]) -> StaticFacts:
     """Return facts of a copy that moves the more, the later the candidate is to come."""
     place = BEST.index(config["x"]) if config["x"] in BEST else 20 + config["x"]
-    work = Work(reads=(Access(n_bytes=1e6 * (1 + place), axes="x"),), threads=128)
+    work = BlockWork(reads=(Access(n_bytes=1e6 * (1 + place), axes="x"),), threads=128)
     return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
 
 

@@ -8,7 +8,7 @@ from event_streams import Stream, timing
 
 from atune.journal.events import CandidateLowered, DeviceReady, ReferenceMeasured, RunStarted
 from atune.journal.result import TuneResult
-from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo
 from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
 from atune.reporting.page import efficiency_section
@@ -20,7 +20,7 @@ PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
 def product(m: int, blocks: int, dtype: str = "bfloat16", asked: float = 1e9) -> StaticFacts:
     """One block's share of a product of m × 100 × 100 a call, with tensors of a megabyte."""
     gemm = Gemm(m=m, n=100, k=100, calls=1.0, dtype=dtype)
-    work = Work(gemms=(gemm,), reads=(Access(n_bytes=asked),), tensor_bytes=1_000_000)
+    work = BlockWork(gemms=(gemm,), reads=(Access(n_bytes=asked),), tensor_bytes=1_000_000)
     return StaticFacts(grid=(blocks, 1, 1), work=work)
 
 

@@ -12,7 +12,7 @@ from atune.journal.events import CandidateProposed, SpaceSurveyed
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.writer import line_of
-from atune.model.artifact import Access, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ def fake(**script: Any) -> FakeMachine:
     """Return a machine of one worker whose candidates move the more, the farther they are from the 40th."""
 
     def facts(config: dict[str, Any]) -> StaticFacts:
-        work = Work(reads=(Access(n_bytes=1e6 * (1 + abs(config["x"] - 40)), axes="x"),), threads=128)
+        work = BlockWork(reads=(Access(n_bytes=1e6 * (1 + abs(config["x"] - 40)), axes="x"),), threads=128)
         return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
 
     scripted = Script(**{"facts": facts, "latency_ms": lambda c: 1.0 + abs(c["x"] - 20) / 7, **script})

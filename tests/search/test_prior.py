@@ -12,7 +12,7 @@ import pytest
 from atune.engine.search import prior
 from atune.engine.search.devices import ARCHITECTURES, SHEETS, Figures, figures_of
 from atune.errors import UsageError
-from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
@@ -29,7 +29,7 @@ def product(
 ) -> StaticFacts:
     """What lowering tells of a product of bfloat16 with a sum over 4096. `sums`: registers of them, if not all."""
     steps = 4096 / k
-    work = Work(
+    work = BlockWork(
         gemms=(Gemm(m=m, n=n, k=k, calls=steps, dtype="bfloat16"),),
         reads=(Access(n_bytes=m * 8192.0, axes="y", steps=steps), Access(n_bytes=n * 8192.0, axes="x", steps=steps)),
         writes=(Access(n_bytes=m * n * 2.0, axes="xy"),),
@@ -78,7 +78,9 @@ def test_sums_that_no_thread_can_hold_come_last() -> None:
 def test_a_product_is_not_faster_than_tensor_cores_nor_a_copy_than_memory() -> None:
     flops = 2 * 128 * 256 * 4096 * 512
     assert ms(product()) >= flops / 989e12 * 1e3
-    work = Work(reads=(Access(n_bytes=16384.0, axes="x"),), writes=(Access(n_bytes=16384.0, axes="x"),), threads=128)
+    work = BlockWork(
+        reads=(Access(n_bytes=16384.0, axes="x"),), writes=(Access(n_bytes=16384.0, axes="x"),), threads=128
+    )
     copy = StaticFacts(smem_bytes=0, threads=128, grid=(65536, 1, 1), accumulators=32, work=work)
     assert ms(copy) >= 65536 * 32768 / 4.8e12 * 1e3
 
@@ -102,7 +104,7 @@ def test_panels_of_blocks_are_read_in_their_order() -> None:
 
 
 def test_an_sm_holds_as_many_blocks_as_its_resources_let_it() -> None:
-    work, of = Work(threads=128, fragment_registers=8), figures()
+    work, of = BlockWork(threads=128, fragment_registers=8), figures()
     facts = StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
     assert prior.residency(facts, work, of) == 65536 // (128 * (8 + prior.OTHER_REGISTERS))
     assert prior.residency(msgspec.structs.replace(facts, smem_bytes=100 << 10), work, of) == 2

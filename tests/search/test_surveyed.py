@@ -18,7 +18,7 @@ from atune.engine.search.recording import Recording, Tried, read_recording
 from atune.engine.search.simulation import simulate
 from atune.engine.search.survey_columns import columns, fields_of_facts, figures_for, survey_fields
 from atune.journal.events import SpaceSurveyed, decode, encode
-from atune.model.artifact import Access, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.testing import FakeMachine, Script
 
@@ -27,7 +27,9 @@ FIGURES = figures_for(Target("cuda", "sm_90a"), [H200])
 
 
 def facts(place: int) -> StaticFacts:
-    work = Work(reads=(Access(n_bytes=1e5 * (10.123456789 + place % 97), axes="x"),), threads=128, stages=place % 4)
+    work = BlockWork(
+        reads=(Access(n_bytes=1e5 * (10.123456789 + place % 97), axes="x"),), threads=128, stages=place % 4
+    )
     return StaticFacts(1024 * (place % 7), 128, (1000 + place, 1, 1), accumulators=place % 64, work=work)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from atune.engine.search.devices import Figures
 from atune.errors import UsageError, name_and_message
-from atune.model.artifact import Gemm, StaticFacts, Work
+from atune.model.artifact import BlockWork, Gemm, StaticFacts
 from atune.model.roofline import operand_rate
 
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
@@ -168,7 +168,7 @@ def estimate(facts: StaticFacts, figures: Figures) -> float | None:
     return clocks / figures.clock_hz * 1e3 * spilling(facts, work)
 
 
-def residency(facts: StaticFacts, work: Work, figures: Figures) -> int:
+def residency(facts: StaticFacts, work: BlockWork, figures: Figures) -> int:
     """Return how many blocks an SM holds at once."""
     threads, arch = facts.threads or 1, figures.architecture
     if threads > work.threads:  # producers and consumers share out the registers among themselves
@@ -184,12 +184,12 @@ def residency(facts: StaticFacts, work: Work, figures: Figures) -> int:
     return max(1, min(most))
 
 
-def held(facts: StaticFacts, work: Work) -> int:
+def held(facts: StaticFacts, work: BlockWork) -> int:
     """Return 32-bit registers of a thread that fragments take."""
     return max(facts.accumulators or 0, work.fragment_registers)
 
 
-def spilling(facts: StaticFacts, work: Work) -> float:
+def spilling(facts: StaticFacts, work: BlockWork) -> float:
     """Return how much longer a kernel takes because its fragments do not fit in registers."""
     consumers = work.threads // 128
     most = MOST_REGISTERS
@@ -201,7 +201,7 @@ def spilling(facts: StaticFacts, work: Work) -> float:
     return 1.0 + min(over, 32) / 32 + over / most if over > 0 else 1.0
 
 
-def load_of(work: Work, threads: int, figures: Figures) -> Load:
+def load_of(work: BlockWork, threads: int, figures: Figures) -> Load:
     """Return what all steps of one block ask of each resource."""
     arch = figures.architecture
     flops = sum(
@@ -239,7 +239,7 @@ def split(gemm: Gemm, threads: int, figures: Figures) -> tuple[int, int]:
     return rows, max(1, parts // rows)
 
 
-def filling(gemm: Gemm, work: Work, figures: Figures) -> float:
+def filling(gemm: Gemm, work: BlockWork, figures: Figures) -> float:
     """Return the share of their rate that tensor cores reach with a product of this shape."""
     if grouped(gemm, work.threads, figures):
         rows, _ = split(gemm, work.threads, figures)
@@ -257,7 +257,9 @@ def operand_bytes(gemm: Gemm, threads: int, figures: Figures) -> float:
     return gemm.calls * gemm.k * size * (first + gemm.n * again)
 
 
-def round_clocks(work: Work, facts: StaticFacts, load: Load, resident: int, blocks: int, figures: Figures) -> float:
+def round_clocks(
+    work: BlockWork, facts: StaticFacts, load: Load, resident: int, blocks: int, figures: Figures
+) -> float:
     """Return the clocks of one round of `blocks` blocks, `resident` of them on each SM."""
     steps = max(work.steps, 1.0)
     busy_sms = min(figures.sms, blocks)
@@ -280,7 +282,7 @@ def round_clocks(work: Work, facts: StaticFacts, load: Load, resident: int, bloc
     return _norm(*(resident * bound for bound in bounds), alone)
 
 
-def distinct_bytes(work: Work, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
+def distinct_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
     """Return bytes of memory that `blocks` blocks at once move: what several of them read comes once."""
     near = neighbourhood(grid, blocks, work.block_order)
     total = 0.0

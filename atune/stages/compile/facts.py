@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from atune.model.artifact import KernelParam, StaticFacts, Work
+from atune.model.artifact import BlockWork, KernelParam, StaticFacts
 from atune.stages.compile.tir import bits_of, region, size_of
 from atune.stages.compile.work import COPIES, work_of
 
@@ -118,7 +118,7 @@ def foreseen(function: Any, arch: str) -> StaticFacts:
         return StaticFacts()
 
 
-def _foreseen(function: Any, work: Work | None, arch: str) -> StaticFacts:
+def _foreseen(function: Any, work: BlockWork | None, arch: str) -> StaticFacts:
     grid, threads, fragments, body = dict.fromkeys("xyz", 1), 1, [0], function.body
     for node in _nodes(function.body):
         kind = type(node).__name__

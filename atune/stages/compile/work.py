@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from atune.model.artifact import Access, Gemm, Work
+from atune.model.artifact import Access, BlockWork, Gemm
 from atune.stages.compile.tir import (
     BINARY,
     MOST_BLOCKS,
@@ -50,7 +50,7 @@ HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_a
 """Parts of the names of intrinsics whose work is unknown here."""
 
 
-def work_of(function: Any) -> Work | None:
+def work_of(function: Any) -> BlockWork | None:
     """Return the work of a block of `function`, an elaborated PrimFunc; None if any of it is unknown."""
     try:
         reader = _Reader(tensors=list(function.buffer_map.values()))
@@ -116,8 +116,8 @@ class _Reader:
     pipelined: float = 0.0
     order: str = ""
 
-    def work(self) -> Work:
-        return Work(
+    def work(self) -> BlockWork:
+        return BlockWork(
             gemms=tuple(self.gemms),
             reads=tuple(self.reads),
             writes=tuple(self.writes),

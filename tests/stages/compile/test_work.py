@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from stage_runs import session_of
 
-from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
 from atune.workload.workload import FileRef
@@ -34,7 +34,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowering:
     return facts
 
 
-def work(facts: list[StaticFacts]) -> list[Work]:
+def work(facts: list[StaticFacts]) -> list[BlockWork]:
     found = [one.work for one in facts if one.work is not None]
     assert len(found) == len(facts)
     return found
