@@ -122,11 +122,6 @@ def proposed(state: State) -> list[Entry]:
     return [entry for entry in state.entries.values() if entry.key and not entry.surveyed]
 
 
-def excluded(state: State) -> int:
-    """Return how many candidates the survey found to fail."""
-    return sum(entry.surveyed for entry in state.entries.values())
-
-
 def check_same_work(
     state: State, now: RunStarted, devices: Sequence[DeviceInfo], accept: Sequence[str]
 ) -> tuple[str, ...]:
@@ -143,7 +138,13 @@ def check_same_work(
             "was, or begin a new journal that takes this one as advice (--warm, warm=)"
         )
     found = differences(header, state, now, devices)
-    _refuse([(part, text) for part, text in found if part not in accept])
+    if refused := [(part, text) for part, text in found if part not in accept]:
+        lines = "".join(f"\n  {part}: {text}" for part, text in refused)
+        options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
+        raise JournalError(
+            f"the journal is of other work, and cannot be resumed:{lines}\n"
+            f"Give another journal, or accept this: atune resume JOURNAL {options} (from Python: accept=[…])"
+        )
     return tuple(f"{part}: {text}" for part, text in found)
 
 
@@ -162,25 +163,15 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
             plan.redo.append(plan.candidates[group[0].index])
 
 
-def _refuse(found: Sequence[tuple[str, str]]) -> None:
-    """Raise `JournalError` for differences that the user did not accept."""
-    if found:
-        lines = "".join(f"\n  {part}: {text}" for part, text in found)
-        options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in found))
-        raise JournalError(
-            f"the journal is of other work, and cannot be resumed:{lines}\n"
-            f"Give another journal, or accept this: atune resume JOURNAL {options} (from Python: accept=[…])"
-        )
-
-
 def finished(state: State, budget: Budget) -> bool:
     """Tell whether a run has ended and `budget` admits no more."""
     if state.finished is None or state.finished.reason == "stopped":
         return False
-    count = len(proposed(state))
+    count, entries = len(proposed(state)), state.entries.values()
     most = budget.most(state.total)
-    used_up = most is not None and count - sum(entry.beside for entry in state.entries.values()) >= most
-    return count + excluded(state) >= state.total or used_up or budget.used_up(state.wall_s)
+    used_up = most is not None and count - sum(entry.beside for entry in entries) >= most
+    settled = count + sum(entry.surveyed for entry in entries)
+    return settled >= state.total or used_up or budget.used_up(state.wall_s)
 
 
 def differences(

@@ -280,11 +280,11 @@ class StrategyDriver:
         self.learns, self._quick = kind.learns, kind.quick
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
-        self._untold = deque[Outcome]()
+        self._pending = deque[Outcome]()
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Queue an outcome, which the strategy is told of before it is asked again."""
-        self._untold.append(outcome)
+        self._pending.append(outcome)
         self._outstanding.discard(outcome.index)
         self._run.wake()
 
@@ -312,7 +312,7 @@ class StrategyDriver:
 
     def tell(self) -> None:
         """Tell the strategy of the queued outcomes. Raises `StrategyError`."""
-        while self._untold and self.strategy is not None:
-            outcome = self._untold.popleft()
+        while self._pending and self.strategy is not None:
+            outcome = self._pending.popleft()
             reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
             self.strategy.tell(outcome.index, outcome.latency_ms, reason)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BATCH = 8
 """How many candidates are proposed at once, without learning in between."""
-OF_TOLD = 4
+KNOWN_PER_OUTSTANDING = 4
 """For this many known candidates, one more may be outstanding."""
 FIRST = 8
 """How many candidates are drawn before the forest decides; fewer under a small budget."""
@@ -69,7 +69,7 @@ class Forest:
         self.latencies = dict[int, float]()
         self.failures = dict[int, str]()
         """Why those failed that did."""
-        self._told = set[int]()
+        self._settled = set[int]()
         self._batch = deque[int]()
         self._make = _classifier()
         self._searched = searched
@@ -83,7 +83,7 @@ class Forest:
         """
         first = BATCH if self.budget is None else max(LEAST, min(BATCH, self.budget // BATCH))
         first = RANKED if self.ranked else first
-        return max(first, len(self._told) // OF_TOLD)
+        return max(first, len(self._settled) // KNOWN_PER_OUTSTANDING)
 
     def ask(self) -> int | None:
         while len(self.asked) < len(self.indices):
@@ -100,7 +100,7 @@ class Forest:
         if candidate is None:
             return  # it failed in the survey
         self.asked[candidate] = None
-        self._told.add(candidate)
+        self._settled.add(candidate)
         self.latencies.pop(candidate, None)
         self.failures.pop(candidate, None)
         if latency_ms is not None:

@@ -57,10 +57,10 @@ def check_known(strategy: str | Strategy) -> None:
         raise UsageError(f"strategy {strategy!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
 
 
-def check_name(name: str) -> None:
-    """Raise `UsageError` for an unknown strategy, or one whose library is not installed."""
-    check_known(name)
-    if name == FOREST:
+def check_name(strategy: str | Strategy) -> None:
+    """Raise `UsageError` for what `check_known` refuses, and for a strategy whose library is not installed."""
+    check_known(strategy)
+    if strategy == FOREST:
         from atune.engine.search.forest import needs
 
         needs()
@@ -73,10 +73,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
     """
     if strategy is None:
         return
-    if isinstance(strategy, str):
-        check_name(strategy)
-    else:
-        check_known(strategy)
+    check_name(strategy)
     name = strategy if isinstance(strategy, str) else strategy.name
     if own_prior and (name == RANDOM or not (isinstance(strategy, str) or hasattr(strategy, "begin"))):
         raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {PRIOR}, {EXHAUSTIVE}, {FOREST}")

@@ -83,36 +83,36 @@ def simulate_run(
     `seconds`: the simulated time after which it ends, too.
     """
     strategy = Guarded(make(searched), recording.configs)
-    workshop = Workshop(recording, workers, devices)
+    machine = SimulatedMachine(recording, workers, devices)
     if searched.prior is not None:
-        workshop.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
+        machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
     ahead = AHEAD * workers if kind_of(strategy.name).learns else most
     order: list[int] = []
     settled: list[int] = []
     curve: list[float] = []
     best, over, more = math.inf, False, True
-    while (more or workshop.outstanding) and not over:
-        while more and workshop.outstanding < strategy.limit(ahead):
+    while (more or machine.outstanding) and not over:
+        while more and machine.outstanding < strategy.limit(ahead):
             index = strategy.ask() if len(order) < most else None
             if index is None:
                 more = False
             else:
                 order.append(index)
-                workshop.begin(index)
-        if workshop.outstanding:
-            index = workshop.settle()
+                machine.begin(index)
+        if machine.outstanding:
+            index = machine.settle()
             tried = recording.tried[index]
             strategy.tell(index, tried.latency_ms, tried.reason)
             settled.append(index)
             best = best if tried.latency_ms is None else min(best, tried.latency_ms)
             curve.append(best)
-            over = seconds is not None and workshop.now >= seconds
+            over = seconds is not None and machine.now >= seconds
     ended = "budget" if over or most < len(recording.configs) else "exhausted"
-    return Trial(tuple(order), tuple(curve), workshop.now + recording.end_s, tuple(settled), workshop.device_s, ended)
+    return Trial(tuple(order), tuple(curve), machine.now + recording.end_s, tuple(settled), machine.device_s, ended)
 
 
-class Workshop:
+class SimulatedMachine:
     """Workers and devices as a discrete-event simulation: `begin` candidates, `settle` the next one to end."""
 
     def __init__(self, recording: Recording, workers: int, devices: int) -> None:
