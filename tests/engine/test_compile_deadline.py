@@ -25,7 +25,7 @@ from atune.engine.interfaces import CompileWorker
 from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
 from atune.journal.state import State
 from atune.model.artifact import Artifact, Built, Lowered, StaticFacts
-from atune.model.jobs import BuildJob, GroupFailed
+from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
@@ -215,12 +215,6 @@ async def test_a_compile_past_its_deadline_is_killed() -> None:
         await one.steps(1)
         [failure] = one.outcome
         assert (failure.kind, failure.doubt, one.worker.compiling) == ("hopeless", "", 0)
-
-
-async def test_a_group_past_its_deadline_fails_as_a_whole() -> None:
-    async with compiling(size=3) as one:
-        await one.steps(FLOOR)
-        assert isinstance(one.outcome, GroupFailed) and not one.outcome.doubt
 
 
 async def test_the_deadline_is_the_one_known_by_then() -> None:

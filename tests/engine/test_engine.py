@@ -223,12 +223,6 @@ async def test_with_two_devices_one_that_never_starts_is_left_out() -> None:
     assert len(machine.measured["fake-1"]) == 10 and not machine.measured["fake-0"]
 
 
-async def test_a_device_that_starts_at_the_second_try_is_used() -> None:
-    machine = FakeMachine(10, Script(start_failures={"fake-0": 1}))
-    run = await finish(machine)
-    assert run.result.measured == 10 and [e.final for e in run.of(DeviceLost)] == [False]
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 async def test_with_no_device_that_starts_the_run_ends(devices: int, tmp_path: Path) -> None:
     script = Script(start_failures={"fake-0": math.inf, "fake-1": math.inf})
@@ -490,10 +484,6 @@ async def test_the_winners_library_is_kept_in_the_cache() -> None:
 async def test_a_backend_or_a_workload_is_needed() -> None:
     with pytest.raises(UsageError, match=r"FILE\.py:NAME"):
         await tune()
-
-
-def test_run_from_plain_code() -> None:
-    assert run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
 
 
 async def test_run_inside_a_running_loop() -> None:

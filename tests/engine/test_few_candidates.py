@@ -34,14 +34,6 @@ async def test_a_single_candidate_is_compiled_once_and_held_in_no_final(workers:
     assert proven.how == "plain" and run.result.proven
 
 
-async def test_the_one_candidate_of_a_budget_is_compiled_once() -> None:
-    machine = FakeMachine(36, script(), workers=16, clock=FakeClock())
-    events: list[atune.Event] = []
-    await atune.tune(machine=machine, budget=1, on_event=events.append)
-    assert len(machine.lowered) == len(machine.groups) == 1 and machine.groups[0] == (machine.lowered[0],)
-    assert machine.finals == machine.proved == []
-
-
 @pytest.mark.parametrize("budgeted", [False, True])
 @pytest.mark.parametrize("candidates", [2, 4, 15])
 async def test_few_candidates_are_compiled_each_alone_and_at_once(candidates: int, budgeted: bool) -> None:

@@ -133,15 +133,6 @@ async def test_a_prior_adds_the_neighbours_of_the_best_estimates(tmp_path: Path)
     assert len(machine.elaborated) == surveys and kept(journal, SpaceSurveyed) == [surveyed]
 
 
-async def test_a_users_prior_ranks_a_large_space(tmp_path: Path) -> None:
-    def near(config: Mapping[str, Any], known: StaticFacts) -> float:
-        return float(far(config))
-
-    await tune(machine=large(), prior=near, budget=6, strategy="prior", journal=tmp_path / "j")
-    ranks = [far(e.config) for e in kept(tmp_path / "j", CandidateProposed)]
-    assert ranks == sorted(ranks)
-
-
 async def test_journals_of_one_draw_are_merged(tmp_path: Path) -> None:
     for name, strategy in (("a", "random"), ("b", "exhaustive"), ("c", "random")):
         await tune(machine=large(), budget=20, strategy=strategy, seed=int(name == "c"), journal=tmp_path / name)

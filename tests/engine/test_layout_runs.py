@@ -129,15 +129,15 @@ class Own:
 
     def __init__(self) -> None:
         self._left = deque(sorted(range(18), key=lambda index: (index % 3, index)))
-        self._told: list[int] = []
+        self._outcomes: list[int] = []
         self.asked: list[tuple[int, tuple[int, ...]]] = []
 
     def ask(self) -> int | None:
-        self.asked.append((self._left[0], tuple(self._told)))
+        self.asked.append((self._left[0], tuple(self._outcomes)))
         return self._left.popleft()
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        self._told.append(index)
+        self._outcomes.append(index)
 
 
 async def test_a_resumed_strategy_is_told_the_past_and_asked_for_configurations_alone(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def raising(config: Mapping[str, Any], known: StaticFacts) -> float:
 
 
 @pytest.mark.parametrize(
-    ("prior", "said"),
+    ("prior", "message"),
     [
         (lambda config, known: 1.0, "returns 1.0 for all 60 candidates"),
         (raising, "raised ZeroDivisionError: no blocks at x="),
@@ -290,9 +290,9 @@ def raising(config: Mapping[str, Any], known: StaticFacts) -> float:
     ids=["constant", "raises"],
 )
 async def test_a_users_prior_that_is_of_no_use_ends_the_run_with_one_message(
-    tmp_path: Path, prior: Any, said: str
+    tmp_path: Path, prior: Any, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"^prior .*{said}"):
+    with pytest.raises(UsageError, match=f"^prior .*{message}"):
         await tune(machine=fake(), prior=prior, budget=4, journal=tmp_path / "j")
     assert replay(tmp_path / "j").header is not None
     await resume(tmp_path / "j", machine=fake(), prior=last_first)
@@ -309,15 +309,15 @@ async def test_a_run_whose_prior_was_not_asked_yet_wants_it_again(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"prior": 3}, "prior: give a function"),
         ({"prior": True}, "prior: give a function"),
         ({"prior": last_first, "strategy": "random"}, "strategy 'random' uses no prior"),
     ],
 )
-async def test_what_is_no_prior_or_is_not_used_is_refused(options: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+async def test_what_is_no_prior_or_is_not_used_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         await tune(machine=fake(), budget=4, **options)
 
 

@@ -68,11 +68,6 @@ async def test_a_new_leader_cancels_the_proof_of_the_one_before() -> None:
     assert run.proven() == (N - 1, "compared", 2 * SLOW_S) and run.result.best_index == N - 1
 
 
-async def test_a_proof_that_ends_first_delays_nothing() -> None:
-    run = await tuned(FakeMachine(N, accelerated(prove_s=0.01)))
-    assert run.proven() == (0, "compared", 0.01) and run.when(WinnerProven) == run.when(FinalOrdered)
-
-
 @pytest.mark.parametrize("plain", [True, False])
 async def test_a_proof_gets_what_the_plain_steps_lowered(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it need not lower again. What an accelerator lowered proves nothing."""
@@ -98,13 +93,6 @@ async def test_a_leader_that_loses_the_final_is_proven_no_further_and_the_winner
     run = await tuned(machine)
     assert machine.proved == [0, 1] and machine.cancelled["prove"] == 1
     assert run.proven() == (1, "compared", takes_s) and run.when(WinnerProven) == run.when(FinalOrdered) + takes_s
-
-
-async def test_a_proof_of_another_than_the_winner_says_nothing_of_the_winner() -> None:
-    script = accelerated(final_ms=lambda c: 0.5 if c["x"] == 1 else 1.0 + c["x"], differs={0}, prove_s=0.01)
-    machine = FakeMachine(N, script)
-    run = await tuned(machine)
-    assert machine.proved == [0, 1] and run.proven() == (1, "compared", 0.01) and not run.result.warnings
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
@@ -180,12 +168,6 @@ async def test_with_no_device_for_the_plain_library_the_measured_result_stays_un
     result = await tune(machine=machine, on_event=listen, compile=CompileSettings(group_size=1), benchmark=settings)
     assert not result.proven and result.best_config == {"x": 0} and result.latency_ms == 1.0
     assert "no device is left" in result.warnings[-1] and result.artifact is not None
-
-
-async def test_plain_candidates_need_no_proof() -> None:
-    machine = FakeMachine(N, accelerated(accelerated=False))
-    run = await tuned(machine)
-    assert run.proven() == (0, "plain", 0.0) and not machine.proved
 
 
 async def test_nothing_is_proven_where_that_is_not_wanted() -> None:

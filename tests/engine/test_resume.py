@@ -75,15 +75,15 @@ def nth(kind: type[Event], n: int) -> Callable[[Event], bool]:
     return moment
 
 
-def told(journal: Path) -> dict[str, Any]:
+def comparable(journal: Path) -> dict[str, Any]:
     """What must be equal however often the run was interrupted."""
     result = replay(journal)
     outcomes = [
         (r.index, r.status, r.kind, r.same_as, r.latency_ms if r.status == "measured" else 0) for r in result.records
     ]
     left_out = ("wall_s", "journal", "best_over_time")
-    told = {k: v for k, v in summary(result).items() if k not in left_out}
-    return {"outcomes": outcomes, "best": result.best_index, **told}
+    figures = {k: v for k, v in summary(result).items() if k not in left_out}
+    return {"outcomes": outcomes, "best": result.best_index, **figures}
 
 
 def measured(journal: Path) -> list[int]:
@@ -109,7 +109,7 @@ async def test_cut_after_any_event_the_run_ends_as_the_uninterrupted_one(tmp_pat
         before = measured(part)
         machine = fake()
         await resume(part, machine=machine)
-        assert told(part) == told(whole), f"cut after {cut} events"
+        assert comparable(part) == comparable(whole), f"cut after {cut} events"
         assert [e.index for e in read(part) if isinstance(e, CandidateProposed)] == proposals
         after = measured(part)
         assert len(set(after)) == len(after) and after[: len(before)] == before
@@ -149,7 +149,7 @@ async def test_a_larger_budget_goes_on_and_a_used_up_one_does_not(tmp_path: Path
     assert result.remaining == 10 and len(result.records) == 30
     await resume(journal, machine=fake(), budget=None)
     await tune(machine=fake(), journal=tmp_path / "whole")
-    assert told(journal) == told(tmp_path / "whole")
+    assert comparable(journal) == comparable(tmp_path / "whole")
     assert len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 3
 
 

@@ -129,8 +129,3 @@ def test_a_cache_folder_that_cannot_be_used_costs_no_run(tmp_path: Path, monkeyp
     assert any("could not be kept" in warning for warning in result.warnings)
     with pytest.raises(atune.AtuneError, match="could not be kept"):
         _ = result.kernel
-
-
-def test_a_budget_of_the_wrong_type_says_so() -> None:
-    with pytest.raises(UsageError, match=r"budget 90\.5: give a number of candidates"):
-        atune.Budget.parse(90.5)

@@ -271,13 +271,6 @@ def test_a_far_longer_source_is_begun_while_others_are_still_compiled() -> None:
     assert indices(one.next_job()) == [2]
 
 
-def test_a_far_longer_source_is_no_exception_to_a_group_size_asked_for() -> None:
-    one = state(proposing=False, group_size=4)
-    for index in range(4):
-        one.add(with_source(lowered(index), 400_000 if index == 1 else 9_000))
-    assert indices(one.next_job()) == [0, 1, 2, 3]
-
-
 def with_loops(one: Lowered, *iterations: int, registers: int | None = None) -> Lowered:
     loops = tuple(LoopFacts((4, 4096), slots) for slots in iterations)
     return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, layouts=Layouts(loops=loops)))
@@ -314,14 +307,6 @@ def test_the_default_among_the_first_two_is_alone_if_its_loops_are_far_longer(wo
     assert indices(one.next_job()) == [1, 2]
     one.queues.waiting, one.proposing = 0, False
     assert indices(one.next_job()) == [0]
-
-
-@pytest.mark.parametrize(("iterations", "median"), [(1000, 16), (4096, 1100)])
-def test_loops_that_are_short_or_as_their_neighbours_do_not_wait(iterations: int, median: int) -> None:
-    one = state(proposing=False, devices=0, workers=1)
-    for index in range(5):
-        one.add(with_loops(lowered(index), iterations if index == 1 else median))
-    assert indices(one.next_job())[0] == 0 and not one.work.is_long(with_loops(lowered(1), iterations))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17])

@@ -126,7 +126,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
     journal = tmp_path / "here"
     other = FakeMachine([{"y": 1}])
     await tune(machine=other, journal=tmp_path / "elsewhere")
-    for warm, words in (
+    for warm, message in (
         (toy(tmp_path / "toy"), "it is of another kernel, 'toy', and this one is 'fake'. Give journals of this kernel"),
         (tmp_path / "elsewhere", "none of the 1 configurations that were measured there is in this space of 40"),
         (await nothing_measured(tmp_path / "failed"), "no candidate was measured there"),
@@ -134,7 +134,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
         (3, "give a journal's path, a TuneResult, 'cache', or a list"),
         ([None], "give a journal's path, a TuneResult, 'cache', or a list"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             await tune(machine=FakeMachine(N), warm=warm, journal=journal)  # type: ignore[arg-type]
         assert not journal.exists()
 
@@ -154,10 +154,10 @@ def experience(source: str = "j", name: str = "gemm", kernel: str = "k", **chang
 
 
 def test_a_kernel_is_the_same_by_its_source_or_by_its_name() -> None:
-    advice, said = advice_of([experience(name="renamed")], spec())
-    assert not said and set(advice[0].ratios) == {config_key({"x": 0}), config_key({"x": 1})}
-    advice, said = advice_of([experience(kernel="edited")], spec())
-    assert advice and "has changed since" in said[0]
+    advice, remarks = advice_of([experience(name="renamed")], spec())
+    assert not remarks and set(advice[0].ratios) == {config_key({"x": 0}), config_key({"x": 1})}
+    advice, remarks = advice_of([experience(kernel="edited")], spec())
+    assert advice and "has changed since" in remarks[0]
     with pytest.raises(UsageError, match="another kernel, 'renamed'"):
         advice_of([experience(name="renamed", kernel="edited")], spec())
     with pytest.raises(UsageError, match="another kernel, 'renamed'"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 from functools import partial
 
 import pytest
 
 from atune.engine.search.fixed_orders import FIRST, AdvisedFirst, Random, first_of
-from atune.engine.search.forest import POLISHED, TRUST_FROM, Forest
+from atune.engine.search.forest import POLISHED
 from atune.engine.search.interface import Searched
 from atune.engine.search.recording import Recording, Tried
 from atune.engine.search.registry import KINDS, make_strategy
@@ -74,23 +73,6 @@ def test_everything_is_still_asked_for_once(name: str) -> None:
         asked.append(index)
         strategy.tell(index, latency(CONFIGS[index]) if len(asked) < 20 else None, "")
     assert sorted(asked) == sorted(CONFIGS) and asked[:FIRST] == first_of(RIGHT)
-
-
-@pytest.mark.parametrize(
-    ("elsewhere", "from_outcome"),
-    [(RIGHT, TRUST_FROM), (WRONG, None), (dict.fromkeys(CONFIGS, 2.0), None)],
-    ids=["right", "wrong", "constant"],
-)
-def test_the_forest_sees_advice_while_its_own_better_half_agrees(
-    elsewhere: dict[int, float], from_outcome: int | None
-) -> None:
-    forest = Forest(Searched(CONFIGS, elsewhere=elsewhere))
-    columns = forest._features.shape[1]
-    own = [n for n in elsewhere if n not in first_of(elsewhere)]
-    for count, index in enumerate(random.Random(0).sample(own, 40), 1):
-        forest.tell(index, latency(CONFIGS[index]))
-        trusted = from_outcome is not None and count >= from_outcome
-        assert forest._seen().shape[1] == columns - (not trusted), count
 
 
 @pytest.mark.parametrize("budget", [None, 60])

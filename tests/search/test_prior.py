@@ -141,8 +141,12 @@ def test_without_figures_there_are_no_estimates() -> None:
     ],
 )
 def test_a_device_has_the_figures_of_its_sheet(name: str, arch: str, sheet: str) -> None:
-    found, told = figures(DeviceInfo("0", name, arch=arch)), SHEETS[sheet]
-    assert (found.sms, found.clock_hz, found.memory_bytes_s) == (told.sms, told.clock_hz, told.memory_bytes_s)
+    found, expected = figures(DeviceInfo("0", name, arch=arch)), SHEETS[sheet]
+    assert (found.sms, found.clock_hz, found.memory_bytes_s) == (
+        expected.sms,
+        expected.clock_hz,
+        expected.memory_bytes_s,
+    )
 
 
 def test_what_a_device_says_of_itself_wins_over_its_sheet() -> None:

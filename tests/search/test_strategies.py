@@ -40,7 +40,7 @@ def latency_of(config: Config) -> float | None:
     return 1.0 + 0.3 * far + 0.2 * (config["policy"] != "column") + 0.1 * (not config["swizzle"])
 
 
-def told(index: int) -> tuple[int, float | None, str]:
+def outcome_of(index: int) -> tuple[int, float | None, str]:
     latency = latency_of(CONFIGS[index])
     return index, latency, "" if latency is not None else "timeout"
 
@@ -55,8 +55,8 @@ def play(strategy: Strategy, tries: int, behind: int = 3) -> Iterator[tuple[str,
         yield "ask", index
         outstanding.append(index)
         if len(outstanding) > behind:
-            yield "tell", (heard := told(outstanding.pop(0)))
-            strategy.tell(*heard)
+            yield "tell", (outcome := outcome_of(outstanding.pop(0)))
+            strategy.tell(*outcome)
 
 
 def made(name: str, seed: int = 0, **options: Any) -> Strategy:
@@ -189,7 +189,7 @@ class Bad:
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    ("answers", "message"),
     [
         ((3,), r"ask\(\) returned 3, which is no candidate's index"),
         (("0",), "returned '0', which is no"),
@@ -198,15 +198,15 @@ class Bad:
         ((RuntimeError("out of ideas"),), r"ask\(\) raised RuntimeError: out of ideas"),
     ],
 )
-def test_a_bad_strategy_is_said_in_one_message(answers: tuple[Any, ...], words: str) -> None:
+def test_a_bad_strategy_is_said_in_one_message(answers: tuple[Any, ...], message: str) -> None:
     guarded = Guarded(Bad(*answers), CONFIGS)
-    with pytest.raises(StrategyError, match=f"strategy 'bad': .*{words}"):
+    with pytest.raises(StrategyError, match=f"strategy 'bad': .*{message}"):
         for _ in answers:
             guarded.ask()
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ("best", "strategy 'best' is unknown; there is auto, exhaustive"),
         (Bad, "strategy Bad is a class"),
@@ -214,8 +214,8 @@ def test_a_bad_strategy_is_said_in_one_message(answers: tuple[Any, ...], words: 
         (type("Named", (Bad,), {"name": "forest"})(), "atune has a strategy of that name"),
     ],
 )
-def test_what_is_no_strategy_is_refused(given: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_is_no_strategy_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         check_given(given, pipeline=True)
 
 
