@@ -295,15 +295,6 @@ def test_folders_go_both_ways(tmp_path: Path) -> None:
     assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
 
 
-def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "best"
-    for block in (16, 32):
-        cpu_tuner(configs=[{"block": block}]).run().save_to_disk(folder)
-        assert json.loads((folder / "best_config.json").read_text()) == {"block": block}
-        assert [file.name for file in folder.parent.iterdir()] == ["best"]
-        assert [file.name for file in tmp_path.iterdir()] == ["a"]
-
-
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path) -> None:
     """tilelang's loader would take such a library's first member. Compiled for sm_90a, and not run."""

@@ -19,7 +19,7 @@ import atune
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.decorator import winners
-from atune.frontends.decorator.arguments import Arguments, raw_key
+from atune.frontends.decorator.arguments import raw_key
 from atune.frontends.decorator.options import PRESETS, ByArch, tuning_options
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import TuneResult
@@ -138,19 +138,6 @@ def test_names_that_are_not_there_are_mistakes(tuned: Any, engine: Engine) -> No
     assert not engine.runs
 
 
-def test_one_normal_form_of_the_arguments() -> None:
-    import inspect
-
-    def kernel(M: int, N: int = 2, **more: Any) -> None: ...
-
-    signature = inspect.signature(kernel)
-    forms = [Arguments(signature, (1,), {"K": 3}, extra=False), Arguments(signature, (), {"K": 3, "M": 1}, extra=False)]
-    assert [form.given for form in forms] == [{"M": 1, "K": 3}] * 2
-    assert forms[0].values == {"M": 1, "N": 2, "K": 3}
-    with pytest.raises(TypeError, match="too many"):
-        Arguments(signature, (1, 2, 3), {}, extra=False)
-
-
 def test_call_forms_that_differ_have_different_keys() -> None:
     def form(*args: Any, **kwargs: Any) -> Any:
         return raw_key(args, kwargs, repr, torch.Tensor)
@@ -165,7 +152,7 @@ def test_call_forms_that_differ_have_different_keys() -> None:
 
 
 def test_other_arguments_than_data(tuned: Any, engine: Engine) -> None:
-    """dtypes and symbolic variables are told by name; for other things there is one clear message."""
+    """dtypes and symbolic variables are encoded by name; other things have one clear message."""
     kernel = tuned(add)
     A = torch.zeros(8, 16)
     assert kernel.tune(A, A, A, dtype=T.float16).header.arguments["dtype"] == {"$dtype": "float16"}
@@ -323,8 +310,7 @@ def test_the_default_stands_until_something_is_tuned(tuned: Any, engine: Engine)
     kernel = tuned(shift, {"block": [64, 16]}, on_miss="default", default={"block": 64})
     A = torch.randn(64)
     assert torch.equal(kernel(A), A + 1) and kernel.compile(A).config is None
-    engine_says = kernel.tune(A).best_config
-    assert engine_says == {"block": 16}
+    assert kernel.tune(A).best_config == {"block": 16}
     assert torch.equal(kernel(A), A + 1)
     assert kernel.compile(A).config == {"block": 16} and len(engine.runs) == 1
 

@@ -28,9 +28,7 @@ import atune
 from atune.compat.tilelang import (
     ArgumentError,
     AutoTuner,
-    AutotuneResult,
     CompatWarning,
-    CompileArgs,
     ConfigError,
     autotune,
     environment,
@@ -38,7 +36,6 @@ from atune.compat.tilelang import (
 )
 from atune.compat.tilelang.arguments import RunArgs
 from atune.errors import TargetError, WorkloadError
-from atune.frontends.api import cached_tune as cached
 
 pytestmark = pytest.mark.timeout(170)
 SIZE = 64
@@ -194,13 +191,6 @@ def test_threads_may_be_a_tuple() -> None:
     assert [kernel.config["threads"] for kernel in kernels] == [(64, 2), (128, 1)]
 
 
-@pytest.mark.gpu
-def test_threads_as_a_tuple_on_a_gpu() -> None:
-    configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
-    found = Place("cuda").tuner(scaled, configs, arguments={"n": 1024}, ref_prog=doubled).run()
-    assert found.config in configs
-
-
 def test_values_that_are_no_data_may_be_configurations_and_come_back_as_they_were() -> None:
     policies = [{"policy": policy} for policy in (T.GemmWarpPolicy.Square, T.GemmWarpPolicy.FullRow)]
 
@@ -216,31 +206,6 @@ def test_values_that_are_no_data_may_be_configurations_and_come_back_as_they_wer
 # ---- Caching
 
 
-def test_results_are_kept_and_variables_say_where_or_that_they_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hit() -> bool:
-        return bool(Place("c").scaled(n=320).run().tuning.cache_hit)
-
-    def tunes(*args: Any, **options: Any) -> Any:
-        raise RuntimeError("this would tune")
-
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
-    assert [hit(), hit()] == [False, True]
-    assert list((tmp_path / "atune").glob("*.sqlite3"))
-    monkeypatch.setattr(cached, "tune", tunes)  # with the cache
-    monkeypatch.setattr("atune.frontends.decorator.winners.tune", tunes)  # without it
-    assert hit()
-    for name in ("TILELANG_AUTO_TUNING_DISABLE_CACHE", "TILELANG_DISABLE_CACHE"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "1")
-            with pytest.raises(RuntimeError, match="this would tune"):
-                hit()
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "other"))
-    with pytest.raises(RuntimeError, match="this would tune"):
-        hit()
-
-
 # ---- Manual sweeps
 
 
@@ -254,24 +219,6 @@ def test_a_manual_sweep(place: Place) -> None:
 
 
 # ---- Recording and reusing
-
-
-def test_a_result_can_be_saved_and_loaded(place: Place, tmp_path: Path) -> None:
-    artifact = place.product(ref_prog=product_of).run()
-    folder = tmp_path / "best" / "matmul"
-    artifact.save_to_disk(folder, verbose=True)
-    restored = AutotuneResult.load_from_disk(folder, CompileArgs(target=place.target, execution_backend=place.backend))
-    assert restored is not None
-    assert (restored.config, restored.latency, restored.ref_latency) == (
-        artifact.config,
-        artifact.latency,
-        artifact.ref_latency,
-    )
-    A, B = place.matrix(), place.matrix()
-    close(restored.kernel(A, B), product_of(A, B))  # CompileArgs() alone is enough: out_idx.json has the outputs
-    assert {"best_config.json", "latency.json", "device_kernel.cu", "host_kernel.cu"} <= {
-        file.name for file in folder.iterdir()
-    }
 
 
 # ---- Device and backend selection

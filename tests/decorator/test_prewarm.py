@@ -76,19 +76,6 @@ def test_an_edited_kernel_starts_them_again(define: Define, tmp_path: Path, monk
     assert define() == 1
 
 
-def test_a_kernel_that_cannot_be_read_starts_them(
-    define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is wrong with it, its call says."""
-    keep_result(tmp_path)
-
-    def unreadable(kernel: Any) -> str:
-        raise atune.WorkloadError("no source")
-
-    monkeypatch.setattr(prewarm, "kernel_fingerprint", unreadable)
-    assert define() == 1
-
-
 # The import of the drop-in
 
 
