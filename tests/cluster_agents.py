@@ -23,8 +23,6 @@ from atune.workers.processes.messages import Discovery
 class LoopbackAgent:
     """The way to a `NodeAgent` of this process. Its calls run in tasks of their own, as on another machine."""
 
-    local = True
-
     def __init__(self, name: str, agent: NodeAgent, tasks: TaskGroup, end: Callable[[], None]) -> None:
         self.name, self.agent = name, agent
         self.asked: list[str] = []

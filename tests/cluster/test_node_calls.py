@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 class Scripted:
     """An agent that answers as `answer` does."""
 
-    name, local, killed = "node-0", True, False
+    name, killed = "node-0", False
 
     def __init__(self, answer: Callable[[Question], Awaitable[Reply]]) -> None:
         self._answer = answer
@@ -48,20 +48,6 @@ class Scripted:
 
 
 NOTHING = Answer(msgspec.msgpack.encode([]))
-
-
-async def test_a_node_that_keeps_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "STALL_S", 0.1)
-
-    async def hang(question: Question) -> Reply:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    agent, lost = Scripted(hang), list[str]()
-    node = Node(agent, Shelf(), lambda node: lost.append(node.lost))
-    with anyio.fail_after(20):
-        await node.watch(lambda message: None)
-    assert lost == ["node node-0 was lost: it did not answer for 0.1 s"] and agent.killed
 
 
 async def test_a_program_that_was_stopped_loses_no_node(monkeypatch: pytest.MonkeyPatch) -> None:

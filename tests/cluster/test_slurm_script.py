@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from processes import MARK, marked, new_mark, wait_until
-from slurm import SCRIPT, allocation, job, stand_ins
+from slurm import allocation, job, stand_ins
 
 RAY = """
 trap 'echo "ended ray $2" >>"$CALLS"; exit' TERM
@@ -86,10 +85,6 @@ def ended(process: Any, status: int) -> str:
     output, _ = process.communicate(timeout=WITHIN_S)
     assert process.returncode == status, output
     return str(output)
-
-
-def test_bash_can_read_the_script() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True, timeout=WITHIN_S)
 
 
 def test_a_first_job_starts_ray_on_all_nodes_and_then_tunes(allocated: Allocation) -> None:

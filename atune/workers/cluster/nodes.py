@@ -37,8 +37,6 @@ class Agent(Protocol):
 
     name: str
     """The node's name, which no other node of the run has."""
-    local: bool
-    """Whether it is on the engine's own host."""
 
     async def ask(self, question: bytes) -> bytes:
         """Return the agent's reply. Raises `NodeLost`. Cancelling it ends the call there, and what that started."""
