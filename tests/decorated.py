@@ -10,7 +10,7 @@ import torch
 
 import atune
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.cached_tune import Work, tune_work
+from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.journal.result import TuneResult
 from atune.workers.storage.result_cache import ResultCache
 
@@ -39,7 +39,7 @@ def workload(space: atune.Space | None = None, kernel: Any = scale, **options: A
     return atune.Workload(kernel, space, arguments={"n": 256}, reference=doubled, name="scale", **options)
 
 
-def run_cached(work: Work, cache: ResultCache, **options: Any) -> TuneResult:
+def run_cached(work: CachedWork, cache: ResultCache, **options: Any) -> TuneResult:
     """Do what `tune_work` does, blocking."""
     return run_blocking(tune_work, work, cache, **options)
 

@@ -22,7 +22,7 @@ KERNEL = """\
 import asyncio
 import tilelang.language as T
 import atune
-from atune.frontends.api.cached_tune import Work, tune_work
+from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.workers.storage.result_cache import ResultCache
 
 
@@ -57,7 +57,7 @@ def written(folder: Path, last: str, body: str = "pass", name: str = "tunes.py")
         "atune.run(__file__, target='c')",
         "atune.run(WORKLOAD, target='c', journal='never')",
         "asyncio.run(atune.tune(WORKLOAD, target='c'))",
-        "asyncio.run(tune_work(Work(WORKLOAD, target='c'), ResultCache()))",
+        "asyncio.run(tune_work(CachedWork(WORKLOAD, target='c'), ResultCache()))",
         "atune.compile_all(kernel, [{'x': 0}], target='c')",
     ],
 )

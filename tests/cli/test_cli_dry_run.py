@@ -14,8 +14,15 @@ import pytest
 from event_streams import Stream
 
 from atune.errors import TargetError
-from atune.frontends.cli import dry_run as module
-from atune.frontends.cli.dry_run import Begun, DryRun, as_data, begun_in, dry_run, lines_of
+from atune.frontends.cli import preview as module
+from atune.frontends.cli.preview import (
+    DryRun,
+    JournalProgress,
+    begun_in,
+    dry_run,
+    dry_run_data,
+    dry_run_lines,
+)
 from atune.journal.writer import write_journal
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
@@ -121,11 +128,11 @@ def test_a_journal_of_other_work_is_told(tmp_path: Path) -> None:
 
 
 def test_people_are_told_what_the_figures_rest_on() -> None:
-    text = "\n".join(lines_of(found(), "exhaustive"))
+    text = "\n".join(dry_run_lines(found(), "exhaustive"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
     assert "time " not in text and "no journal to continue" in text
-    begun = Begun("j.jsonl", False, 2, {"measured": 2, "failed": 0}, 13.6)
-    text = "\n".join(lines_of(found(begun=begun), "random"))
+    begun = JournalProgress("j.jsonl", False, 2, {"measured": 2, "failed": 0}, 13.6)
+    text = "\n".join(dry_run_lines(found(begun=begun), "random"))
     assert "about 1 min 08 s, at the pace of the journal's run" in text and "tuning would refuse it" in text
 
 
@@ -133,11 +140,11 @@ def test_estimates_are_called_so() -> None:
     from msgspec.structs import replace
 
     space = replace(SURVEY, points=10**9, looked_at=1000, admitted=250, exact=False)
-    text = "\n".join(lines_of(found(space=space, to_do=250_000_000), "random"))
+    text = "\n".join(dry_run_lines(found(space=space, to_do=250_000_000), "random"))
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points: 250 of them are candidates" in text
     run = found(space=replace(space, points=None), to_do=None, found=None, impossible="no GPU")
-    text = "\n".join(lines_of(run, "random"))
+    text = "\n".join(dry_run_lines(run, "random"))
     assert "an unknown number of points, of which an unknown number are candidates" in text
     assert "to do      an unknown number of candidates, strategy random" in text
-    assert "cannot be tuned here: no GPU" in text and as_data(run)["impossible"] == "no GPU"
+    assert "cannot be tuned here: no GPU" in text and dry_run_data(run)["impossible"] == "no GPU"

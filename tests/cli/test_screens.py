@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
-from atune.frontends.cli.compile_only import Compiled, as_data, lines_of
 from atune.frontends.cli.main import main
 from atune.frontends.cli.output import fitted, fitted_rows
+from atune.frontends.cli.preview import CompileSummary, compile_data, compile_lines
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """
@@ -151,13 +151,20 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
 
 def test_many_reasons_are_counted() -> None:
     failures = tuple(("lower", f"reason {k}", 1) for k in range(11))
-    lines = lines_of(Compiled(target="c", total=11, compiled=0, codes=0, failed=11, wall_s=1.0, failures=failures))
+    lines = compile_lines(
+        CompileSummary(target="c", total=11, compiled=0, codes=0, failed=11, wall_s=1.0, failures=failures)
+    )
     assert len(lines) == 2 + 8 + 1 and lines[-1].strip() == "3 other reasons"
 
 
 def test_compile_only_says_which_compiler_was_chosen_and_why() -> None:
-    found = Compiled(target="sm_90a", total=1, compiled=1, codes=1, failed=0, wall_s=1.0, compiler="as asked; parsed")
-    assert lines_of(found)[2:] == ["compiler   as asked; parsed"] and as_data(found)["compiler"] == "as asked; parsed"
+    found = CompileSummary(
+        target="sm_90a", total=1, compiled=1, codes=1, failed=0, wall_s=1.0, compiler="as asked; parsed"
+    )
+    assert (
+        compile_lines(found)[2:] == ["compiler   as asked; parsed"]
+        and compile_data(found)["compiler"] == "as asked; parsed"
+    )
 
 
 def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureFixture[str]) -> None:

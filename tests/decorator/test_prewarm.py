@@ -15,7 +15,7 @@ import pytest
 
 import atune
 import atune.compat.tilelang  # it asks for the processes, too, when it is first imported
-from atune.frontends.api.cached_tune import Work
+from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.decorator import prewarm
 from atune.journal.events import Event
 from atune.workers.storage.result_cache import ResultCache
@@ -49,7 +49,7 @@ def keep_result(folder: Path) -> None:
     events: list[Event] = []
     workload = decorated.workload()
     atune.run(workload, target="c", benchmark=decorated.QUICK, on_event=events.append)
-    ResultCache(folder).put(Work(workload, target="c").key, events)
+    ResultCache(folder).put(CachedWork(workload, target="c").key, events)
 
 
 def test_a_kernel_without_a_result_starts_them(define: Define) -> None:

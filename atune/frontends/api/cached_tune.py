@@ -45,7 +45,7 @@ POLL_S = 0.1
 """Seconds between two checks whether the other process has finished."""
 
 
-class Work:
+class CachedWork:
     """A workload with its tuning options: its cache key, and the parts of that key.
 
     `problem`: the problem's key, as data, in place of all of the workload's arguments: problems of one key share a
@@ -116,7 +116,7 @@ class Work:
 
 
 async def tune_work(
-    work: Work, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
+    work: CachedWork, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
 ) -> TuneResult:
     """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and store the result.
 
@@ -156,7 +156,7 @@ def _acquire(lock: TuningLock) -> bool | None:
 
 
 async def _tune_and_keep(
-    work: Work, key: ResultKey, cache: ResultCache, journal: Path | None, refresh: bool
+    work: CachedWork, key: ResultKey, cache: ResultCache, journal: Path | None, refresh: bool
 ) -> TuneResult:
     events: list[Event] = []
     listener: Callable[[Event], None] | None = work.options.get("on_event")
@@ -187,7 +187,7 @@ async def _tune_and_keep(
 
 
 async def _tune_again_if_useless(
-    work: Work, options: dict[str, Any], journal: Path | None, events: list[Event]
+    work: CachedWork, options: dict[str, Any], journal: Path | None, events: list[Event]
 ) -> TuneResult:
     """Tune, and once more without `journal`, the cache's own, where that is damaged or of work that looks the same."""
     try:
@@ -206,7 +206,7 @@ def _drop(journal: Path, result: TuneResult) -> None:
     journal.unlink(missing_ok=True)
 
 
-def _begin(work: Work, cache: ResultCache, journal: Path, refresh: bool) -> None:
+def _begin(work: CachedWork, cache: ResultCache, journal: Path, refresh: bool) -> None:
     """Prepare the journal for the run: the one of an interrupted run, or a new one with the known outcomes."""
     for left in journal.parent.glob("*.jsonl"):
         with suppress(OSError):

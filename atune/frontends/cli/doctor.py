@@ -176,18 +176,18 @@ def _gpus() -> list[Check]:
     try:
         pynvml: Any = importlib.import_module("pynvml")  # the package nvidia-ml-py
     except ImportError:
-        return _gpus_by_tool()
+        return [Check("GPU", False, "cannot be listed without nvidia-ml-py", "pip install nvidia-ml-py")]
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return [_no_gpu(f"no NVIDIA driver ({error})")]
     try:
-        driver = _decoded(pynvml.nvmlSystemGetDriverVersion())
+        driver = pynvml.nvmlSystemGetDriverVersion()
         checks = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                name = _decoded(pynvml.nvmlDeviceGetName(handle))
+                name = pynvml.nvmlDeviceGetName(handle)
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
                 major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
                 found = f"{name}, {memory:.0f} GiB, sm_{major}{minor}, driver {driver}"
@@ -201,22 +201,8 @@ def _gpus() -> list[Check]:
         pynvml.nvmlShutdown()
 
 
-def _gpus_by_tool() -> list[Check]:
-    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return [_no_gpu("none")]
-    rows = [line.split(", ") for line in output.splitlines() if line.strip()]
-    return [Check(f"GPU {row[0]}", True, ", ".join(row[1:])) for row in rows] or [_no_gpu("none")]
-
-
 def _no_gpu(found: str) -> Check:
     return Check("GPU", False, found, "needed for CUDA only: the CPU (--target c) can be tuned without a GPU")
-
-
-def _decoded(text: str | bytes) -> str:
-    return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
 def _cores() -> Check:
@@ -267,12 +253,9 @@ def _accelerators(*where: str) -> list[Check]:
         )
         active, unused = json.loads(done.stdout.splitlines()[-1])  # tilelang may print something before
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        words = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        return [
-            Check(
-                f"{ACCELERATOR}any", False, f"cannot be checked: {words[-1]}", "use --accelerate off to tune without it"
-            )
-        ]
+        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        advice = "use --accelerate off to tune without it"
+        return [Check(f"{ACCELERATOR}any", False, f"cannot be checked: {lines[-1]}", advice)]
     versions = dict(one.rpartition("@")[::2] for one in active)
     used = [Check(f"{ACCELERATOR}{name}", True, f"version {version}") for name, version in versions.items()]
     return [*used, *(Check(f"{ACCELERATOR}{name}", False, why) for name, why in unused.items())]

@@ -36,19 +36,17 @@ if TYPE_CHECKING:
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
-    budget = _budget(arguments)
+    budget = Budget.parse(arguments.budget)
     target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
     if arguments.dry_run or arguments.compile_only:
         _check_no_run(arguments)
-    if arguments.dry_run:
-        from atune.frontends.cli.dry_run import dry_run_command
+        from atune.frontends.cli.preview import compile_only_command, dry_run_command
 
-        return dry_run_command(workload, arguments.journal, _options(arguments, budget, target, ""), arguments)
-    if arguments.compile_only:
-        from atune.frontends.cli.compile_only import compile_only_command
-
-        return compile_only_command(workload, _options(arguments, budget, target, ""), arguments)
+        options = _options(arguments, budget, target, "")
+        if arguments.dry_run:
+            return dry_run_command(workload, arguments.journal, options, arguments)
+        return compile_only_command(workload, options, arguments)
     journal = default_journal(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
@@ -66,7 +64,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _check_no_run(arguments: argparse.Namespace) -> None:
-    """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` do not heed."""
+    """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` ignore."""
     if arguments.compile_only and arguments.journal is not None:
         raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
     if arguments.cluster:
@@ -116,7 +114,7 @@ def drive(
         def on_event(event: Event) -> None:
             nonlocal begun
             state.apply(event)
-            if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # earlier parts are told, too
+            if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # not an earlier part
                 begun = True
             for listener in list(listeners):
                 try:
@@ -189,10 +187,6 @@ def _report(
     if known is not None and known.journal is not None:
         print_err(f"  journal: {printable(known.journal)}\n")
     return status
-
-
-def _budget(arguments: argparse.Namespace) -> Budget:
-    return Budget.parse(arguments.budget)
 
 
 def _devices(given: str, target: Target | None) -> str | Sequence[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, UsageError
-from atune.frontends.api.cached_tune import Work
+from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.machines import discover
 from atune.frontends.decorator.arguments import Arguments, text_of
 from atune.frontends.decorator.options import Options, listed, refuse_clash, resolved
@@ -191,9 +191,9 @@ class Call:
         )
 
     @functools.cached_property
-    def work(self) -> Work:
+    def work(self) -> CachedWork:
         where = {"target": self.owner.target, "devices": self.options.devices}
-        return Work(self.workload, self.key, **{**self.options.run, "compile": self.compile, **where})
+        return CachedWork(self.workload, self.key, **{**self.options.run, "compile": self.compile, **where})
 
 
 def tunables_of(space: Space) -> frozenset[str]:

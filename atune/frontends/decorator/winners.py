@@ -16,7 +16,7 @@ import msgspec
 
 from atune.errors import CacheMiss, UsageError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.cached_tune import Work, tune_work
+from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import tune
 from atune.frontends.decorator.arguments import text_of
 from atune.frontends.decorator.call import Call
@@ -138,7 +138,7 @@ def _default(call: Call) -> Config:
     return config
 
 
-def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
+def find_shipped(paths: Sequence[str], work: CachedWork) -> CacheEntry | None:
     """Return a result of the same source, problem, device and target as `work`, with a configuration of its space.
 
     `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and then the latest.

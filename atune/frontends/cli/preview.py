@@ -1,33 +1,43 @@
-"""``atune tune --dry-run``: print what a tuning would do, as text or as JSON. Nothing is compiled."""
+"""``atune tune --dry-run`` and ``--compile-only``: what a tuning would do, and what its candidates compile to."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 
+from atune.engine.run_state import Run
 from atune.engine.search.registry import AUTO
-from atune.errors import TargetError
+from atune.errors import TargetError, UsageError
+from atune.frontends.api.compile_all import compiled
 from atune.frontends.cli.main import OK
-from atune.frontends.cli.output import USAGE, print_message, print_out
+from atune.frontends.cli.output import NO_WINNER, USAGE, fitted, print_message, print_out
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
-from atune.model.candidate import describe_config, printable
-from atune.model.settings import Budget
+from atune.model.artifact import Artifact, Failure
+from atune.model.candidate import Candidate, config_key, describe_config, printable
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.progress import duration
+from atune.workers.local.machine import LocalMachine
 from atune.workers.local.workload_queries import discover, survey_space
 from atune.workers.processes.messages import Discovery
 from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef
 
+REASONS = 8
+"""Most reasons of failures that are shown."""
 
-class Begun(msgspec.Struct, frozen=True):
+
+class JournalProgress(msgspec.Struct, frozen=True):
     """What the journal of the run holds. `same`: whether its work looks the same. `wall_s`: seconds that it took."""
 
     journal: str
@@ -47,7 +57,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     space: SpaceSurvey
     found: Discovery | None
     impossible: str
-    begun: Begun | None
+    begun: JournalProgress | None
     to_do: int | None
 
     @property
@@ -63,8 +73,8 @@ def dry_run_command(
 ) -> int:
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     found = anyio.run(dry_run, workload, journal, options)
-    text = "\n".join(lines_of(found, options["strategy"] or AUTO))
-    print_out(json.dumps(as_data(found)) if arguments.json else text)
+    text = "\n".join(dry_run_lines(found, options["strategy"] or AUTO))
+    print_out(json.dumps(dry_run_data(found)) if arguments.json else text)
     if found.space.candidates == 0:
         print_message("the space is empty: no configuration satisfies the constraints")
     return USAGE if found.space.candidates == 0 or found.impossible else OK
@@ -90,7 +100,7 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     return DryRun(space=space, found=found, impossible=impossible, begun=begun, to_do=to_do)
 
 
-def begun_in(journal: str | None, space: SpaceSurvey) -> Begun | None:
+def begun_in(journal: str | None, space: SpaceSurvey) -> JournalProgress | None:
     """Return what `journal` holds of this work, or None if the file is missing or empty."""
     if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
         return None
@@ -99,10 +109,10 @@ def begun_in(journal: str | None, space: SpaceSurvey) -> Begun | None:
     done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
     counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
     same = result.header is not None and result.header.fingerprint == space.fingerprint
-    return Begun(journal, same, len(done), {**counts, "duplicates": result.duplicates}, result.wall_s)
+    return JournalProgress(journal, same, len(done), {**counts, "duplicates": result.duplicates}, result.wall_s)
 
 
-def lines_of(run: DryRun, strategy: str) -> Iterator[str]:
+def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
     space = run.space
     yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
@@ -137,7 +147,7 @@ def _space(space: SpaceSurvey) -> Iterator[str]:
         yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
 
 
-def as_data(run: DryRun) -> dict[str, Any]:
+def dry_run_data(run: DryRun) -> dict[str, Any]:
     """Return a dry run as ``--json`` prints it."""
     space, found = run.space, run.found
     return {
@@ -155,3 +165,72 @@ def as_data(run: DryRun) -> dict[str, Any]:
         "journal": msgspec.to_builtins(run.begun),
         "seconds": run.seconds,
     }
+
+
+class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a space that was compiled. `failures`: (kind, message) and count, the most frequent first."""
+
+    target: str
+    total: int
+    compiled: int
+    codes: int
+    """Distinct ones of those that compiled."""
+    failed: int
+    wall_s: float
+    compiler: str = ""
+    """Which compiler was chosen, and why; empty if there was no choice."""
+    failures: tuple[tuple[str, str, int], ...] = ()
+
+
+def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
+    """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
+    most = options["budget"].most
+    found = anyio.run(partial(_compile, workload, options["target"], options["compile"], most))
+    print_out(json.dumps(compile_data(found)) if arguments.json else fitted("\n".join(compile_lines(found))))
+    return OK if found.compiled else NO_WINNER
+
+
+async def _compile(workload: FileRef, target: str, settings: CompileSettings, most: Any) -> CompileSummary:
+    began = time.monotonic()
+    exact = BenchmarkSettings(n_final=0)  # nothing is timed, so nothing is compiled a second time
+    machine = LocalMachine(workload, target=target, devices=(), compile=settings, benchmark=exact)
+    run = Run()
+    async with machine.open(wake=run.wake):
+        spec = await machine.describe()
+        if not spec.configs:
+            raise UsageError("the space is empty: no configuration satisfies the constraints")
+        chosen, _ = await machine.discover()
+        configs = spec.configs[: most(len(spec.configs)) or len(spec.configs)]
+        candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
+        answers = await compiled(machine, candidates, run, settings.group_size)
+        compiler = machine.service.why
+    good = [one for one in answers.values() if isinstance(one, Artifact)]
+    reasons = Counter((one.kind, one.message) for one in answers.values() if isinstance(one, Failure))
+    return CompileSummary(
+        target=str(chosen),
+        total=len(candidates),
+        compiled=len(good),
+        codes=len({(one.path, one.symbol) for one in good}),
+        failed=reasons.total(),
+        wall_s=round(time.monotonic() - began, 3),
+        compiler=compiler,
+        failures=tuple((*reason, count) for reason, count in reasons.most_common()),
+    )
+
+
+def compile_lines(found: CompileSummary) -> list[str]:
+    """Return what became of a space, a line each."""
+    counts = f"{found.compiled} of {found.total} candidates, {found.codes} distinct codes, {found.failed} failed"
+    lines = [f"compiled   {counts}; {duration(found.wall_s)}", f"target     {found.target}; nothing was measured"]
+    lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
+    lines += [f"           {n} × {kind}: {printable(message)}" for kind, message, n in found.failures[:REASONS]]
+    if more := len(found.failures) - REASONS:
+        lines += [f"           {more} other reasons"] if more > 0 else []
+    return lines
+
+
+def compile_data(found: CompileSummary) -> dict[str, Any]:
+    """Return it as ``--json`` prints it."""
+    data: dict[str, Any] = msgspec.to_builtins(found)
+    data["failures"] = [{"kind": kind, "message": text, "count": count} for kind, text, count in found.failures]
+    return data
