@@ -24,7 +24,7 @@ from decorated import QUICK, doubled, run_cached, scale, workload
 import atune
 from atune.errors import UsageError
 from atune.frontends.api import cached_tune as cached
-from atune.frontends.api.cached_tune import Work, tune_work
+from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.machines import discover
 from atune.journal.events import (
     BenchmarkFailed,
@@ -318,42 +318,42 @@ def test_callbacks_count_by_source_and_closure() -> None:
 def test_the_key_is_the_same_in_another_process() -> None:
     """Nothing in it depends on addresses or on the order of hashes."""
     code = "import sys; sys.path.insert(0, 'tests'); import decorated as d; "
-    code += "from atune.frontends.api.cached_tune import Work; "
-    code += "print(Work(d.workload(kernel=d.scale_jit), target='c').key.text)"
+    code += "from atune.frontends.api.cached_tune import CachedWork; "
+    code += "print(CachedWork(d.workload(kernel=d.scale_jit), target='c').key.text)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     command, env = [sys.executable, "-c", code], {**env, "PYTHONHASHSEED": seed}
     other = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.strip()
     import decorated
 
-    assert other == Work(workload(kernel=decorated.scale_jit), target="c").key.text
+    assert other == CachedWork(workload(kernel=decorated.scale_jit), target="c").key.text
 
 
 def test_a_kernel_that_was_called_keeps_its_key() -> None:
     """tilelang writes its own form of `out_idx` into a kernel that it compiles."""
     import decorated
 
-    before = Work(workload(kernel=decorated.scale_jit), target="c").key.text
+    before = CachedWork(workload(kernel=decorated.scale_jit), target="c").key.text
     decorated.scale_jit(64, block=16)
     assert decorated.scale_jit.out_idx == [1]
-    assert Work(workload(kernel=decorated.scale_jit), target="c").key.text == before
+    assert CachedWork(workload(kernel=decorated.scale_jit), target="c").key.text == before
 
 
 def test_the_key_holds_space_settings_and_problem() -> None:
-    plain = Work(workload(), target="c").key
+    plain = CachedWork(workload(), target="c").key
     assert plain.device and plain.versions["tilelang"] and plain.target == "c"
-    assert Work(workload(), target="c", benchmark=QUICK).key.work != plain.work
-    assert Work(workload(atune.Space(factor=[2])), target="c").key.work == plain.work
-    assert Work(workload(atune.Space(factor=[2])), target="c").key.text != plain.text
-    assert Work(workload(), target="c", budget=2).key.text != plain.text
-    assert Work(workload(), {"bucket": 8}, target="c").key.problem == {"bucket": 8}
+    assert CachedWork(workload(), target="c", benchmark=QUICK).key.work != plain.work
+    assert CachedWork(workload(atune.Space(factor=[2])), target="c").key.work == plain.work
+    assert CachedWork(workload(atune.Space(factor=[2])), target="c").key.text != plain.text
+    assert CachedWork(workload(), target="c", budget=2).key.text != plain.text
+    assert CachedWork(workload(), {"bucket": 8}, target="c").key.problem == {"bucket": 8}
 
 
 # With the engine
 
 
 def run_here(cache: ResultCache, space: atune.Space | None = None, on_event: Any = None, **options: Any) -> TuneResult:
-    work = Work(workload(space), target="c", benchmark=QUICK, on_event=on_event)
+    work = CachedWork(workload(space), target="c", benchmark=QUICK, on_event=on_event)
     return run_cached(work, cache, **options)
 
 
@@ -397,7 +397,7 @@ def test_what_an_interrupted_tuning_measured_is_not_lost(cache: ResultCache) -> 
                     measured += 1
                     scope.cancel()
 
-            await tune_work(Work(workload(), target="c", benchmark=QUICK, on_event=listen), cache)
+            await tune_work(CachedWork(workload(), target="c", benchmark=QUICK, on_event=listen), cache)
 
     anyio.run(interrupted)
     assert measured
@@ -430,7 +430,7 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
 
 
 def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
-    work = Work(workload(), target="c", benchmark=QUICK)
+    work = CachedWork(workload(), target="c", benchmark=QUICK)
     journal = cache.folder / "running" / f"{work.key.text}.jsonl"
     journal.parent.mkdir(parents=True)
     journal.write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
@@ -455,9 +455,9 @@ TUNER = """
 import sys
 sys.path.insert(0, "tests")
 from decorated import QUICK, run_cached, workload
-from atune.frontends.api.cached_tune import Work
+from atune.frontends.api.cached_tune import CachedWork
 from atune.workers.storage.result_cache import ResultCache
-result = run_cached(Work(workload(), target="c", benchmark=QUICK), ResultCache(sys.argv[1]))
+result = run_cached(CachedWork(workload(), target="c", benchmark=QUICK), ResultCache(sys.argv[1]))
 print(result.cache_hit, result.best_config["factor"])
 """
 
@@ -475,7 +475,7 @@ KILLED = """
 import os, sys
 sys.path.insert(0, "tests")
 from decorated import QUICK, run_cached, workload
-from atune.frontends.api.cached_tune import Work
+from atune.frontends.api.cached_tune import CachedWork
 from atune.journal.events import CandidateMeasured
 from atune.workers.storage.result_cache import ResultCache
 
@@ -483,7 +483,7 @@ def die(event):
     if isinstance(event, CandidateMeasured):
         os.kill(os.getpid(), 9)
 
-run_cached(Work(workload(), target="c", benchmark=QUICK, on_event=die), ResultCache(sys.argv[1]))
+run_cached(CachedWork(workload(), target="c", benchmark=QUICK, on_event=die), ResultCache(sys.argv[1]))
 """
 
 
@@ -501,7 +501,7 @@ def test_a_process_that_dies_while_it_tunes_lets_go_of_its_turn(cache: ResultCac
 
 
 def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work(workload(), target="c", benchmark=QUICK)
+    work = CachedWork(workload(), target="c", benchmark=QUICK)
     other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
     assert other.acquire()
     calls: list[dict[str, Any]] = []
