@@ -279,7 +279,7 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
     ties: tuple[int, ...] = ()
-    """Those that cannot be told from the winner, or are as fast."""
+    """Those that are statistically tied with the winner, or are as fast."""
 
 
 class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):

@@ -84,7 +84,7 @@ MAX_DEPTH = 64
 """Deeper nesting is refused: no event needs it, and code that walks a value would run out of stack."""
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
     crc: str
     event: msgspec.Raw
 
@@ -93,7 +93,7 @@ class _Header(msgspec.Struct, tag_field="event", tag="run_started"):
     schema: int
 
 
-_read_line = msgspec.json.Decoder(_Line)
+_read_line = msgspec.json.Decoder(_CheckedLine)
 
 
 class JournalReader:

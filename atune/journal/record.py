@@ -62,7 +62,7 @@ def _scatter(contenders: MeasuredOn) -> str:
         return ""
     what = "the CPU" if method == "perf_counter" else f"device {contenders[0][0]}"
     return (
-        f"the best candidates' samples scatter by {spread:.1%}, so that close ones cannot be told apart: "
+        f"the best candidates' samples scatter by {spread:.1%}, so that close ones are statistically tied: "
         f"stop what else runs on {what}, then tune again"
     )
 

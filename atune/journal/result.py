@@ -67,7 +67,7 @@ class TuneResult:
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
         self.ties: tuple[int, ...] | None = ties_of(state, self.final)
-        """Finalists that cannot be told from the winner, or are as fast; None without a final. The default is
+        """Finalists that are statistically tied with the winner, or as fast; None without a final. The default is
         preferred among equals, then the smallest config key."""
         self.work: ProblemWork = _work(state)
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""

@@ -152,7 +152,7 @@ def default_line(result: TuneResult) -> str:
 
 
 def ties_line(result: TuneResult) -> str:
-    """Return which candidates cannot be told from the winner, and what chose among them; empty without such."""
+    """Return which candidates are statistically tied with the winner, and what chose among them; empty without such."""
     ties = result.ties or ()
     if not ties:
         return ""
@@ -163,7 +163,7 @@ def ties_line(result: TuneResult) -> str:
     default, one = result.default, len(ties) == 1
     chosen = default is not None and result.best_index in (default.index, default.same_as)
     rule = "the default is preferred among equals" if chosen else "the smallest key was chosen among equals"
-    return f"candidate{'' if one else 's'} {known} cannot be told from the winner; {rule}"
+    return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner; {rule}"
 
 
 def comparison(ratio: Ratio, than: str) -> str:
@@ -172,7 +172,7 @@ def comparison(ratio: Ratio, than: str) -> str:
     if abs(middle - 1) < LITTLE:
         return f"as fast as {than}"
     if low < 1 < high:
-        return f"not to be told from {than}"
+        return f"statistically tied with {than}"
     return f"{middle:.2f} times faster than {than}" if middle > 1 else f"{1 / middle:.2f} times slower than {than}"
 
 

@@ -91,7 +91,7 @@ def test_a_line_whose_figures_say_the_contrary_says_why(later_ms: float, said: s
 
 
 def test_a_winner_that_the_noise_hides_is_not_told_to_be_faster() -> None:
-    assert comparison((0.99, 1.02, 1.05), "the reference") == "not to be told from the reference"
+    assert comparison((0.99, 1.02, 1.05), "the reference") == "statistically tied with the reference"
     assert comparison((0.999, 1.001, 1.003), "the reference") == "as fast as the reference"
     assert comparison((1.01, 1.02, 1.03), "the reference") == "1.02 times faster than the reference"
 
@@ -137,12 +137,15 @@ def test_the_rate_of_what_limits_the_problem_is_told(
 
 def test_ties_are_told_with_the_rule_that_chose() -> None:
     by_default = final_of(2.5, default=0, ties=(1,))
-    assert ties_line(by_default) == "candidate 1 cannot be told from the winner; the default is preferred among equals"
+    assert (
+        ties_line(by_default)
+        == "candidate 1 is statistically tied with the winner; the default is preferred among equals"
+    )
     by_key = final_of(2.5, default=2, ties=(1, 2))
     assert ties_line(by_key) == (
-        "candidates 1 and 2 cannot be told from the winner; the smallest key was chosen among equals"
+        "candidates 1 and 2 are statistically tied with the winner; the smallest key was chosen among equals"
     )
-    assert "\nties       candidates 1 and 2 cannot" in summary_text(by_key)
+    assert "\nties       candidates 1 and 2 are statistically tied" in summary_text(by_key)
     assert summary(by_key)["ties"] == (1, 2)
     assert "ties " not in summary_text(final_of(2.5, ties=()))
 
@@ -152,7 +155,7 @@ def test_many_ties_are_counted() -> None:
     for index in range(9):
         stream.candidate(index, 1.0)
     result = folded(stream.final({i: [1.0] for i in range(9)}, ties=tuple(range(1, 9))).finished())
-    assert ties_line(result).startswith("candidates 1, 2, 3, 4, 5 and 3 more cannot be told")
+    assert ties_line(result).startswith("candidates 1, 2, 3, 4, 5 and 3 more are statistically tied")
 
 
 def test_ties_of_a_winner_that_failed_since_are_not_told() -> None:
