@@ -13,7 +13,8 @@ from atune.journal.result import Record, TuneResult
 from atune.model.candidate import printable
 from atune.model.occupancy import occupancy_of
 from atune.model.roofline import in_thousands
-from atune.reporting.export import ranking
+from atune.reporting.explanation import LIKELY
+from atune.reporting.export import marks_of, ranking
 
 ROWS = 10_000
 """Most rows of the page's table; the fastest come first."""
@@ -31,11 +32,12 @@ class Column(msgspec.Struct, frozen=True):
 
 def columns(result: TuneResult) -> list[Column]:
     """Return the table's columns: an axis, or a fact, that is the same in all candidates has none."""
+    marks = marks_of(result)
     found = [
         Column("candidate", lambda r: r.index),
         Column("latency, ms", lambda r: r.latency_ms, lambda v: f"{v:.4g}"),
         Column("spread, %", lambda r: None if r.timing is None else 100 * r.timing.spread, lambda v: f"{v:.1f}"),
-        Column("mark", lambda r: mark(r, result)),
+        Column("mark", lambda r: marks.get(r.index, "")),
     ]
     names = dict.fromkeys(name for record in result.records for name in record.config)
     axes = [Column(printable(name), lambda r, n=name: r.config.get(n), _value) for name in names]  # type: ignore[misc]
@@ -92,23 +94,14 @@ def differs(column: Column, result: TuneResult) -> bool:
     return len(seen) > 1
 
 
-def mark(record: Record, result: TuneResult) -> str:
-    """Return what the table marks a record as, such as the winner, a tie or the default; empty for most."""
-    final = any(entry.index == record.index for entry in result.final)
-    default = result.header is not None and record.index == result.header.default
-    failed = record.status if record.status in ("failed", "pruned") else ""
-    best = record.index == result.best_index
-    tie = record.index in (result.ties or ())
-    told = (("winner", best), ("tie", tie), ("default", default), ("final", final), (failed, bool(failed)))
-    return ", ".join(word for word, holds in told if holds)
-
-
 def outcome(record: Record, result: TuneResult) -> str:
     """Return what became of a record, and which of its timings counts, in a line."""
     if record.same_as is not None:
         return f"same code as {record.same_as}"
     if record.latency_ms is not None:
         return "timed in the final" if any(e.index == record.index for e in result.final) else "timed once"
+    if record.instead is not None:
+        return f"passed over for candidate {record.instead}: {printable(record.message.removeprefix(LIKELY))}"
     kind = record.kind or record.status
     return f"{kind}: {printable(record.message)}" if record.message else kind
 
@@ -149,8 +142,9 @@ def _row(record: Record, titles: list[Column]) -> str:
         exact = f' data-v="{value:.9g}"' if number and shown != str(value) else ""
         if shown.endswith("…"):  # values that begin alike are told apart by it
             exact = f' title="{escape(_text(value))}"'
-        cells.append(f"<td{' class=n' if number or value is None else ''}{exact}>{escape(shown)}</td>")
-    named = "" if record.latency_ms is not None else " class=bad"
+        kind = ' class="n"' if number or value is None else ""
+        cells.append(f"<td{kind}{exact}>{escape(shown)}</td>")
+    named = "" if record.latency_ms is not None else ' class="bad"'
     return f"<tr{named}>{''.join(cells)}</tr>"
 
 

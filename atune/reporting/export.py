@@ -187,7 +187,7 @@ def table(result: TuneResult) -> str:
     The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
     by that; then failures with their reasons. The two kinds of timing are not compared with each other.
     """
-    final, marks = {entry.index for entry in result.final}, _marks(result)
+    final, marks = {entry.index for entry in result.final}, marks_of(result)
     rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
     decimals = _decimals(result)
     rows += [_table_row(record, final, marks.get(record.index, ""), decimals) for record in ranking(result)]
@@ -203,8 +203,8 @@ def ranking(result: TuneResult) -> list[Record]:
     return sorted(result.records, key=lambda record: _place(record, result.best_index, final))
 
 
-def _marks(result: TuneResult) -> dict[int, str]:
-    """Return what candidates are beside measured: ``winner``, ``tie`` and ``default``."""
+def marks_of(result: TuneResult) -> dict[int, str]:
+    """Return the marks of candidates by index: ``winner``, ``tie`` and ``default``."""
     default = result.default
     known = [(result.best_index, "winner"), *((index, "tie") for index in result.ties or ())]
     known.append((None if default is None else default.index, "default"))

@@ -13,7 +13,7 @@ from typing import Any
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import describe_config, printable
 from atune.model.space import Space
-from atune.reporting.candidates import columns
+from atune.reporting.candidates import columns, table
 from atune.reporting.export import ranking
 from atune.reporting.plot import rank_plot
 from atune.reporting.summary import (
@@ -103,15 +103,8 @@ def _counts(result: TuneResult) -> str:
 
 
 def _ranked(result: TuneResult) -> str:
-    titles = columns(result)
-    head = "".join(f'<th style="{CELL}">{escape(column.title)}</th>' for column in titles)
-    rows = []
-    for record in ranking(result)[:ROWS]:
-        values = [(column, column.read(record)) for column in titles]
-        shown = ("–" if value is None else column.show(value) for column, value in values)
-        rows.append("<tr>" + "".join(f'<td style="{CELL}">{escape(text)}</td>' for text in shown) + "</tr>")
-    body = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-    return f'<div tabindex="0" style="overflow-x: auto">{body}</div>'
+    first = table(ranking(result)[:ROWS], columns(result))
+    return f'<div tabindex="0" style="overflow-x: auto">{first}</div>'
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The parts of the report's page that need no script: head, failures, roofline, search, layouts, environment."""
+"""The parts of the report's page that need no script: head, failures, roofline, search, environment."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-import msgspec
-
 from atune.journal.candidate_state import Improvement
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import TuneResult
 from atune.journal.state import State
-from atune.model.candidate import Config, describe_config, printable
+from atune.model.candidate import printable
 from atune.model.roofline import Roofline, in_thousands
-from atune.reporting.explanation import LIKELY
 from atune.reporting.hosts import by_host, measured_on
 from atune.reporting.importance import axis_importance
 from atune.reporting.plot import linear_ticks, log_ticks
@@ -233,75 +230,3 @@ def _second(x: float, seconds: float, end_s: float) -> str:
 def _point(x: float, y: float, step: Improvement) -> str:
     told = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
     return f'<circle cx="{x}%" cy="{y}" r="3.5" fill="var(--b)"><title>{escape(told)}</title></circle>'
-
-
-LAYOUT_ROWS = 500
-"""Most rows of the page's table."""
-
-
-class Chosen(msgspec.Struct, frozen=True):
-    """Layouts of one configuration: the `preferred` one, and those that were `passed` over for it."""
-
-    preferred: Record
-    passed: tuple[Record, ...]
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes in which the layouts differ."""
-        ours = self.preferred.config
-        return tuple(name for name in ours if any(one.config.get(name) != ours[name] for one in self.passed))
-
-
-def chosen_layouts(result: TuneResult) -> list[Chosen]:
-    """Return the choices of a run, by the preferred candidate's index; none where it measured all layouts."""
-    passed: dict[int, list[Record]] = {}
-    known = {record.index: record for record in result.records}
-    for record in result.records:
-        if record.instead is not None and record.instead in known:
-            passed.setdefault(record.instead, []).append(record)
-    return [Chosen(known[index], tuple(others)) for index, others in sorted(passed.items())]
-
-
-def layouts_section(result: TuneResult) -> str:
-    """Return the page's table of the layouts that were chosen before anything was measured; empty where none were."""
-    groups = chosen_layouts(result)
-    if not groups:
-        return ""
-    rows = [row for group in groups for row in _layout_rows(group)]
-    count = sum(len(group.passed) for group in groups)
-    told = (
-        f"Of {len(groups):,} configurations the layouts were compared before anything was measured, by what lowering "
-        f"tells of them. {count:,} were passed over."
-    )
-    if len(rows) > LAYOUT_ROWS:
-        told += f" Shown are {LAYOUT_ROWS:,} of {len(rows):,} rows."
-    titles = ("configuration", "candidate", "layout", "registers", "redundant iterations", "what was decided")
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    return "\n".join(
-        [
-            '<section id="layouts">',
-            f'<h2>Layouts chosen by lowering</h2><p class="soft">{told}</p>',
-            '<div class="scroll" tabindex="0" role="region" aria-label="chosen layouts, to scroll">',
-            f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows[:LAYOUT_ROWS])}</tbody></table>",
-            "</div>",
-            "</section>",
-        ]
-    )
-
-
-def _layout_rows(group: Chosen) -> list[str]:
-    ours = group.preferred
-    base = describe_config({name: value for name, value in ours.config.items() if name not in group.axes})
-    latency = f", {ours.latency_ms:.4g} ms" if ours.latency_ms is not None else f", {ours.status}"
-    rows = [_layout_row(base or "the only one", ours, group.axes, f"<b>preferred</b>{escape(latency)}")]
-    for one in group.passed:
-        rows.append(_layout_row("", one, group.axes, f"passed over: {breakable(one.message.removeprefix(LIKELY))}"))
-    return rows
-
-
-def _layout_row(base: str, record: Record, axes: Sequence[str], decided: str) -> str:
-    layouts = record.facts.layouts if record.facts is not None else None
-    figures = ("–", "–") if layouts is None else (str(layouts.registers), str(layouts.redundant))
-    layout: Config = {name: record.config[name] for name in axes if name in record.config}
-    cells = (escape(base), str(record.index), escape(describe_config(layout)), *figures, decided)
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

@@ -32,7 +32,6 @@ from atune.reporting.page import (
     environment_section,
     failures_section,
     head_section,
-    layouts_section,
     page_title,
     search_section,
     warnings_section,
@@ -192,8 +191,7 @@ def _before(result: TuneResult) -> str:
 
 def _after(result: TuneResult, state: State) -> str:
     """Return what stands behind the plots."""
-    candidates = layouts_section(result) + candidates_section(result)
-    return candidates + warnings_section(result) + environment_section(result, state)
+    return candidates_section(result) + warnings_section(result) + environment_section(result, state)
 
 
 def _data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:

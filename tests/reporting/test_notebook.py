@@ -109,12 +109,6 @@ def test_a_space_shows_its_axes_and_asks_none_of_its_functions() -> None:
     assert "(1,000 values)" in text_of(space_html(atune.Space(x=list(range(1000)))))
 
 
-def test_a_space_of_a_generator_is_shown_without_reading_it() -> None:
-    space = atune.Space({"block": b} for b in (16, 32))
-    assert "a function gives" in text_of(space_html(space))
-    assert len(space.configs({})) == 2
-
-
 def test_a_workload_shows_its_problem_and_whether_it_is_checked() -> None:
     workload = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64})
     words = text_of(workload_html(workload))

@@ -40,9 +40,8 @@ def table_of(page: str) -> list[dict[str, str]]:
 def test_the_table_has_every_candidate_the_winner_first() -> None:
     result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
     assert len(rows) == result.total == 72 and rows[0]["candidate"] == str(result.best_index)
-    assert rows[0]["mark"] == "winner, final" and rows[0]["latency, ms"] == f"{result.latency_ms:.4g}"
+    assert rows[0]["mark"] == "winner" and rows[0]["latency, ms"] == f"{result.latency_ms:.4g}"
     assert [row["candidate"] for row in rows] == [str(record.index) for record in ranking(result)]
-    assert [row["mark"] for row in rows].count("failed") == result.failed == 6
     assert [row["what became of it"][:12] for row in rows].count("same code as") == result.duplicates == 44
     assert rows[0]["what became of it"] == "timed in the final" and "timed once" in {
         row["what became of it"] for row in rows
