@@ -149,7 +149,7 @@ class Autotuned(TunableKernel):
 
         An eager kernel takes tensors here, or its `T.const` dimensions by name.
         """
-        call = self._call(args, kwargs)
+        call = Call(self, args, kwargs)
         if call.explicit:
             return self.kernel.compile(*args, **kwargs)
         return self.kernel_of(call, self._winners.find(self._tuning_call(call)))
@@ -183,7 +183,7 @@ class Autotuned(TunableKernel):
 
         Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
         """
-        call = self._call(args, kwargs)
+        call = Call(self, args, kwargs)
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner to name; leave it to the space")
         kernel = self.kernel_of(call, self._winners.find(self._tuning_call(call)))
@@ -208,7 +208,7 @@ class Autotuned(TunableKernel):
 
         Cancelling it ends the tuning.
         """
-        call = await anyio.to_thread.run_sync(self._call, args, kwargs)
+        call = await anyio.to_thread.run_sync(Call, self, args, kwargs)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         if tuning.explicit:
             raise UsageError(f"{tuning.explicit[0]!r} is given, so there is nothing to tune; leave it to the space")
@@ -224,7 +224,7 @@ class Autotuned(TunableKernel):
         """
         if on_miss is not None:
             check_on_miss(on_miss)
-        call = self._tuning_call(self._call(args, kwargs))
+        call = self._tuning_call(Call(self, args, kwargs))
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
         return dict(self._winners.find(call, on_miss).config)
@@ -270,9 +270,6 @@ class Autotuned(TunableKernel):
             return (type(value), *described)
         return text_of(self.frontend.encode(value, f"{self.__name__}: an argument"))
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        return Call(self, args, kwargs)
-
     def _tuning_call(self, call: Call) -> Call:
         """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
         if self.options.tune_on is None or call.explicit:
@@ -284,7 +281,7 @@ class Autotuned(TunableKernel):
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
-        call = self._call(args, kwargs)
+        call = Call(self, args, kwargs)
         if call.eager and not self._at_run_time:
             names = self.frontend.tensor_names(self.kernel)
             places = {i for i, name in enumerate(self.signature.parameters) if name in names}

@@ -156,7 +156,7 @@ class Call:
         self.problem = {**self.arguments, **symbols}
 
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
-        """Return inputs to draw. Raises `UsageError` where nothing tells a size or a number."""
+        """Return inputs to draw. Raises `UsageError` where a size or a number is unknown."""
         return self.owner.frontend.drawn_inputs(params, symbols, self.options.workload.get("supply"), scalars)
 
     def as_given(self, config: Config) -> Config:

@@ -17,7 +17,6 @@ from atune.frontends.decorator import prewarm
 from atune.frontends.decorator.autotuned import Autotuned
 from atune.frontends.decorator.options import TUNING, AutotuneOptions, OnMiss, checked_options
 from atune.frontends.decorator.winners import Winner
-from atune.journal.result import TuneResult
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.options import documents, refuse_unknown
 from atune.workers.storage.result_cache import ResultCache
@@ -95,7 +94,7 @@ def clear_cache(kernel: Any = None, key: Any = None) -> int:
     return ResultCache().clear()
 
 
-class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
     `kernel`: its name. `key`: what the tuning is remembered under, arguments by name. `source`: ``tuned`` here, or from
@@ -104,11 +103,6 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
     kernel: str
     key: Any
-    config: Config
-    source: str
-    latency_ms: float | None = None
-    reference_ms: float | None = None
-    result: TuneResult | None = None
 
 
 class TunedTable(tuple[Tuned, ...]):
@@ -145,11 +139,7 @@ def _tuned(kernel: Autotuned, key: str, winner: Winner) -> Tuned:
     return Tuned(
         kernel=kernel.options.workload.get("name") or kernel.__name__,
         key=msgspec.json.decode(key),
-        config=dict(winner.config),
-        source=winner.source,
-        latency_ms=winner.latency_ms,
-        reference_ms=winner.reference_ms,
-        result=winner.result,
+        **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
     )
 
 

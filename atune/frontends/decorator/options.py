@@ -174,7 +174,7 @@ def _check_hints(hints: Mapping[str, Any]) -> None:
 
 
 def check_on_miss(on_miss: object) -> object:
-    """Return `on_miss`. Raises `UsageError` unless it says what to do where nothing is known."""
+    """Return `on_miss`. Raises `UsageError` for an unknown choice."""
     if on_miss not in ("tune", "default", "error"):
         raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
     return on_miss
@@ -183,7 +183,7 @@ def check_on_miss(on_miss: object) -> object:
 def _checked_space(
     space: Any, where: Any, hints: Mapping[str, Any]
 ) -> tuple[Any, tuple[Constraint, ...], frozenset[str]]:
-    """Return the space: a `Space`, a list of configurations, or a function; the constraints beside it; and its names.
+    """Return the space: a `Space`, a list of configurations, or a function; its constraints; and its names.
 
     A `Space` has its constraints itself. The names are those that are known before a call. Raises `SpaceError` for what
     is no space, and for a hint that the space has too.
