@@ -6,7 +6,9 @@ A candidate that fails is never an exception: it is a `Failure` record. An excep
 
 from __future__ import annotations
 
+import sys
 import traceback
+import warnings
 
 
 def message_of(error: BaseException) -> str:
@@ -146,3 +148,11 @@ def error_of(kind: str, message: str, detail: str = "", *, outside: bool = False
     if issubclass(found, WorkerLost) and not issubclass(found, ServerLost):
         return found(message, detail, outside=outside)
     return found(message, detail) if issubclass(found, WorkerError) else found(message)
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line that called atune: it is the user's, and so is what to do about the warning."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "atune":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -26,8 +26,7 @@ from atune.engine.search.registry import make_strategy
 from atune.engine.search.simulation import Summary, simulate_seeds, summary_of
 from atune.engine.search.survey_columns import fields_of_facts, figures_for
 from atune.engine.search.warm_start import elsewhere
-from atune.model.advice import Advice
-from atune.model.candidate import config_key
+from atune.model.candidate import Advice, config_key
 from atune.model.settings import Budget
 
 SOURCES = {

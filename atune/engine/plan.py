@@ -20,8 +20,7 @@ from atune.journal.candidate_state import Entry
 from atune.journal.events import BenchmarkFailed, CandidateMeasured, JournalRepaired, RunResumed, RunStarted
 from atune.journal.recorder import Recorder
 from atune.journal.state import State
-from atune.model.advice import Advice
-from atune.model.candidate import Candidate, Config, config_key, thaw
+from atune.model.candidate import Advice, Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import MEASURING, Budget
 from atune.workload.workload import WorkloadSpec

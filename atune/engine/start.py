@@ -24,8 +24,7 @@ from atune.engine.search.registry import kind_of, may_be_forest
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice, nothing_shared
 from atune.journal.events import SCHEMA, RunStarted, Warned
-from atune.model.advice import Advice
-from atune.model.candidate import config_key
+from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec

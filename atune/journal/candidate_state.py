@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
-from atune.model.artifact import StaticFacts
+from atune.model.artifact import MachineFacts, StaticFacts
 from atune.model.candidate import Config
-from atune.model.occupancy import MachineFacts
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned

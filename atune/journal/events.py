@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from atune.model.advice import Advice
-from atune.model.artifact import Artifact, FailureKind, StaticFacts
+from atune.model.artifact import Artifact, FailureKind, MachineFacts, StaticFacts
+from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
-from atune.model.occupancy import MachineFacts
 
 SCHEMA = 1
 """Version of the event union, 1 with the first release. A reader refuses a higher one; a lower one stays readable."""

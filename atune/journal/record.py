@@ -10,10 +10,9 @@ import msgspec
 from atune.journal.candidate_state import Entry, Status, status_of
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
 from atune.journal.state import State
-from atune.model.artifact import StaticFacts
+from atune.model.artifact import MachineFacts, StaticFacts
 from atune.model.candidate import Config
 from atune.model.measurement import DISTURBS, FinalEntry, Timing
-from atune.model.occupancy import MachineFacts
 from atune.model.roofline import Roofline
 
 SPREAD_LIMITS = {"perf_counter": 0.1}

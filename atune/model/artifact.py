@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from atune.model.layouts import Layouts
-from atune.model.occupancy import MachineFacts
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "hopeless", "load", "launch", "fault", "out_of_memory",
@@ -181,6 +180,19 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
     plain: bool = False
     """Whether no accelerator lowered it. A proof of its library then has only to compile it."""
+
+
+class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A kernel's use of the machine, known after compiling. If a candidate has several kernels, the largest figures."""
+
+    registers: int = 0
+    """32-bit registers of a thread."""
+    stack_bytes: int = 0
+    """Local memory of a thread: arrays outside of registers, and spills."""
+    code_bytes: int = 0
+    """Machine code of all its kernels."""
+    static_smem_bytes: int = 0
+    """Shared memory of a block that the launch does not request."""
 
 
 STORED = "from the artifact store"

@@ -10,8 +10,7 @@ from typing import Any
 from atune.errors import SpaceError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, check_reserved, normalise
 from atune.model.layouts import LayoutAxis
-from atune.model.points import Listed, Points, Product
-from atune.model.user_callbacks import UserCallback
+from atune.model.points import Listed, Points, Product, UserCallback
 
 Constraint = Callable[..., Any]
 LARGE = 100_000

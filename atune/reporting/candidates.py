@@ -11,7 +11,7 @@ import msgspec
 
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import printable
-from atune.model.occupancy import occupancy_of
+from atune.model.device import occupancy_of
 from atune.model.roofline import in_thousands
 from atune.reporting.explanation import LIKELY
 from atune.reporting.export import marks_of, ranking

@@ -17,7 +17,7 @@ from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts, source_path
 from atune.model.candidate import describe_config, printable
-from atune.model.explained import Explained
+from atune.model.jobs import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
 from atune.model.measurement import Timing
 from atune.reporting.summary import failure_groups

@@ -15,8 +15,7 @@ from atune.engine.search.prior import asked
 from atune.errors import message_of, name_of
 from atune.model.artifact import Elaborated, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, thaw
-from atune.model.explained import Explained, ExplainJob
-from atune.model.jobs import BuildJob, ElaborateJob, LowerJob, ProveJob, RankJob
+from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RankJob
 from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, lowering, plain
 from atune.stages.compile.facts import foreseen

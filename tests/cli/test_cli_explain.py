@@ -15,7 +15,7 @@ from atune.frontends.cli.main import main
 from atune.journal.events import CandidatePruned
 from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
-from atune.model.explained import Explained
+from atune.model.jobs import Explained
 from atune.model.layouts import Picture
 from atune.reporting.explanation import choice_of, difference_lines, differing_rows, rows
 from atune.reporting.plot import fragment_svg

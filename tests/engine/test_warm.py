@@ -14,8 +14,7 @@ from atune import TuneResult, UsageError, resume, tune
 from atune.engine.search.warm_start import Experience, advice_of, elsewhere, nearest_first
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
-from atune.model.advice import Advice
-from atune.model.candidate import config_key
+from atune.model.candidate import Advice, config_key
 from atune.testing import FakeMachine, Script
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import WorkloadSpec

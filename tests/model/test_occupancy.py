@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atune.model.occupancy import Occupancy, occupancy_of
+from atune.model.device import Occupancy, occupancy_of
 
 
 @pytest.mark.parametrize(

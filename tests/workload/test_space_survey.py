@@ -10,8 +10,7 @@ import pytest
 
 from atune.errors import SpaceError
 from atune.model.space import Space
-from atune.workload.listing import candidates_of
-from atune.workload.space_survey import Refusals, survey, words_of
+from atune.workload.listing import Refusals, candidates_of, constraint_text, survey
 from atune.workload.workload import Workload
 
 
@@ -87,5 +86,5 @@ def test_what_does_not_fit_the_kernel_is_said() -> None:
 def test_constraints_without_source_have_words() -> None:
     typed: dict[str, Any] = {}
     exec("where = lambda block: block > 1", typed)
-    assert words_of(typed["where"]) == "lambda block (line 1)"
-    assert words_of(max) == "max"
+    assert constraint_text(typed["where"]) == "lambda block (line 1)"
+    assert constraint_text(max) == "max"

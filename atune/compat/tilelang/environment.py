@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs
-from atune.errors import InputsMissing, SpaceError, UsageError
+from atune.errors import InputsMissing, SpaceError, UsageError, warn_caller
 from atune.journal.result import NoWinner
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.model.user_callbacks import warn_caller
 from atune.workers.system.inherited_state import VARIABLE, before_import, is_own
 from atune.workers.system.resources import usable_cores
 

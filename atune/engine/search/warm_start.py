@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from atune.errors import UsageError
 from atune.journal.result import TuneResult
-from atune.model.advice import Advice
-from atune.model.candidate import Config, config_key
+from atune.model.candidate import Advice, Config, config_key
 from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000

@@ -22,8 +22,7 @@ from atune.engine.start import Advise
 from atune.errors import UsageError
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
-from atune.model.advice import Advice
-from atune.model.candidate import config_key
+from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import CacheEntry

@@ -13,7 +13,7 @@ from atune.frontends.cli.parsing import add_command, number
 
 if TYPE_CHECKING:
     from atune.model.candidate import Config
-    from atune.model.explained import Explained
+    from atune.model.jobs import Explained
     from atune.workers.system.terminal import Interrupts
     from atune.workload.workload import FileRef
 

@@ -14,7 +14,7 @@ from typing import Literal
 import anyio.to_thread
 import msgspec
 
-from atune.errors import CacheMiss, UsageError
+from atune.errors import CacheMiss, UsageError, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import tune
@@ -24,7 +24,6 @@ from atune.frontends.decorator.options import OnMiss
 from atune.frontends.decorator.single_flight import SingleFlight
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config, printable
-from atune.model.user_callbacks import warn_caller
 from atune.workers.storage.result_key import CacheEntry, read_exported
 
 

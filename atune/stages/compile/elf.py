@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from atune.model.occupancy import MachineFacts
+from atune.model.artifact import MachineFacts
 
 MAGIC = b"\x7fELF\x02"
 _CUDA = 190

@@ -14,8 +14,8 @@ import msgspec
 
 from atune.model.artifact import Artifact, Failure, Lowered, Proof, source_path
 from atune.model.candidate import Candidate
-from atune.model.explained import Explained, ExplainJob
-from atune.model.occupancy import occupancy_of
+from atune.model.device import occupancy_of
+from atune.model.jobs import Explained, ExplainJob
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.layouts import Seen

@@ -19,10 +19,9 @@ import msgspec
 from atune.model.candidate import Candidate, Config, thaw
 from atune.workers.processes.messages import LoadSpace, LookUp, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
-from atune.workload.listing import Candidates
+from atune.workload.listing import Candidates, survey
 from atune.workload.pickling import FileRef
 from atune.workload.source_text import keep_texts
-from atune.workload.space_survey import survey
 from atune.workload.workload import Workload, fingerprint, head, load
 
 

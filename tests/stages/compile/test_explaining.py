@@ -11,7 +11,7 @@ from stage_runs import session_of
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
-from atune.model.explained import Explained, ExplainJob
+from atune.model.jobs import Explained, ExplainJob
 from atune.model.layouts import Alternative, choose, contained
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
