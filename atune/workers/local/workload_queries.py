@@ -25,15 +25,11 @@ from atune.workload.workload import FileRef, WorkloadRef
 
 
 @asynccontextmanager
-async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
-    """Start the fork server, or take the parked one, and yield its workers. Kill them on leaving."""
-    async with asking_in_folder(workload) as (workers, _):
-        yield workers
+async def asking(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
+    """Start the fork server, or take the parked one. Yield its workers and the folder that they may write to.
 
-
-@asynccontextmanager
-async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
-    """Do what `asking` does, and also yield the folder that the workers may write to. Remove it on leaving."""
+    Leaving kills the workers and removes the folder.
+    """
     with run_folder() as run_dir:
         process, park = taken()
         async with ForkServer(process=process, park=park) as server:
@@ -44,7 +40,7 @@ async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Worker
 
 async def survey_space(ref: FileRef) -> SpaceSurvey:
     """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
-    async with asking(ref) as workers:
+    async with asking(ref) as (workers, _):
         reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
     return msgspec.msgpack.decode(reply, type=SpaceSurvey)
 
@@ -54,14 +50,14 @@ async def discover(
 ) -> Discovery:
     """Return the target and the devices that a run would have. Raises `TargetError`."""
     question = (target, tuple(devices), benchmark.mixed_devices, compile)
-    async with asking(ref) as workers:
+    async with asking(ref) as (workers, _):
         reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
     return msgspec.msgpack.decode(reply, type=Discovery)
 
 
 async def locate_kernel(sought: Sought) -> KernelSite:
     """Return the place of a kernel's definition, from a worker that runs its file. Raises `WorkloadError`."""
-    async with asking(sought.ref) as workers:
+    async with asking(sought.ref) as (workers, _):
         reply = await workers.ask_once("locate", LOCATE, msgspec.msgpack.encode(sought))
     return msgspec.msgpack.decode(reply, type=KernelSite)
 
@@ -79,7 +75,7 @@ async def explain(
     `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
     """
     benchmark = BenchmarkSettings()
-    async with asking_in_folder(ref) as (workers, run_dir):
+    async with asking(ref) as (workers, run_dir):
         question = (target, (), True, compile)
         reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
         found = msgspec.msgpack.decode(reply, type=Discovery)
