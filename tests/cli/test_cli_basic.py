@@ -416,16 +416,8 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
     assert code != SLOW_ENGINE
     code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
     for step in range(12):
-        command = [
-            sys.executable,
-            "-c",
-            code,
-            "tune",
-            workload,
-            "--quiet",
-            "--journal",
-            str(tmp_path / f"{step}.jsonl"),
-        ]
+        journal = str(tmp_path / f"{step}.jsonl")
+        command = [sys.executable, "-c", code, "tune", workload, "--quiet", "--journal", journal]
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -54,7 +54,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
                 raise UsageError(f"{ref.path} changed during this command and was not written: run the command again")
             write_output(ref.path, edited.encode(encoding))
     left = {name: value for name, value in config.items() if name in RESERVED and value}
-    _tell(arguments, ref.path, changes, left, forced)
+    _print_outcome(arguments, ref.path, changes, left, forced)
     return 0
 
 
@@ -123,7 +123,7 @@ def _diff(before: str, after: str, path: str) -> str:
     return whole.removesuffix("\n")
 
 
-def _tell(
+def _print_outcome(
     arguments: argparse.Namespace, path: str, changes: Sequence[Change], left: Config, forced: Sequence[str]
 ) -> None:
     if not changes:

@@ -85,7 +85,7 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return 0
     result = cache.find(entry.parts)
     plain = _plain(entry)
-    lines = [f"{name:12}  {printable(_words(value))}" for name, value in plain.items()]
+    lines = [f"{name:12}  {printable(_text(value))}" for name, value in plain.items()]
     if result is None:
         lines.append("The result was imported: its other candidates are not known.")
     else:
@@ -162,7 +162,7 @@ def _argument(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) else repr(value)
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={item!r}" for name, item in value.items()) or "-"
     return "-" if value is None else str(value)

@@ -150,14 +150,14 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
 
 
 def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
-    """Tell which configurations do not compile, and why, and return the exit status."""
-    from atune.frontends.cli.output import NO_WINNER, print_err, print_message, print_out
+    """Print which configurations do not compile, and why, and return the exit status."""
+    from atune.frontends.cli.output import NO_WINNER, print_detail, print_message, print_out
     from atune.model.candidate import describe_config, printable
 
     for failure in failures:
         asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
         print_message(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
-        print_err("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
+        print_detail(failure.detail)
     if arguments.json:
         print_out(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
     return NO_WINNER
@@ -211,8 +211,8 @@ def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     if arguments.json:
         print_out(json.dumps(story_data(story)))
         return 0
-    told = (line if _is_verbatim(line) else fitted(line) for line in story_lines(story))
-    print_out("\n".join(told))
+    lines = (line if _is_verbatim(line) else fitted(line) for line in story_lines(story))
+    print_out("\n".join(lines))
     return 0
 
 

@@ -85,13 +85,18 @@ def print_err(text: str) -> None:
         discard(sys.stderr, 2)
 
 
+def print_detail(detail: str) -> None:
+    """Write the last lines of an error's detail to stderr, indented."""
+    print_err("".join(f"    {line}\n" for line in detail.splitlines()[-20:]))
+
+
 NO_WINNER, USAGE = 1, 2
 
 
 def report_error(error: BaseException, *, debug: bool, json: bool = False, result: TuneResult | None = None) -> int:
     """Print the error on stderr and return the exit status. A caller's mistake takes one line, and its place more.
 
-    `json`: the last line of stdout tells it, too, beside what `result` has.
+    `json`: the last line of stdout has it, too, in addition to what `result` has.
     """
     if debug:
         import traceback
@@ -101,12 +106,12 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:
-            print_err("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
+            print_detail(error.detail)
     else:
         hint = "" if debug else "; add --debug to see where"
         print_message(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
     if json and not isinstance(error, OutputLost):
-        _say_error(error, result)
+        _print_error_data(error, result)
     return USAGE if isinstance(error, UsageError) else NO_WINNER
 
 
@@ -126,7 +131,7 @@ def error_data(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _say_error(error: BaseException, result: TuneResult | None) -> None:
+def _print_error_data(error: BaseException, result: TuneResult | None) -> None:
     from atune.reporting.summary import summary
 
     known = {} if result is None else summary(result)
