@@ -175,4 +175,4 @@ def _check(where: str, how: Any, known: Sequence[str]) -> None:
 
 
 def _makers() -> Any:
-    return importlib.import_module("atune.stages.frontend.layouts")
+    return importlib.import_module("atune.stages.frontend.layout_alternatives")

@@ -18,7 +18,7 @@ from atune.model.device import occupancy_of
 from atune.model.jobs import Explained, ExplainJob
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
-from atune.stages.compile.layouts import Seen
+from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.lowering import as_plain, lower
 from atune.stages.compile.steps import Steps
 from atune.stages.session.session import session

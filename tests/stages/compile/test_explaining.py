@@ -15,7 +15,7 @@ from atune.model.jobs import Explained, ExplainJob
 from atune.model.layouts import Alternative, choose, contained
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
-from atune.stages.compile.layouts import Seen
+from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.plain import explain, ptxas_words, spills
 from atune.stages.compile.steps import Steps
@@ -70,7 +70,7 @@ def test_a_layout_that_is_not_understood_costs_its_facts_alone(tmp_path: Path, m
     def fails(*_: object) -> None:
         raise RuntimeError("another tilelang")
 
-    monkeypatch.setattr("atune.stages.compile.layouts.layouts_of", fails)
+    monkeypatch.setattr("atune.stages.compile.inferred_layouts.layouts_of", fails)
     with session_of(WEIGHTED, tmp_path) as candidates:
         assert lower(candidates[0], Steps()).facts.layouts is None
 

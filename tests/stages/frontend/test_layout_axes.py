@@ -15,7 +15,7 @@ from atune.model.artifact import Lowered
 from atune.model.candidate import normalise
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
-from atune.stages.frontend.layouts import loop_layout
+from atune.stages.frontend.layout_alternatives import loop_layout
 from atune.workload.source_locations import detail_of, place_of
 from atune.workload.workload import FileRef
 
