@@ -119,7 +119,7 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
 def _one_line(error: BaseException) -> str:
     lines = [line for line in message_of(error).strip().splitlines() if line.strip()]
     # TVM puts the C++ stack first and the message last.
-    said = f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
-    if isinstance(error, OSError) and "source code" in said:  # inspect's words
-        return f"{said}; a kernel that exec made needs its text, too: Workload(source=...)"
-    return said
+    text = f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
+    if isinstance(error, OSError) and "source code" in text:  # inspect's words
+        return f"{text}; a kernel that exec made needs its text, too: Workload(source=...)"
+    return text

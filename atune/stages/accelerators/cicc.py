@@ -49,7 +49,7 @@ class Cicc(Accelerator):
 
     def applies(self, host: Host) -> str:
         if host.verbose:
-            return "ptxas' figures, which verbose asks for, are told by nvcc"
+            return "verbose asks for ptxas' figures, which only nvcc prints"
         if why := unless_cuda(host) or for_nvcc({}) or ("" if host.gcc else "gcc is missing, which makes its server"):
             return why
         with tempfile.TemporaryDirectory() as folder:

@@ -43,7 +43,7 @@ FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 """A server's entry in a run's folder: a folder, with its socket and `Tools`."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
-MAIN, SAID, LIBRARY = "kernels.ii", "said", "server.so"
+MAIN, LOG, LIBRARY = "kernels.ii", "log", "server.so"
 """Files in the server's folder: its source, the output of parsing the headers, and the preloaded library."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
@@ -239,7 +239,7 @@ class Server:
         self._note(*self._named_in(Path(preprocessed).read_text(errors="replace")))  # here, where nobody waits for it
         Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
         Path(folder, BODY).touch()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{SAID}", "wb") as said:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{LOG}", "wb") as output:
             Path(folder, SOCKET).unlink(missing_ok=True)
             with short_path(folder) as short:
                 listener.bind(f"{short}/{SOCKET}")
@@ -255,15 +255,15 @@ class Server:
                 },
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
         # Nobody else holds the socket now: it answers, or the client learns that cicc has ended.
         try:
             ptx = ask(folder, _EMPTY, folder)
         except (CiccError, OSError) as error:
             self.kill()
-            lines = Path(folder, SAID).read_text(errors="replace").splitlines()
+            lines = Path(folder, LOG).read_text(errors="replace").splitlines()
             first = next((line for line in lines if " error" in line), "")
             raise CiccError(f"{error}; {first}" if first else str(error)) from None
         if b".entry atune_empty" not in ptx:
@@ -305,14 +305,14 @@ def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
 
 
 def run_tool(command: Sequence[str], tools: Tools) -> None:
-    """Run one of nvcc's programs, or one beside them. Raises `CiccError` with the tail of its output if it fails."""
+    """Run one of nvcc's programs, or one next to them. Raises `CiccError` with the tail of its output if it fails."""
     environment = {**os.environ, **tools.environment}
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
     )
     if done.returncode != 0:
-        said = (done.stderr + done.stdout).strip()
-        raise CiccError(f"{os.path.basename(command[0])} failed: {said[-300:]}")
+        output = (done.stderr + done.stdout).strip()
+        raise CiccError(f"{os.path.basename(command[0])} failed: {output[-300:]}")
 
 
 def repeats(text: str, once: str) -> bool:
@@ -337,8 +337,8 @@ def ask(server: str, body: str, folder: str) -> bytes:
         except OSError as error:
             raise CiccError(f"cicc's server is gone: {error}") from None
     if status != b"\0":
-        words = Path(folder, WORDS)
-        said = words.read_text(errors="replace").strip() if status and words.exists() else "its process ended"
-        errors = [line for line in said.splitlines() if "error" in line]
-        raise CiccError("cicc failed: " + ("\n".join(errors) or said[-300:]))
+        path = Path(folder, WORDS)
+        output = path.read_text(errors="replace").strip() if status and path.exists() else "its process ended"
+        errors = [line for line in output.splitlines() if "error" in line]
+        raise CiccError("cicc failed: " + ("\n".join(errors) or output[-300:]))
     return Path(folder, OUTPUT).read_bytes()

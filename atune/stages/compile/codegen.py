@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from atune.stages.compile.steps import (
     CompileTask,
     HostHalf,
     LinkTask,
+    MachineCode,
     Steps,
     backend_context,
     load_ir,
@@ -31,13 +32,6 @@ from atune.stages.compile.steps import (
 )
 from atune.stages.session.session import session
 from atune.workers.system.resources import check_compiled
-
-
-class Made(NamedTuple):
-    """How a library was made."""
-
-    compiler: str
-    why: str = ""
 
 
 def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
@@ -51,15 +45,15 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
     with CompilerOutput(verbose) as output:
         if kind == "c":
             build_c([blob.source for blob in blobs], blobs[0].flags, part, verbose)
-            made = Made("g++")
+            compiled = MachineCode(b"", "g++")
         else:
-            made = _build_cuda(blobs, part, steps)
+            compiled = _build_cuda(blobs, part, steps)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
     os.replace(part, path)
     library = Path(path).read_bytes() if kind == "cuda" else b""
-    seconds, said = round(time.perf_counter() - started, 4), output.text() if verbose else ""
+    seconds, output_text = round(time.perf_counter() - started, 4), output.text() if verbose else ""
     return [
         Artifact(
             index=lowered.index,
@@ -69,9 +63,9 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             target=kind,
             seconds=seconds,
             calls=blob.calls,
-            compiler=made.compiler,
-            why=made.why,
-            words=said,
+            compiler=compiled.compiler,
+            why=compiled.why,
+            words=output_text,
             plain=steps.plain_builds and blob.plain,
             store_key=lowered.store_key,
             source_key=blob.source_key,
@@ -89,13 +83,13 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
     try:
         return build(group, path, steps)
     except BaseException as error:
-        said = message_of(error).strip()
-        check_compiled(error, said.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
+        message = message_of(error).strip()
+        check_compiled(error, message.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
         if len(group) > 1:
             raise
-        first = _alike(first_error(said))
-        kind = "compile" if isinstance(error, CompileError) or "Compilation error" in said else "codegen"
-        return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], said[-4000:])]  # type: ignore[arg-type]
+        first = _alike(first_error(message))
+        kind = "compile" if isinstance(error, CompileError) or "Compilation error" in message else "codegen"
+        return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], message[-4000:])]  # type: ignore[arg-type]
 
 
 def _alike(line: str) -> str:
@@ -103,7 +97,7 @@ def _alike(line: str) -> str:
     return re.sub(r":\(\.text[^)]*\)", "", re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", line))
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
+def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
 
@@ -116,7 +110,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
         runtime = _runtime_module(device, compiled.code)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
             steps.link(LinkTask(hosts, runtime, path, folder))
-    return Made(compiled.compiler, compiled.why)
+    return compiled
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:

@@ -50,7 +50,7 @@ def for_nvcc(pass_configs: dict[str, Any]) -> str:
     if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
         return "NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are for nvcc"
     if os.environ.get("TILELANG_VERBOSE", "0").lower() in ("1", "true", "yes", "on"):
-        return "ptxas' figures, which verbose asks for, are told by nvcc"
+        return "verbose asks for ptxas' figures, which only nvcc prints"
     if pass_configs.get("tl.device_compile_flags"):
         return "compile flags are for nvcc"
     return "register levels are for nvcc" if pass_configs.get("tl.ptxas_register_usage_level") is not None else ""

@@ -115,11 +115,6 @@ class How:
         settings = (self.target, self.flags, self.pass_configs, self.host)
         return (*settings, toolchain(self.kind))
 
-    def way(self) -> tuple[Any, ...]:
-        """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a
-        bug."""
-        return way_of(self.accelerators)
-
 
 def how_of(
     config: Mapping[str, Any],
@@ -149,11 +144,11 @@ def key_of(function: Any, how: How) -> str:
     from tilelang import tvm
 
     bare = function.with_attr("global_symbol", _BARE)
-    return digest((str(tvm.ir.save_json(bare)), *how.key(), *how.way(), lowering_environment()))
+    return digest((str(tvm.ir.save_json(bare)), *how.key(), *way_of(how.accelerators), lowering_environment()))
 
 
 def way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the inputs that only the way to the code depends on."""
+    """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
     return (FORMAT, version("z3-solver"), accelerators)
 
 

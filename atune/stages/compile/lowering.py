@@ -12,8 +12,8 @@ import msgspec
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
 from atune.stages.compile import facts
-from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of, way_of
 from atune.stages.compile.inferred_layouts import Seen, instruments
+from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of, way_of
 from atune.stages.compile.steps import LowerTask, Modules, Steps, backend_context, printed, printed_host
 from atune.stages.compile.work import work_of
 from atune.stages.frontend.frontend import elaborated
@@ -67,9 +67,9 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         modules = steps.lower(LowerTask(function, symbol, repr(how.key())))
         lowered = _generated(candidate, function, modules, how)
-    told = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
+    found_facts = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
     seconds = round(time.perf_counter() - started, 4)
-    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=told, seconds=seconds)
+    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
 
 
 def as_plain(lowered: Lowered | None) -> Lowered | None:
@@ -107,18 +107,18 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) 
         flags=how.flags,
         plain=modules.plain,
     )
-    told = facts.static_facts(how.kind, modules.device, source)
+    found_facts = facts.static_facts(how.kind, modules.device, source)
     if not on_cpu:
-        told = msgspec.structs.replace(told, work=work_of(function))
+        found_facts = msgspec.structs.replace(found_facts, work=work_of(function))
     attributes = sorted(map(str, dict(modules.device.attrs or {}).items()))
     together = (how.target, how.flags, how.pass_configs, preamble(source), attributes)
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=store_key_of(code_key, how.way()),
+        store_key=store_key_of(code_key, way_of(how.accelerators)),
         merge_key=digest(together),
         params=parameters,
-        facts=told,
+        facts=found_facts,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
         storable=not includes_users_files(source, how.flags),

@@ -69,7 +69,7 @@ def explain(job: ExplainJob) -> Explained | Failure:
     """Lower and compile a configuration by the plain steps, and read its facts. Raises what lowering raises."""
     seen, plain = Seen(job.picture), Steps()
     lowered = lower(job.candidate, plain, seen=seen)
-    with ptxas_words() as words:
+    with ptxas_log() as log:
         (built,) = answer([lowered], job.path, plain)
     if isinstance(built, Failure):
         return built
@@ -85,35 +85,35 @@ def explain(job: ExplainJob) -> Explained | Failure:
     )
     if machine is None:
         return explained
-    stores, loads = spills("\n".join(words)) or (None, None)
+    stores, loads = spills("\n".join(log)) or (None, None)
     smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
     occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
     return msgspec.structs.replace(explained, spill_bytes=stores, spill_load_bytes=loads, occupancy=occupancy)
 
 
-def spills(words: str) -> tuple[int, int] | None:
+def spills(log: str) -> tuple[int, int] | None:
     """Return bytes of spill stores and loads from ``ptxas -v``, of the kernel with most of them; None without
     figures."""
-    return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(words)), default=None)
+    return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(log)), default=None)
 
 
 @contextmanager
-def ptxas_words() -> Iterator[list[str]]:
+def ptxas_log() -> Iterator[list[str]]:
     """Collect tilelang's log messages within the block, including the figures of ptxas."""
     from tilelang import logger
 
-    words: list[str] = []
+    lines: list[str] = []
 
     class Collecting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            words.append(record.getMessage())
+            lines.append(record.getMessage())
 
     handler, level, before = Collecting(logging.INFO), logger.level, os.environ.get(VERBOSE)
     os.environ[VERBOSE] = "1"
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        yield words
+        yield lines
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

@@ -56,9 +56,7 @@ def work_of(function: Any) -> BlockWork | None:
         reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
         return reader.work()
-    except Unknown:
-        return None
-    except Exception:  # a kernel that this module does not understand is lowered all the same
+    except Exception:  # `Unknown`, or a kernel that this module does not understand: it is lowered all the same
         return None
 
 

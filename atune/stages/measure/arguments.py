@@ -113,8 +113,8 @@ class KernelArguments:
             try:
                 self._work.setup(*self.inputs)
             except BaseException as error:
-                said = f"Workload {self._work.name}: setup raised {name_and_message(error)}"
-                raise WorkloadError(located(said, error)) from error
+                message = f"Workload {self._work.name}: setup raised {name_and_message(error)}"
+                raise WorkloadError(located(message, error)) from error
 
     def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
         self._memory[i] = self.guards.allocate(i, extent(shape, strides), dtype)
@@ -199,8 +199,8 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
         return list(work.inputs(**named))
     except BaseException as error:
-        said = f"Workload {work.name}: inputs raised {name_and_message(error)}"
-        raise WorkloadError(located(said, error)) from error
+        message = f"Workload {work.name}: inputs raised {name_and_message(error)}"
+        raise WorkloadError(located(message, error)) from error
 
 
 def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
@@ -289,10 +289,10 @@ class Guards:
         if not self._guards:  # no parameter is a tensor
             return ""
         hit = torch.stack([(guard.zone != guard.pattern).any() for guard in self._guards]).tolist()
-        return "; ".join(_told(guard) for guard, was_hit in zip(self._guards, hit, strict=True) if was_hit)
+        return "; ".join(_described_damage(guard) for guard, was_hit in zip(self._guards, hit, strict=True) if was_hit)
 
 
-def _told(guard: _Guard) -> str:
+def _described_damage(guard: _Guard) -> str:
     places = (guard.zone != guard.pattern).nonzero()
     far = int(places.max()) + 1 if guard.after else GUARD_BYTES - int(places.min())
     side = "after its end" if guard.after else "before its start"

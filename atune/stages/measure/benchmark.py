@@ -27,7 +27,7 @@ from atune.workers.processes.messages import Begin
 from atune.workers.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
-"""What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
+"""What a context of our own takes of the device's memory, generously; what goes beyond is from other processes."""
 AFTER_TIMING = " (once it had been timed)"
 OWN: Resource = "files"
 """What this process can run out of by a candidate's doing, its own or an earlier one's: a fresh process tells."""
@@ -53,7 +53,7 @@ def begin(payload: bytes) -> bytes:
     import torch
 
     if info.id == "cpu":
-        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference beside it
+        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
     else:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
@@ -72,7 +72,9 @@ def prepare(payload: bytes) -> bytes:
     """Entry point: `PrepareJob` → `Prepared`: make the inputs, run the reference, and time it if requested."""
     job = msgspec.msgpack.decode(payload, type=PrepareJob)
     _make_arguments(job.params)
-    reference = _time_reference() if job.timed and _gives_outputs() else None
+    reference = None
+    if job.timed and _gives_outputs():
+        reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
     return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
 
 
@@ -172,10 +174,6 @@ def _timed_reference() -> Timed:
     work, arguments = workload(), _device.arguments
     assert work.reference is not None and arguments is not None
     return Timed(functools.partial(work.reference, *reference_arguments(work, arguments)))
-
-
-def _time_reference() -> Timing:
-    return _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
 
 
 def _checked_and_timed(
@@ -292,10 +290,10 @@ def _free_bytes() -> int | None:
     return None if session().device == "cpu" else int(torch.cuda.mem_get_info()[0])
 
 
-def _others(words: str) -> str:
+def _others(message: str) -> str:
     """Say how much of the device's memory others use; empty where that is little, or where all of it were too little.
 
-    A process of our own that stands by is another, too. `words`: torch's, of what could not be allocated.
+    A process of our own that stands by is another, too. `message`: torch's, of what could not be allocated.
     """
     import torch
 
@@ -303,7 +301,7 @@ def _others(words: str) -> str:
         return ""
     free, total = torch.cuda.mem_get_info()
     others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
-    tried = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", words)
+    tried = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", message)
     if tried and float(tried[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[tried[2]] > total:
         return ""
     return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""

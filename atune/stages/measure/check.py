@@ -57,8 +57,8 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     except BaseException as error:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
-        said = f"Workload {work.name}: the reference raised {name_and_message(error)}"
-        raise WorkloadError(located(said, error)) from error
+        message = f"Workload {work.name}: the reference raised {name_and_message(error)}"
+        raise WorkloadError(located(message, error)) from error
     if sees_outputs and isinstance(answer, bool):
         return {}
     found = fresh if everything and answer is None else _listed(answer)
@@ -159,10 +159,10 @@ def _objection(judge: str, error: BaseException, arguments: KernelArguments) -> 
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
-    said = " ".join(lines[:3])[:300]
+    message = " ".join(lines[:3])[:300]
     if isinstance(error, AssertionError):
-        return f"the {judge} says: {said or name_of(error)}"
-    return f"the {judge} raised {name_of(error)}: {said}"
+        return f"the {judge} says: {message or name_of(error)}"
+    return f"the {judge} raised {name_of(error)}: {message}"
 
 
 def compare(

@@ -222,6 +222,6 @@ def kind_of(error: BaseException) -> FailureKind:
 
 
 def words_of(error: BaseException) -> str:
-    """Return the first lines of what was said, in one."""
+    """Return the first lines of an error's message, in one."""
     lines = [line for line in message_of(error).splitlines() if line.strip()]
     return f"{name_of(error)}: {' '.join(lines[:2])}"[:500]

@@ -437,16 +437,6 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 
 @accelerated
 @pytest.mark.anyio
-async def test_flags_are_for_nvcc() -> None:
-    settings = CompileSettings(workers=1, accelerate="cicc", flags=("-DATUNE_TEST=1",))
-    async with lowered(1, settings) as (_, worker, group):
-        (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
-        assert built.compiler == "nvcc"
-        assert "compile flags are for nvcc" in built.why
-
-
-@accelerated
-@pytest.mark.anyio
 async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.plain import explain, ptxas_words, spills
+from atune.stages.compile.plain import explain, ptxas_log, spills
 from atune.stages.compile.steps import Steps
 from atune.workload.workload import FileRef
 
@@ -85,7 +85,7 @@ SPILLING = {"block_M": 256, "block_N": 256, "block_K": 32, "threads": 128}
 def test_registers_stack_and_spills_are_those_of_ptxas(
     ref: FileRef, config: dict[str, int], spill: bool, tmp_path: Path
 ) -> None:
-    with session_of(ref, tmp_path), ptxas_words() as words:
+    with session_of(ref, tmp_path), ptxas_log() as words:
         found = explained(Candidate(0, "0123456789abcdef", config), tmp_path)
     said = "\n".join(words)
     (registers,) = set(re.findall(r"Used (\d+) registers", said))

@@ -1,4 +1,4 @@
-"""Likely causes of a mismatch, on CPU tensors: what the message says beside the figures."""
+"""Likely causes of a mismatch, on CPU tensors: what the message says in addition to the figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from atune.model.artifact import KernelParam
 from atune.stages.measure import benchmark
 from atune.stages.measure.arguments import KernelArguments
-from atune.stages.measure.check import Causes, Mismatch, apart, expected_outputs, judged
+from atune.stages.measure.check import Causes, Mismatch, expected_outputs, judged
 from atune.workload.workload import Workload
 
 X = KernelParam("float32", (8, 8))
@@ -66,20 +66,6 @@ def test_elements_that_are_zero_in_both_do_not_hide_the_rtol() -> None:
 def test_no_rtol_is_named_for_plainly_other_outputs() -> None:
     wrong = explained(double, lambda x: x * -2, X, X)
     assert wrong is not None and "rtol ≥" not in wrong.message
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "texts"),
-    [
-        (1.0, 2.0, ("1", "2")),
-        (-1.10654, -1.1065401, ("-1.10654", "-1.1065401")),
-        (float("nan"), 1.0, ("nan", "1")),
-        (2**53, 2**53 + 1, ("9007199254740992", "9007199254740993")),
-        (1.0, 1.0, ("1", "1")),
-    ],
-)
-def test_two_numbers_are_shown_with_digits_that_differ(one: float, other: float, texts: tuple[str, str]) -> None:
-    assert apart(one, other) == texts
 
 
 def test_digits_that_differ_are_in_the_message() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -163,11 +161,8 @@ class Speechless(AssertionError):
 RAISED_BY_CHECKS = {
     "raised ValueError: the outputs' rows are not sorted": ValueError("the outputs' rows are not sorted"),
     "raised RuntimeError: out of memory, says the check": RuntimeError("out of memory, says the check"),
-    "raised KeyError: 'row'": KeyError("row"),
-    "raised MemoryError: ": MemoryError(),
     "raised KeyboardInterrupt: ": KeyboardInterrupt(),
     "raised SystemExit: 1": SystemExit(1),
-    "raised Skipped: not here": pytest.skip.Exception("not here"),
     "raised WorkloadError: strange": WorkloadError("strange"),
     "says: <no message: str() raised RuntimeError>": Speechless(),
     "says: \\udcff": AssertionError("\udcff"),
@@ -273,21 +268,6 @@ def test_samples_that_scatter_are_followed_by_more() -> None:
     assert still_wanted([100 * s for s in wide], 20, None, until_known=True) == 0
     assert still_wanted([100.0, 101.0, 102.0], 3, None, until_known=True) == 0  # too few to tell
     assert still_wanted([1600.0] * 3, 20, 1.0, until_known=True) == 0
-
-
-def test_the_median_of_noisy_samples_comes_out_the_same_again() -> None:
-    """Sampled so, two timings of one kernel that scatters by 4 % agree within 2 %; with 20 samples many do not."""
-    draw = random.Random(7)
-
-    def timed(until_known: bool) -> float:
-        found: list[float] = []
-        while more := still_wanted(found, 20, None, until_known=until_known):
-            found += [draw.gauss(70.0, 2.8) for _ in range(more)]
-        return statistics.median(found)
-
-    few, more = ([timed(known) / timed(known) for _ in range(200)] for known in (False, True))
-    assert sum(abs(ratio - 1) > 0.02 for ratio in more) < sum(abs(ratio - 1) > 0.02 for ratio in few) / 4
-    assert statistics.stdev(more) < 0.6 * statistics.stdev(few)
 
 
 def test_warm_up_and_repeats_may_be_times() -> None:
