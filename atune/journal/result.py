@@ -58,7 +58,6 @@ class TuneResult:
         self.stored = state.stored
         """Of these, how many an earlier run compiled."""
         self.remaining = max(0, self.total - state.settled)
-        """Seconds that devices were busy with candidates, summed over devices; the final is not in it."""
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
         self.untried: tuple[Untried, ...] = untried(state)
@@ -278,8 +277,8 @@ class NoWinner(AtuneError):
 
 def _work(state: State) -> ProblemWork:
     header = state.header
-    told = (None, None) if header is None else (header.flops, header.bytes)
-    return problem_work((entry.facts for entry in state.entries.values()), *told)
+    given = (None, None) if header is None else (header.flops, header.bytes)
+    return problem_work((entry.facts for entry in state.entries.values()), *given)
 
 
 def _measurements(state: State, indices: Iterable[int]) -> tuple[Measurement, ...]:

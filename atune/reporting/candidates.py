@@ -111,13 +111,13 @@ def candidates_section(result: TuneResult) -> str:
     if not result.records:
         return ""
     shown, titles = ranking(result)[:ROWS], columns(result)
-    told = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
+    text = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
     if len(shown) < len(result.records):
-        told += f" Shown are {len(shown):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
+        text += f" Shown are {len(shown):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
     return "\n".join(
         [
             '<section id="all">',
-            f'<h2>All candidates</h2><p class="soft">{told}</p>',
+            f'<h2>All candidates</h2><p class="soft">{text}</p>',
             '<div class="scroll tall" tabindex="0" role="region" aria-label="all candidates">',
             table(shown, titles),
             "</div>",

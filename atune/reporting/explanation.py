@@ -179,9 +179,9 @@ def _fact_lines(story: CandidateStory) -> Iterator[str]:
         machine=record.machine,
         choice=story.choice,
     )
-    told = rows(facts)
-    width = max([9, *(len(name) for name, _ in told)])
-    yield from (f"{name.ljust(width)}  {value}" for name, value in told)
+    known = rows(facts)
+    width = max([9, *(len(name) for name, _ in known)])
+    yield from (f"{name.ljust(width)}  {value}" for name, value in known)
     if record.roofline is not None and (text := record.roofline.describe()):
         yield f"{'roofline'.ljust(width)}  {text}"
 
@@ -228,11 +228,11 @@ def rows(found: Explained) -> Rows:
         ("code", None if machine is None else machine.code_bytes, " bytes"),
         ("source", facts.source_bytes, " bytes"),
     ]
-    told = [(name, f"{value}{unit}") for name, value, unit in given if value is not None]
-    told += [(f"fragment {printable(one.name)}", _fragment(one)) for one in layouts.fragments]
-    told += [(f"loop {n}", _loop(one)) for n, one in enumerate(layouts.loops)]
-    told += [(f"shared {printable(one.name)}", _shared(one)) for one in layouts.shared]
-    return told
+    known = [(name, f"{value}{unit}") for name, value, unit in given if value is not None]
+    known += [(f"fragment {printable(one.name)}", _fragment(one)) for one in layouts.fragments]
+    known += [(f"loop {n}", _loop(one)) for n, one in enumerate(layouts.loops)]
+    known += [(f"shared {printable(one.name)}", _shared(one)) for one in layouts.shared]
+    return known
 
 
 def difference_lines(one: Explained, other: Explained) -> Iterator[str]:

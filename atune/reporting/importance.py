@@ -44,9 +44,9 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
         basis = f"by {self.candidates:,} candidates"
         if not named:
             return f"none by itself ({basis})"
-        told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in named)
+        text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in named)
         left = max(0.0, 1.0 - sum(share for _, share in named))
-        return f"{told}; combinations, other axes and noise {100 * left:.0f} % ({basis})"
+        return f"{text}; combinations, other axes and noise {100 * left:.0f} % ({basis})"
 
 
 def axis_importance(result: TuneResult) -> Importance | None:

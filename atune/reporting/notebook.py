@@ -42,8 +42,8 @@ def result_html(result: TuneResult) -> str:
     if result.best is not None:
         parts += [_ranked(result), rank_plot(result).svg]
     parts += [f"<p>{escape(line)}</p>" for line in failure_lines(result, 3)]
-    if result.best is None and (told := first_failure_lines(result)):
-        parts.append(f'<pre tabindex="0" style="overflow-x: auto">{escape(chr(10).join(told))}</pre>')
+    if result.best is None and (text := first_failure_lines(result)):
+        parts.append(f'<pre tabindex="0" style="overflow-x: auto">{escape(chr(10).join(text))}</pre>')
     return f'<div style="{BREAKING}">{"".join(parts)}</div>'
 
 
@@ -98,8 +98,8 @@ def _card(result: TuneResult) -> str:
 def _counts(result: TuneResult) -> str:
     counts = [(result.measured, "measured"), (result.failed, "failed"), (result.pruned, "pruned")]
     counts += [(result.duplicates, "duplicates"), (result.remaining, "remaining")]
-    told = ", ".join(f"{n:,} {name}" for n, name in counts if n)
-    return f"{told or 'nothing'} of {result.total:,} candidates in {result.wall_s:.1f} s."
+    text = ", ".join(f"{n:,} {name}" for n, name in counts if n)
+    return f"{text or 'nothing'} of {result.total:,} candidates in {result.wall_s:.1f} s."
 
 
 def _ranked(result: TuneResult) -> str:

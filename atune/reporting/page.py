@@ -52,8 +52,8 @@ def failures_section(groups: Sequence[Mapping[str, Any]]) -> str:
     """
     if not groups:
         return ""
-    told = "Grouped by reason, the most frequent first. Below it: what the compiler or device said of one of them."
-    lines = ['<section id="failures">', f'<h2>Failures and pruned candidates</h2><p class="soft">{told}</p>']
+    text = "Grouped by reason, the most frequent first. Below it: what the compiler or device said of one of them."
+    lines = ['<section id="failures">', f'<h2>Failures and pruned candidates</h2><p class="soft">{text}</p>']
     for group in groups[:GROUPS]:
         lines.append(f"<h3>{group['count']:,} × {escape(printable(group['kind']))}</h3>")
         lines.append(f"<p>{breakable(group['message'])}</p>")
@@ -70,8 +70,8 @@ def failures_section(groups: Sequence[Mapping[str, Any]]) -> str:
 
 def warnings_section(result: TuneResult) -> str:
     """Return the run's warnings; empty without any."""
-    said = [f"<li>{breakable(text)}</li>" for text in dict.fromkeys([*result.warnings, *result.noise])]
-    return "\n".join(["<h2>Warnings</h2>", "<ul>", *said, "</ul>"]) if said else ""
+    items = [f"<li>{breakable(text)}</li>" for text in dict.fromkeys([*result.warnings, *result.noise])]
+    return "\n".join(["<h2>Warnings</h2>", "<ul>", *items, "</ul>"]) if items else ""
 
 
 def environment_section(result: TuneResult, state: State) -> str:
@@ -228,5 +228,5 @@ def _second(x: float, seconds: float, end_s: float) -> str:
 
 
 def _point(x: float, y: float, step: Improvement) -> str:
-    told = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
-    return f'<circle cx="{x}%" cy="{y}" r="3.5" fill="var(--b)"><title>{escape(told)}</title></circle>'
+    text = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
+    return f'<circle cx="{x}%" cy="{y}" r="3.5" fill="var(--b)"><title>{escape(text)}</title></circle>'

@@ -74,8 +74,8 @@ def _is_timed(record: Record) -> bool:
 
 def _point(x: float, y: float, record: Record, final: bool) -> str:
     colour, radius = (FINAL, 4.5) if final else (MEASURED, 3)
-    told = f"candidate {record.index}: {record.latency_ms:.4g} ms, {describe_config(record.config)}"
-    return f"<circle cx='{x}' cy='{y}' r='{radius}' fill='{colour}'><title>{escape(told)}</title></circle>"
+    text = f"candidate {record.index}: {record.latency_ms:.4g} ms, {describe_config(record.config)}"
+    return f"<circle cx='{x}' cy='{y}' r='{radius}' fill='{colour}'><title>{escape(text)}</title></circle>"
 
 
 def _line(y: float, colour: str, style: str, title: str = "") -> str:

@@ -254,8 +254,8 @@ class _Bars:
             done, note = (state.finalists, "") if state.final_done else (0, "timed in turn")
             self._progress.update(self._final, completed=done, total=state.finalists, note=note)
         best = shortened(state.best, BEST_LINES * shutil.get_terminal_size().columns)
-        said = "; ".join(part for part in (best, state.tried, state.hosts, state.proof) if part)
-        self._live.update(self._group(self._progress, self._text(said)))
+        parts = "; ".join(part for part in (best, state.tried, state.hosts, state.proof) if part)
+        self._live.update(self._group(self._progress, self._text(parts)))
 
     def note(self, text: str) -> None:
         self._live.start()
@@ -337,5 +337,5 @@ def _bar(name: str, done: int, total: int) -> str:
 
 def _words(state: Progress) -> list[str]:
     failed = f"{state.failed:,} failed" if state.failed else ""
-    said = (state.best or "nothing measured yet", failed, state.tried, state.hosts, state.proof)
-    return [text for text in said if text]
+    parts = (state.best or "nothing measured yet", failed, state.tried, state.hosts, state.proof)
+    return [text for text in parts if text]

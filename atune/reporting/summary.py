@@ -44,14 +44,16 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"no winner: {no_winner_line(result)}")
     else:
         lines += headline_lines(result)
-        lines += unchecked_lines(result)
+        if why := why_unchecked(result):
+            lines.append(f"outputs    not checked: {why}")
         lines += roofline_lines(result)
     lines += _count_lines(result)
     if (mattered := axis_importance(result)) is not None:
         lines.append(f"axes that mattered: {printable(mattered.describe())}")
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
-    lines += _end_lines(result)
+    if not result.finished:
+        lines.append(f"ended      {_unfinished(result)}")
     lines += [f"noise      {printable(text)}" for text in result.noise]
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
@@ -67,14 +69,6 @@ def _count_lines(result: TuneResult) -> list[str]:
     lines = [f"candidates {result.total}: {counts}{left}; {duration(result.wall_s)}"]
     lines += [f"           {line}" for line in failure_lines(result)]
     return lines + [f"             {line}" for line in first_failure_lines(result)]
-
-
-def _end_lines(result: TuneResult) -> list[str]:
-    """Return how the run ended, where that is worth a line."""
-    lines = []
-    if not result.finished:
-        lines.append(f"ended      {_unfinished(result)}")
-    return lines
 
 
 def _unfinished(result: TuneResult) -> str:
@@ -108,13 +102,13 @@ def no_winner_line(result: TuneResult) -> str:
 
 
 def latency_line(result: TuneResult) -> str:
-    """Return the winner's latency, beside the reference's, with its rate where the work of the problem is known."""
+    """Return the winner's latency, next to the reference's, with its rate where the work of the problem is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     if result.reference_ms is not None and result.reference_ratio is not None:
         known = result.speedup_over_reference or (result.reference_ratio,) * 3
         parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known)})")
-    told = ", ".join(parts)
-    return f"{told}; {rate}" if (rate := _rate(result.roofline)) else told
+    text = ", ".join(parts)
+    return f"{text}; {rate}" if (rate := _rate(result.roofline)) else text
 
 
 def _reference_latency(result: TuneResult, known: Ratio) -> str:
@@ -123,15 +117,15 @@ def _reference_latency(result: TuneResult, known: Ratio) -> str:
     The final's later rounds have the best alone, and the machine may have become faster since.
     """
     timing, reference = result.best.timing if result.best else None, result.reference_ms or 0.0
-    told = f"{reference:.4g} ms"
+    text = f"{reference:.4g} ms"
     if not result.final or timing is None or not result.latency_ms:
-        return told
+        return text
     (low, ratio, high), shown = known, reference / result.latency_ms
     sided = not low < 1 < high and abs(ratio - 1) >= LITTLE  # it is told to be faster, or slower
     contradicted = sided and (shown - 1) * (ratio - 1) <= 0
     if not contradicted and abs(shown / ratio - 1) < MOVED:
-        return told
-    return f"{told}, and the winner {reference / ratio:.4g} ms in the same rounds"
+        return text
+    return f"{text}, and the winner {reference / ratio:.4g} ms in the same rounds"
 
 
 def default_line(result: TuneResult) -> str:
@@ -197,12 +191,6 @@ def why_unchecked(result: TuneResult) -> str:
     if asked is True:
         return "the workload has no reference and no check, so that a wrong kernel may win: Workload(…, reference=…)"
     return "the check was switched off (--skip-check)" if asked is False else ""
-
-
-def unchecked_lines(result: TuneResult) -> list[str]:
-    """Return the line of the text that says so; none where outputs were checked."""
-    why = why_unchecked(result)
-    return [f"outputs    not checked: {why}"] if why else []
 
 
 MOST_GROUPS = 50
@@ -282,8 +270,8 @@ def first_failure_lines(result: TuneResult) -> list[str]:
     alike = _all_mismatch(result)
     example = describe_config(group.example) or "the kernel's defaults"
     lines = [f"for example {group.kind} of candidate {group.index}: {example}"]
-    told = group.where.lines() if group.where is not None else _words(group)
-    lines += [f"  {printable(line)[:300]}" for line in told]
+    text = group.where.lines() if group.where is not None else _words(group)
+    lines += [f"  {printable(line)[:300]}" for line in text]
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.index}")
     return lines + alike

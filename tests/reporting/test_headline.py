@@ -96,10 +96,6 @@ def test_a_winner_that_the_noise_hides_is_not_told_to_be_faster() -> None:
     assert comparison((1.01, 1.02, 1.03), "the reference") == "1.02 times faster than the reference"
 
 
-def test_the_slowest_is_compared_with_nothing() -> None:
-    assert "slowest" not in summary_text(final_of(2.5, default=2))
-
-
 def test_without_a_final_the_line_says_that_it_tells_first_timings() -> None:
     result = folded(Stream(total=1).ready(2.0).candidate(0, 1.0).finished())
     assert latency_line(result) == "1 ms by first timing, 2.00 times faster than the reference (2 ms)"
