@@ -80,7 +80,7 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, float):
         value = float.__float__(value)
         if not math.isfinite(value):
-            raise SpaceError(f"{where}: {value!r} cannot be told from None in a journal; use a string or None")
+            raise SpaceError(f"{where}: {value!r} reads as None from a journal; use a string or None")
         return value
     if isinstance(value, str):
         value = str.__str__(value)
@@ -160,7 +160,7 @@ def thaw(config: Mapping[str, Any]) -> Config:
 
 
 def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` words, safe to print: no control characters, whoever wrote the journal."""
+    """Return `config` as ``name=value`` parts, safe to print: no control characters, whoever wrote the journal."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 

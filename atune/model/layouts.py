@@ -184,7 +184,7 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> Choice:
     Valid ones come first that contain no other. Among these the order is: least redundant work, fewest registers, the
     compiler's own, first in the space. One alternative is contained in
     another where, in each loop, the threads that do an iteration are among those that do it in the other.
-    Alternatives without facts are kept besides. If none is valid, only the compiler's own is kept.
+    Alternatives without facts are kept in addition. If none is valid, only the compiler's own is kept.
     """
     valid = [one for one in alternatives if one.valid]
     if not valid:

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """What there is to say of an option, beside its name, its type and a setting's default.
+    """What there is to say of an option, in addition to its name, its type and a setting's default.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[int, Option("Seed of the strategy.", default=0, flag="--seed", metavar="N", zero=True)]
@@ -39,7 +39,7 @@ class Option:
     """Sentences in the form of a docstring. The first is the help at the command line."""
     _: KW_ONLY
     default: Any = None
-    """The default of a keyword. A setting has its default beside its type."""
+    """The default of a keyword. A setting has its default next to its type."""
     zero: bool | None = None
     """Of a number: True for zero or more, False for above zero, None for any."""
     must: str = ""
@@ -58,7 +58,7 @@ class Option:
     unit: str = ""
     """What a number counts, for messages of the command line."""
     unset: str = ""
-    """The default in words, where it is not a plain value."""
+    """The default as text, where it is not a plain value."""
     page: str = ""
     """Where the pages say more, such as ``search.md#the-prior``."""
     group: str = ""
@@ -285,8 +285,8 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             meant = _meant(name, known, _elsewhere() if elsewhere is None else elsewhere)
-            said = f"did you mean {' or '.join(meant)}?" if meant else f"there is {', '.join(known)}"
-            raise UnknownOption(f"{where}: there is no option {name!r}; {said}")
+            hint = f"did you mean {' or '.join(meant)}?" if meant else f"there is {', '.join(known)}"
+            raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
 
 
 def _elsewhere() -> dict[str, str]:

@@ -24,7 +24,7 @@ SHUFFLED = 1_000_000
 class UserCallback:
     """A function of the user's. Its signature is read once, however often it is called.
 
-    `what` names the call in messages, from the values that the function was offered beside the problem's.
+    `what` names the call in messages, from the values that the function was offered in addition to the problem's.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:

@@ -57,14 +57,14 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def describe(self) -> str:
         """Return it as a line of text; empty if nothing is known."""
         rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
-        told = [
+        parts = [
             (f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}")
             + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
             for rate, unit, share in rates
             if rate is not None
         ]
-        words = {"compute": "bound by compute", "memory": "bound by memory", "cache": "served by a cache", "": ""}
-        return ", ".join([*told, *filter(None, [words[self.bound]])])
+        bounds = {"compute": "bound by compute", "memory": "bound by memory", "cache": "served by a cache", "": ""}
+        return ", ".join([*parts, *filter(None, [bounds[self.bound]])])
 
 
 def problem_work(

@@ -152,7 +152,7 @@ def listing(workload: Workload, seed: int = 0) -> Listing:
 
 
 def why_not_held(default: Mapping[str, Any], points: Points) -> str:
-    """Return why a space does not hold `default`, in words that say what was meant."""
+    """Return why a space does not hold `default`, and what was probably meant."""
     axes = points.axes
     if unknown := [name for name in default if name not in axes]:
         return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"

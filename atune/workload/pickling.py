@@ -314,6 +314,6 @@ def _run_file(path: str) -> ModuleType:
         if isinstance(error, (SpaceError, WorkloadError)):
             raise
         hint = _RELATIVE if isinstance(error, ImportError) and "relative import" in message_of(error) else ""
-        said = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
-        raise WorkloadError(located(said, error)) from error
+        message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
+        raise WorkloadError(located(message, error)) from error
     return module

@@ -78,11 +78,11 @@ def _written(node: object) -> str:
         return f"{type(node.value).__name__} {node.value!a}"
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields if name not in _SILENT)
-        said = (f"{name}={_written(value)}" for name, value in fields if value is not None and value != [])
-        return f"{type(node).__name__}({', '.join(said)})"
+        parts = (f"{name}={_written(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(parts)})"
     if isinstance(node, list):
-        told = [one for one in node if not _is_text(one)] or [ast.Pass()]
-        return f"[{', '.join(map(_written, told))}]"
+        nodes = [one for one in node if not _is_text(one)] or [ast.Pass()]
+        return f"[{', '.join(map(_written, nodes))}]"
     return repr(node)
 
 

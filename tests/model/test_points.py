@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
@@ -72,19 +71,6 @@ def test_neighbours_are_the_nearest_admitted_along_each_axis() -> None:
     assert around(4, "y") == [(2, "y"), (8, "y"), (4, "x"), (4, "z")]
 
 
-def test_true_one_and_one_point_nought_are_three_values() -> None:
-    points = Space(a=[1, True, 1.0]).points({})
-    assert [points.place({"a": value}) for value in (1, True, 1.0)] == [0, 1, 2]
-
-
-def test_a_constraints_signature_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Any] = []
-    signature = inspect.signature
-    monkeypatch.setattr(inspect, "signature", lambda function: (read.append(function), signature(function))[1])
-    assert len(digits(3, where=[odd_sum, lambda d2: d2]).configs({})) == 450
-    assert len(read) == 2
-
-
 def asked(limit: int) -> tuple[Callable[..., bool], list[int]]:
     """A constraint that fails once it was asked more than `limit` times."""
     calls = [0]
@@ -111,12 +97,6 @@ def test_an_endless_generator_is_read_as_far_as_the_limit() -> None:
     spec = describe(Workload(keywords, space))
     assert len(spec.configs) == LARGE and len(read) == LARGE + 1
     assert "gives more than 100,000 configurations: those after them are left out" in spec.remarks[0]
-
-
-def test_a_function_that_gives_an_endless_generator_is_read_as_far_as_the_limit() -> None:
-    read: list[int] = []
-    spec = describe(Workload(keywords, Space(lambda: endless(read))))
-    assert len(spec.configs) == LARGE and len(spec.remarks) == 1 and len(read) == LARGE + 1
 
 
 def test_the_first_of_a_space_are_had_without_the_others() -> None:

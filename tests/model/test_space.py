@@ -240,7 +240,7 @@ class Mute:
         (2**64, "an integer of 65 bits; a journal keeps 64"),
         (-(2**63) - 1, "an integer of 64 bits"),
         (1 << 10**6, "an integer of 1000001 bits"),
-        (Float("nan"), "nan cannot be told from None"),
+        (Float("nan"), "nan reads as None"),
         ("\ud800", r"'\ud800' has a surrogate"),
         ({"\ud800": 1}, r"'\ud800' has a surrogate"),
         (nested(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING}"),
