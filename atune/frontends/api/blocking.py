@@ -33,7 +33,7 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
         else:
             found.append(error)
     ours = [e for e in found if isinstance(e, AtuneError)]
-    # On trio each task may raise a cancellation; beside an error, it is only the error's consequence.
+    # On trio each task may raise a cancellation; next to an error, it is only the error's consequence.
     cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
     others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
     return ours[0] if ours else others[0] if len(others) == 1 else group
@@ -45,23 +45,23 @@ def of_the_machine(error: OSError) -> Exception:
         return too_many_files(error)
     if (short_of := shortage_of(error)) is None:
         return error
-    said = machine_error(short_of, tempfile.gettempdir())
-    said.__cause__ = error
-    return said
+    raised = machine_error(short_of, tempfile.gettempdir())
+    raised.__cause__ = error
+    return raised
 
 
 def too_many_files(error: OSError) -> UsageError:
     """Return the exception to raise if no more files can be opened. It names the limit and says what to do."""
     if error.errno == errno.ENFILE:
-        said = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
+        raised = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
     else:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        said = UsageError(
+        raised = UsageError(
             f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
             "workers (--workers, CompileSettings(workers=…))"
         )
-    said.__cause__ = error
-    return said
+    raised.__cause__ = error
+    return raised
 
 
 def no_winner_message(result: TuneResult) -> str:
@@ -74,8 +74,8 @@ def no_winner_message(result: TuneResult) -> str:
         f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
     )
     lines = [f"  {count} × {kind}: {message}" for kind, message, count in failure_summary(result.records)[:10]]
-    taught = [f"    {line}" for line in first_failure_lines(result)]
-    return "\n".join([f"no candidate worked ({counts}):", *lines, *taught])
+    example = [f"    {line}" for line in first_failure_lines(result)]
+    return "\n".join([f"no candidate worked ({counts}):", *lines, *example])
 
 
 T = TypeVar("T")

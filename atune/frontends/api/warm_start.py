@@ -97,8 +97,8 @@ def _advise(
         else:
             path = os.fspath(source)
             experiences.append(experience_of(TuneResult.from_events(JournalReader(path), path, replayed=True), path))
-    advice, said = advice_of(experiences, spec)
-    return advice, remarks + said
+    advice, more = advice_of(experiences, spec)
+    return advice, remarks + more
 
 
 def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
