@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -101,6 +102,22 @@ def test_at_most_ten_folders_at_the_top_with_one_way_between_them() -> None:
         above |= {other.partition(".")[0] for other in imported} - {folder.partition(".")[0]}
     assert len([folder for folder in found if not folder.startswith("(")]) <= 10
     list(TopologicalSorter(found).static_order())
+
+
+def test_a_class_name_stands_once() -> None:
+    found = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_no_file_is_long() -> None:
+    """All but `server_main`, one program that is run by its path with the standard library alone."""
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert [name for name, count in lines.items() if count > 400] == ["workers.processes.server_main"]
 
 
 def documented() -> list[str]:

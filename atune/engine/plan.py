@@ -263,7 +263,7 @@ def strategy_name(
 def strategy_of(
     search: Search, candidates: Mapping[int, Candidate], state: State, suspects: Iterable[int] = ()
 ) -> Guarded:
-    """Return the strategy, told of all outcomes so far in their order, with the survey of the space in `state`.
+    """Return the strategy, with all outcomes so far in their order, and the survey of the space in `state`.
 
     `suspects`: candidates that are not tried again. Raises `UsageError` if it does not fit the space.
     """
@@ -298,7 +298,7 @@ def _made(given: str | Strategy, searched: Searched) -> Strategy:
 
 
 def _past(state: State) -> list[tuple[int, float | None, str]]:
-    """Return the outcomes so far in their order, as strategies are told: index, latency and reason."""
+    """Return the outcomes so far in their order, as strategies get them: index, latency and reason."""
     found = []
     for entry in state.entries.values():
         outcome = state.outcome(entry.index)

@@ -283,7 +283,7 @@ class StrategyDriver:
         self._pending = deque[Outcome]()
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Queue an outcome, which the strategy is told of before it is asked again."""
+        """Queue an outcome, which the strategy gets before it is asked again."""
         self._pending.append(outcome)
         self._outstanding.discard(outcome.index)
         self._run.wake()

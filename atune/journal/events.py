@@ -77,7 +77,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     bytes: float | None = None
     """Bytes that one call moves to and from memory at least, as the user says."""
     advice: tuple[Advice, ...] = ()
-    """Advice from other runs: everything that the strategy was told of it."""
+    """Advice from other runs, as the strategy got it."""
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
@@ -93,7 +93,7 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """Facts of the space for the strategy, beside its axes: columns with a value for each of `indices`.
+    """Facts of the space for the strategy, in addition to its axes: columns with a value for each of `indices`.
 
     `prior`: estimates, in ms or any other unit in which less is better. `facts`: numbers that a model may learn from.
     All are rounded to six digits; None is an unknown value.
@@ -271,7 +271,7 @@ class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     """The best few, the default and the slowest, timed again in turn while only the leader's proof compiled.
 
-    `entries`: index and timing of each, fastest first. `reference`: its timing beside them; None without one.
+    `entries`: index and timing of each, fastest first. `reference`: its timing in the same rounds; None without one.
     """
 
     device: str

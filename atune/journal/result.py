@@ -209,7 +209,7 @@ class TuneResult:
 
     @cached_property
     def kernel_source(self) -> str:
-        """The winner's device source, kept beside its library. Raises `AtuneError` when it is gone."""
+        """The winner's device source, kept next to its library. Raises `AtuneError` when it is gone."""
         library = self._library()
         try:
             return Path(source_path(library.path, library.symbol)).read_text()

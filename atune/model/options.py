@@ -91,7 +91,7 @@ class Field:
         if value is None and (self.optional or self.default is None or option.fits is not None):
             return value
         if self.plain is bool and not isinstance(value, bool):
-            meant = SAID.get(str(value).lower())
+            meant = TRUTHS.get(str(value).lower())
             raise error(
                 f"{name} must be True or False, got {value!r}{'' if meant is None else f': did you mean {meant}?'}"
             )
@@ -102,7 +102,7 @@ class Field:
         return value if option.check is None else option.check(name, value)
 
 
-SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 """Texts that stand for True and False."""
 
 

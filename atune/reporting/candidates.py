@@ -140,7 +140,7 @@ def _row(record: Record, titles: list[Column]) -> str:
         shown = "–" if value is None else column.show(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         exact = f' data-v="{value:.9g}"' if number and shown != str(value) else ""
-        if shown.endswith("…"):  # values that begin alike are told apart by it
+        if shown.endswith("…"):  # it distinguishes values that begin alike
             exact = f' title="{escape(_text(value))}"'
         kind = ' class="n"' if number or value is None else ""
         cells.append(f"<td{kind}{exact}>{escape(shown)}</td>")

@@ -192,7 +192,7 @@ def _block(title: str, text: str) -> Iterable[str]:
 
 
 def story_data(story: CandidateStory) -> dict[str, Any]:
-    """Return the story as ``--json`` prints it: the record's fields, and the rest beside them."""
+    """Return the story as ``--json`` prints it: the record's fields, and the rest next to them."""
     data: dict[str, Any] = {name: getattr(story.record, name) for name in Record.__struct_fields__}
     data |= {name: getattr(story, name) for name in CandidateStory.__struct_fields__ if name != "record"}
     found: dict[str, Any] = msgspec.to_builtins(data)

@@ -100,7 +100,7 @@ def _parquet(result: TuneResult) -> bytes:
 
 
 def _t4(result: TuneResult, journal: str | Path) -> bytes:
-    """T4 auto-tuning results, schema 1.0.0, with what Kernel Tuner's `store_output_file` writes beside its fields."""
+    """T4 auto-tuning results, schema 1.0.0, with the further fields of Kernel Tuner's `store_output_file`."""
     times: dict[int, tuple[float, float, float]] = {}
     lowered: dict[int, float] = {}
     for event in JournalReader(journal):

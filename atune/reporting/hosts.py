@@ -20,7 +20,7 @@ NAMED = 4
 """Most hosts that progress names each; of more it counts."""
 
 LOCAL = "local"
-"""What the machine is called that a part of a run had to itself, beside the hosts of another part."""
+"""What the machine is called that a part of a run had to itself, next to the hosts of another part."""
 
 
 def host_of(device: str) -> str:

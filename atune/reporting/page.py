@@ -52,7 +52,7 @@ def failures_section(groups: Sequence[Mapping[str, Any]]) -> str:
     """
     if not groups:
         return ""
-    text = "Grouped by reason, the most frequent first. Below it: what the compiler or device said of one of them."
+    text = "Grouped by reason, the most frequent first. Below it: the compiler output or device error of one of them."
     lines = ['<section id="failures">', f'<h2>Failures and pruned candidates</h2><p class="soft">{text}</p>']
     for group in groups[:GROUPS]:
         lines.append(f"<h3>{group['count']:,} × {escape(printable(group['kind']))}</h3>")

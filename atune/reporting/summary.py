@@ -20,11 +20,11 @@ KEYS = (
     "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
-"""What ``--json`` prints of a result, beside what was not tried and the failures."""
+"""What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 NAMED_TIES = 5
-"""Candidates that are told by their index, of those that tie with the winner."""
+"""Candidates that are named by their index, of those that tie with the winner."""
 LITTLE = 0.005
-"""Share by which two may differ and still be told to be as fast."""
+"""Share by which two may differ and still count as equally fast."""
 MOVED = 0.02
 """Share by which the ratio of two latencies may differ from the ratio round by round without a word about it."""
 
@@ -121,7 +121,7 @@ def _reference_latency(result: TuneResult, known: Ratio) -> str:
     if not result.final or timing is None or not result.latency_ms:
         return text
     (low, ratio, high), shown = known, reference / result.latency_ms
-    sided = not low < 1 < high and abs(ratio - 1) >= LITTLE  # it is told to be faster, or slower
+    sided = not low < 1 < high and abs(ratio - 1) >= LITTLE  # the text says faster, or slower
     contradicted = sided and (shown - 1) * (ratio - 1) <= 0
     if not contradicted and abs(shown / ratio - 1) < MOVED:
         return text

@@ -78,7 +78,7 @@ class FakeCompileWorker:
         if machine.killed(index, "lower"):
             return Failure(index, "worker_lost", KILLED, doubt=KILLED)
         if kind := script.failure(index, "lower"):
-            return Failure(index, kind, f"scripted to fail: {kind}", "what the fake said")
+            return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
         return Lowered(
             index=index,
             code_key=script.code_key(candidate.config),
@@ -102,7 +102,7 @@ class FakeCompileWorker:
                 if not in_time:
                     answers.append(Failure(index, "timeout", f"elaborating ran past compile_timeout_s={limit:g}"))
                 elif kind := script.failure(index, "elaborate"):
-                    answers.append(Failure(index, kind, f"scripted to fail: {kind}", "what the fake said"))
+                    answers.append(Failure(index, kind, f"scripted to fail: {kind}", "output of the fake"))
                 else:
                     answers.append(Elaborated(index, script.facts(config)))
         return answers
@@ -127,7 +127,7 @@ class FakeCompileWorker:
             message = past if kinds[0] == "timeout" else f"scripted to fail: {kinds[0]}"
             if len(group) > 1:
                 return GroupFailed(message)
-            return [Failure(indices[0], kinds[0], message, "what the fake said")]
+            return [Failure(indices[0], kinds[0], message, "output of the fake")]
         path = machine.new_library(group)
         return [
             Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, plain=not script.accelerated)
@@ -193,7 +193,7 @@ class FakeDeviceWorker:
         with machine.running_as("start"):
             await machine.take(machine.script.start_s)
         if machine.starts[self.name] <= machine.script.start_failures.get(self.name, 0):
-            raise WorkerError(f"{self.name} is scripted not to start", "what the fake driver said")
+            raise WorkerError(f"{self.name} is scripted not to start", "output of the fake driver")
         self.alive = True
         return self.info
 
@@ -235,7 +235,7 @@ class FakeDeviceWorker:
             self.alive = False
         if kind is not None:
             self.alive = kind not in FATAL
-            return Failure(artifact.index, kind, message, "what the fake said", doubt)
+            return Failure(artifact.index, kind, message, "output of the fake", doubt)
         checked = script.reference_ms is not None and machine.benchmark.check
         early = script.first_ms.get(index) if not before else None
         latency = script.latency_of(config, plain=artifact.plain, final=False) if early is None else early

@@ -32,7 +32,7 @@ NO_HOME = "/dev/null/home"
 @pytest.fixture(autouse=True)
 def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     environment._warned.clear()
-    monkeypatch.setattr(inherited_state, "_said", False)
+    monkeypatch.setattr(inherited_state, "_warned", False)
 
 
 def tuned(n: int, target_host: Any = None) -> Any:

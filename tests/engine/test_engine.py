@@ -219,7 +219,7 @@ async def test_with_two_devices_one_that_never_starts_is_left_out() -> None:
     machine = FakeMachine(10, Script(start_failures={"fake-0": math.inf}), devices=2)
     run = await finish(machine)
     lost = run.of(DeviceLost)
-    assert [e.final for e in lost] == [False, False, True] and "what the fake driver said" in lost[0].reason
+    assert [e.final for e in lost] == [False, False, True] and "output of the fake driver" in lost[0].reason
     assert len(machine.measured["fake-1"]) == 10 and not machine.measured["fake-0"]
 
 
@@ -448,7 +448,7 @@ async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["5 × compile", "2 × mismatch", "1 × lower"]
     assert lines[4:] == [
         "    for example compile of candidate 0: x=0",
-        "      what the fake said",
+        "      output of the fake",
         f"    all of it: atune show {tmp_path / 'j'} 0",
         "    every candidate that ran differs from the reference: look at the kernel, the reference and the inputs",
     ]

@@ -47,7 +47,7 @@ class CompileArgs:
 
 
 @dataclass(frozen=True)
-class Timing:
+class ProfileTiming:
     """Amounts of timing per candidate."""
 
     warmup: int = 25
@@ -104,8 +104,8 @@ class Specialization:
 
 
 @dataclass(frozen=True)
-class GivenTiming:
-    """A run's own `Timing`. None: not given."""
+class RunTiming:
+    """A run's own `ProfileTiming`. None: not given."""
 
     warmup: int | None = None
     rep: int | None = None
@@ -125,7 +125,7 @@ class Decorated:
 
 
 @dataclass(frozen=True)
-class ProfileArgs(Checks, Timer, Timing):
+class ProfileArgs(Checks, Timer, ProfileTiming):
     """Checks and timing of candidates.
 
     `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
@@ -143,17 +143,17 @@ class ProfileArgs(Checks, Timer, Timing):
 
 
 @dataclass(frozen=True)
-class SetProfileArgs(Timer, Checks, Timing):
+class SetProfileArgs(Timer, Checks, ProfileTiming):
     """The arguments of `AutoTuner.set_profile_args`: `ProfileArgs` in another order."""
 
 
 @dataclass(frozen=True)
-class RunArgs(EarlyStop, Pipeline, GivenTiming):
+class RunArgs(EarlyStop, Pipeline, RunTiming):
     """The arguments of `AutoTuner.run`. None: not given; `set_profile_args` or the engine decides."""
 
 
 @dataclass(frozen=True)
-class AutotuneArgs(Timer, Pipeline, EarlyStop, Specialization, Checks, Timing, Decorated):
+class AutotuneArgs(Timer, Pipeline, EarlyStop, Specialization, Checks, ProfileTiming, Decorated):
     """The arguments of `autotune`."""
 
     timeout: float = 100

@@ -179,7 +179,7 @@ RUN_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class TranslatedCall:
     """Where to run, and options of `atune.tune`."""
 
     target: str
@@ -206,7 +206,7 @@ def jit_arguments(args: CompileArgs) -> dict[str, Any]:
     }
 
 
-def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> Plan:
+def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> TranslatedCall:
     """Return atune's options. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
 
     Warm-up, repeats and deadline come from `run`, otherwise from the profile, otherwise from tilelang's defaults.
@@ -221,7 +221,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
     target = resolved_target(compile_args.target)
     if (backend := backend_of(compile_args.execution_backend, target)) != "auto":
         warn_once(f"execution_backend={backend!r}", "counts for as_tilelang(): tvm_ffi builds and calls the candidates")
-    return Plan(
+    return TranslatedCall(
         target=_text(target),
         devices=_devices(target, run),
         pipeline=run.use_pipeline is not False,

@@ -35,7 +35,7 @@ class Strategy(Protocol):
         """Learn a candidate's latency, ms, or None if it has none of its own, for `reason`.
 
         The reason is its kind of failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a device
-        limit, or `DUPLICATE`. A candidate may be told again; then the new latency counts.
+        limit, or `DUPLICATE`. An outcome may come again; then the new latency counts.
         """
         ...
 

@@ -21,7 +21,7 @@ from atune.model.roofline import operand_rate
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
 """A user's prior: maps a configuration and its lowered facts to milliseconds or a rank; less is better."""
 Candidates = Mapping[int, tuple[Mapping[str, Any], StaticFacts]]
-"""Configurations and what lowering told of them, by index."""
+"""Configurations and facts of their lowering, by index."""
 
 AUTO: Literal["auto"] = "auto"
 

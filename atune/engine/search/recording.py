@@ -133,7 +133,7 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
 
 
 def reason_of(state: State, index: int) -> str:
-    """Return the reason for which strategies are told no latency of candidate `index`; empty if it has its own.
+    """Return the reason for which strategies get no latency of candidate `index`; empty if it has its own.
 
     A failure's kind; ``pruned``; or `DUPLICATE`.
     """

@@ -109,7 +109,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 class ListenOptions(TypedDict, total=False):
-    """Who is told of a run."""
+    """Who hears of a run."""
 
     # fmt: off
     on_event: Annotated[Callable[[Event], None] | None, Option(

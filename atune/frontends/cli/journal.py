@@ -135,7 +135,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind=""
         )
     workload = arguments.workload or (None if done else origin_of(state.header))
-    if workload is not None:  # said first, because resuming runs that file
+    if workload is not None:  # printed first, because resuming runs that file
         print_message(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:

@@ -59,7 +59,7 @@ class SwizzleLowering(Accelerator):
 class Relatives:
     """Lowered kernels of one run's workers that equal `bare`, a kernel without its annotation.
 
-    `beside`: everything beside the kernel that decides lowering.
+    `beside`: everything but the kernel that decides lowering.
     """
 
     def __init__(self, folder: Path, bare: str, beside: str) -> None:

@@ -111,7 +111,7 @@ class How:
     """Target of host code; None for tilelang's choice."""
 
     def key(self) -> tuple[Any, ...]:
-        """Return the inputs, beside the kernel, that the code depends on."""
+        """Return the inputs, other than the kernel, that the code depends on."""
         settings = (self.target, self.flags, self.pass_configs, self.host)
         return (*settings, toolchain(self.kind))
 

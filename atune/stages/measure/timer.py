@@ -206,8 +206,8 @@ Span = tuple[float, float, str]
 class CuptiTimer(CudaTimer):
     """As `CudaTimer`, with CUPTI's records in place of events.
 
-    A sample is the sum of what a call's kernels and copies took; gaps between them do not count. Calls are told apart
-    by marker kernels, not by names: a timed kernel may be the same as the one that empties the cache. Raises
+    A sample is the sum of what a call's kernels and copies took; gaps between them do not count. Marker kernels
+    separate the calls. Names would not: a timed kernel may be the same as the one that empties the cache. Raises
     RuntimeError where CUPTI delivers no records.
     """
 

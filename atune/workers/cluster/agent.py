@@ -197,7 +197,7 @@ class Actor:
         await opened
 
     async def _serve(self, opening: bytes, opened: asyncio.Future[None]) -> None:
-        """Run the agent until it is told to leave. End this process if it is left, or fails: then the node is lost."""
+        """Run the agent until the engine ends it. End this process if it is left, or fails: then the node is lost."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)

@@ -92,7 +92,7 @@ class RayAgent:
             self._killing.start()
 
     def wait_killed(self, within_s: float) -> None:
-        """Wait until Ray was told of `kill`. Blocks for `within_s` at most."""
+        """Wait until Ray got `kill`. Blocks for `within_s` at most."""
         if self._killing is not None:
             self._killing.join(within_s)
 
@@ -132,7 +132,7 @@ async def ray_agents(
 
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
-    """Leave the cluster, once Ray was told to kill `agents`: a later `ray.kill` would join or start a cluster again."""
+    """Leave the cluster once Ray got the kills of `agents`: a later `ray.kill` would join or start a cluster again."""
     until = time.monotonic() + CANCEL_S
     for agent in agents:
         agent.wait_killed(max(0.0, until - time.monotonic()))

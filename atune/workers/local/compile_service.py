@@ -40,7 +40,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     """Owns the process that compiles with headers parsed in advance; see `atune.stages.accelerators.service`.
 
     `start` begins to parse them while the fork server still imports tilelang. At the first candidate that must be
-    compiled the process is asked to compile for the run, unless `use` said not to. While `warming`, lowering continues
+    compiled the process is asked to compile for the run, unless `use` was false. While `warming`, lowering continues
     and building waits. If `ready`, builds use the service. `why` says which compiler is used.
     A run that ends well leaves cicc, with its parsed headers, to the next run.
     """
@@ -152,8 +152,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
         try:
             await process.run()
         except (WorkerError, OSError, msgspec.MsgspecError) as error:
-            said = getattr(error, "detail", "").strip().splitlines()
-            self._broken = "; ".join((f"the compile service ended: {error}", *said[-1:]))
+            output = getattr(error, "detail", "").strip().splitlines()
+            self._broken = "; ".join((f"the compile service ended: {error}", *output[-1:]))
         finally:
             self.ready = False
             self.wake()

@@ -199,7 +199,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         data, control = json.dumps(message).encode(), self._control
         while self._running:
             if control is not self._control:
-                return  # the server is gone, and the worker concerned has been told
+                return  # the server is gone, and the worker concerned knows
             try:
                 socket.send_fds(control, [data], fds)
                 return

@@ -16,7 +16,7 @@ from atune.model.folders import private_root, working_folder
 
 VARIABLE = "TILELANG_CACHE_DIR"
 NAME = "tilelang-cache"
-_said = False
+_warned = False
 
 
 def substitute() -> dict[str, str]:
@@ -50,9 +50,9 @@ def _can_be_made(folder: Path) -> bool:
 
 
 def _say(folder: str) -> None:
-    global _said
-    if not _said:
-        _said = True
+    global _warned
+    if not _warned:
+        _warned = True
         warnings.warn(
             f"~/.tilelang/cache cannot be written, so tilelang keeps its files in {folder}; "
             f"set {VARIABLE} to choose another folder",
