@@ -400,6 +400,14 @@ def test_under_nohup_a_closed_terminal_interrupts_nothing(workload: str, tmp_pat
     assert process.returncode == 130
 
 
+def test_an_interrupt_that_python_wraps_while_it_makes_a_class_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrapped(*_: object) -> int:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("atune.frontends.cli.main._parser", wrapped)
+    assert main(["tune"]) == 130
+
+
 def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:
     """Sent after 0, 5, 10 … ms from the moment that the program looks for the command line's module."""
     announce = """

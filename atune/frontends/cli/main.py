@@ -77,6 +77,9 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except Exception as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what __set_name__ raises
+                print_message("interrupted", kind="")
+                return INTERRUPTED
             wanted = "--json" in argv if arguments is None else arguments.json
             return report_error(error, debug=arguments is not None and arguments.debug, json=wanted)
 
