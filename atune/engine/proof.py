@@ -82,7 +82,7 @@ class Proofs:
             self._drop_other(library(leader))
             with anyio.CancelScope() as scope:
                 self._ahead = library(leader), scope
-                await self._proof_by(leader, [worker, *self.workers])
+                await self._proof_by(leader, [worker])  # the others may be busy
 
     def _drop_other(self, key: Library) -> None:
         if self._ahead is not None and self._ahead[0] != key:
