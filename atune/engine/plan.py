@@ -105,7 +105,7 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
     configs = enumerate([*spec.configs, *others.values(), *added])
     candidates = {index: Candidate(index, config_key(config), thaw(config)) for index, config in configs}
     before, total = proposed(state), len(candidates)
-    most = min(total, search.budget.most(total) or total) - sum(not entry.beside for entry in before)
+    most = min(total, search.budget.most(total) or total) - sum(not entry.further_layout for entry in before)
     plan = Plan(
         search,
         candidates,
@@ -168,7 +168,7 @@ def finished(state: State, budget: Budget) -> bool:
         return False
     count, entries = len(proposed(state)), state.entries.values()
     most = budget.most(state.total)
-    used_up = most is not None and count - sum(entry.beside for entry in entries) >= most
+    used_up = most is not None and count - sum(entry.further_layout for entry in entries) >= most
     settled = count + sum(entry.surveyed for entry in entries)
     return settled >= state.total or used_up or budget.used_up(state.wall_s)
 

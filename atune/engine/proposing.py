@@ -142,7 +142,7 @@ class ProposeStage:
                 await propose.send(candidate)
                 run.wake()
             for index in [candidate.index for candidate in plan.redo] + self._last_proposed():
-                await self._propose_beside(index, propose)
+                await self._propose_further_layouts(index, propose)
             if asking.strategy is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
@@ -158,7 +158,7 @@ class ProposeStage:
 
         The run may have ended before the candidate's other layouts were proposed.
         """
-        return [entry.index for entry in proposed(self._run.recorder.state) if not entry.beside][-1:]
+        return [entry.index for entry in proposed(self._run.recorder.state) if not entry.further_layout][-1:]
 
     async def _ask(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         run, asking, count = self._run, self._asking, 0
@@ -166,11 +166,11 @@ class ProposeStage:
             await asking.turn()
             index = None if run.stopping else await asking.ask()
             while index is not None and run.recorder.state.entry(index).key:
-                index = await asking.ask()  # it was proposed before or beside another, or failed in the survey
+                index = await asking.ask()  # it was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)
-            await self._propose_beside(index, propose)
+            await self._propose_further_layouts(index, propose)
             count += 1
 
     async def _retry_left_out(
@@ -192,19 +192,21 @@ class ProposeStage:
         scheduled.held = False
 
     async def _propose(
-        self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, beside: bool = False
+        self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, further_layout: bool = False
     ) -> None:
         self._asking.proposed(new.index)
-        self._run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, beside=beside)
+        self._run.recorder.emit(
+            CandidateProposed, index=new.index, key=new.key, config=new.config, further_layout=further_layout
+        )
         await propose.send(new)
         self._run.wake()
 
-    async def _propose_beside(self, index: int, propose: MemoryObjectSendStream[Candidate]) -> None:
+    async def _propose_further_layouts(self, index: int, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose the other layouts of a candidate's configuration, which are chosen from."""
         state = self._run.recorder.state
         for other in [] if self._layouts is None else self._layouts.group(index):
             if not state.entry(other).key:
-                await self._propose(self._plan.candidates[other], propose, beside=True)
+                await self._propose(self._plan.candidates[other], propose, further_layout=True)
 
     # ---- the survey
 

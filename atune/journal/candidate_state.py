@@ -32,8 +32,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
     surveyed: bool = False
-    """As in `CandidateProposed`; so is `beside`."""
-    beside: bool = False
+    """As in `CandidateProposed`; so is `further_layout`."""
+    further_layout: bool = False
     place: Place | None = None
     """Its key in the ranking, while it is measured."""
 

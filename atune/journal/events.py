@@ -88,8 +88,8 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     config: dict[str, Any]
     surveyed: bool = False
     """Whether no strategy proposed it: it was found to fail when the space was surveyed, and counts for no budget."""
-    beside: bool = False
-    """Whether it is proposed as a further layout of a configuration, to choose from: it counts for no budget either."""
+    further_layout: bool = False
+    """Whether it is another layout of a configuration that was proposed, to choose from: it counts for no budget."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):

@@ -117,7 +117,7 @@ class State:
             case CandidateProposed():
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
-                entry.surveyed, entry.beside = event.surveyed, event.beside
+                entry.surveyed, entry.further_layout = event.surveyed, event.further_layout
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)

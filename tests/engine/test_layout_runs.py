@@ -77,7 +77,7 @@ async def test_layouts_of_the_same_code_are_one_alternative() -> None:
 async def test_a_budget_counts_base_configurations_whatever_the_strategy(strategy: str) -> None:
     run = await finish(machine(), compile=ONE, strategy=strategy, budget=Budget(candidates=2))
     assert len(run.measured()) == 2 and all(index % 3 == 2 for index in run.measured())
-    assert [e.beside for e in run.of(CandidateProposed)].count(False) == 2
+    assert [e.further_layout for e in run.of(CandidateProposed)].count(False) == 2
 
 
 async def test_all_layouts_are_tried_where_no_chosen_one_works() -> None:
