@@ -17,8 +17,8 @@ import anyio
 
 from atune.errors import JournalError
 from atune.journal.events import BenchmarkFailed, BenchmarkStarted, CandidateMeasured, RunResumed
+from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.writer import read
 
 TOTAL = 24
 

@@ -10,7 +10,7 @@ import anyio
 
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, RunStarted
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, kind_of, parse_line
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed, parse_line
 from atune.journal.result import TuneResult
 
 
@@ -60,7 +60,11 @@ async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEven
     and needs no notification, so that shared file systems work. A compressed journal grows no more, and ends with its
     last event. Raises `JournalError` where the journal is damaged.
     """
-    if _packed(path):
+    try:
+        compressed = is_compressed(str(path))
+    except OSError as error:
+        raise cannot("read", str(path), error) from error
+    if compressed:
         for recorded in JournalReader(path):
             yield recorded
         return
@@ -86,10 +90,3 @@ async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEven
                 pass
         yield None
         await anyio.sleep(poll_s)
-
-
-def _packed(path: str | Path) -> bool:
-    try:
-        return bool(kind_of(str(path)))
-    except OSError as error:
-        raise cannot("read", str(path), error) from error

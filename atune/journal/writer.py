@@ -18,8 +18,7 @@ import anyio.to_thread
 
 from atune.errors import JournalError
 from atune.journal.events import AnyEvent, Event, encode
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, kind_of
-from atune.journal.reader import read as read
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed
 from atune.model.folders import make_private_folder, whole_file
 
 
@@ -74,8 +73,8 @@ class Journal:
         path = str(path)
         fd, _ = _open_locked(path)
         try:
-            if kind := kind_of(path):
-                raise JournalError(f"the journal {path} is compressed ({kind}), which is only read: unpack it to go on")
+            if is_compressed(path):
+                raise JournalError(f"the journal {path} is compressed, and can only be read: unpack it to continue it")
             reader = JournalReader(path)
             events = list(reader)
         except BaseException:

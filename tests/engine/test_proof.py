@@ -27,9 +27,9 @@ from atune.journal.events import (
     Warned,
     WinnerProven,
 )
+from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import NoWinner, TuneResult
-from atune.journal.writer import read
 from atune.model.artifact import Lowered
 from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings

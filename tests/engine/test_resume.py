@@ -28,8 +28,9 @@ from atune.journal.events import (
     RunResumed,
     Warned,
 )
+from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.writer import Journal, read
+from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings

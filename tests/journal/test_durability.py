@@ -19,8 +19,8 @@ from atune.engine.search.registry import KINDS, Kind
 from atune.errors import JournalError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
-from atune.journal.reader import JournalReader
-from atune.journal.writer import Journal, read
+from atune.journal.reader import JournalReader, read
+from atune.journal.writer import Journal
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

@@ -21,9 +21,9 @@ from processes import environment
 from atune.errors import JournalError
 from atune.journal import reader as reader_module
 from atune.journal.events import SCHEMA, AnyEvent
-from atune.journal.reader import JournalReader
+from atune.journal.reader import JournalReader, read
 from atune.journal.replay import replay
-from atune.journal.writer import Journal, read
+from atune.journal.writer import Journal
 
 STREAM = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0)
 EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events

@@ -19,8 +19,8 @@ from atune.frontends.api.compile_all import compiled
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, RunInterrupted, Warned
+from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.writer import read
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings

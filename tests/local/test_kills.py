@@ -22,8 +22,8 @@ from atune.journal.events import (
     Event,
     Warned,
 )
+from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.writer import read
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref

@@ -16,7 +16,7 @@ from atune.engine import run_state
 from atune.frontends.api.compile_all import compiled
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit
-from atune.journal.writer import read
+from atune.journal.reader import read
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings

@@ -14,7 +14,7 @@ import pytest
 from processes import wait_until
 
 from atune.journal.events import BuildFailed, CandidateMeasured, RunResumed
-from atune.journal.writer import read
+from atune.journal.reader import read
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOAD = """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import lzma
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -77,16 +75,13 @@ async def test_a_journal_is_read_as_it_was_recorded(tmp_path: Path) -> None:
     assert found.best_ms == 1.0
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".xz", lzma.compress), (".gz", gzip.compress)])
-async def test_compressed_journals_are_read_and_not_written(
-    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
-) -> None:
+async def test_compressed_journals_are_read_and_not_written(tmp_path: Path) -> None:
     plain = await recorded(tmp_path / "j")
-    packed = tmp_path / f"j{suffix}"
-    packed.write_bytes(pack(plain.read_bytes()))
+    packed = tmp_path / "j.xz"
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
     assert read_recording(packed) == read_recording(plain)
     assert replay(packed).best_config == replay(plain).best_config
-    with pytest.raises(JournalError, match="only read: unpack it"):
+    with pytest.raises(JournalError, match="can only be read: unpack it"):
         Journal.start(packed)
     packed.write_bytes(packed.read_bytes()[:-40])
     with pytest.raises(JournalError, match="damaged or ends too early"):
