@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from atune.stages.accelerators.registry import Accelerator, Host
-from atune.stages.compile.steps import CompileTask, LinkTask, LowerTask, MachineCode, Modules
+from atune.stages.compile.steps import CompileTask, LowerTask, MachineCode, Modules
 
 CALLS: list[str] = []
 """Steps in which a spy was asked, in order."""
@@ -55,25 +55,6 @@ class WrongTable(Everywhere):
         return plain(replace(job, source=job.source.replace("{4.0f, 5.0f}", "{4.0f, 6.0f}")))
 
 
-class WrongLink(Everywhere):
-    """Links, in the place of a kernel's code, code in which one instruction's bits are turned."""
-
-    def link(self, job: LinkTask, plain: Callable[[LinkTask], None]) -> None:
-        plain(job)
-        with open(job.path, "rb") as file:
-            library = file.read()
-        from atune.stages.compile import elf
-
-        (binary,) = list(elf.cuda_binaries(library))[:1]
-        at = library.index(binary)
-        name = f".text.{job.hosts[0].symbol}_kernel"
-        _, code = elf.sections(memoryview(binary))[name]
-        place = library.index(code, at)
-        with open(job.path, "r+b") as file:
-            file.seek(place + 8)
-            file.write(bytes(byte ^ 0xFF for byte in code[8:12]))
-
-
 class Spy(Everywhere):
     """Does nothing, and notes that it was asked."""
 
@@ -86,10 +67,6 @@ class Spy(Everywhere):
     def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         CALLS.append("compile")
         return plain(job)
-
-    def link(self, job: LinkTask, plain: Callable[[LinkTask], None]) -> None:
-        CALLS.append("link")
-        plain(job)
 
 
 class NewerSpy(Spy):

@@ -1,26 +1,35 @@
 """Entry points of compile workers: elaborate candidates, ask a prior, lower one, build a group, prove a winner.
 
-Bytes in, bytes out.
+Bytes in, bytes out. To prove a library, or to explain a configuration, it is compiled by the plain steps, as tilelang
+does.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from atune.engine.search.prior import asked
 from atune.errors import message_of, name_of
-from atune.model.artifact import Elaborated, Failure, Lowered, Proof
+from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, source_path
 from atune.model.candidate import Candidate, thaw
+from atune.model.device import occupancy_of
 from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RankJob
 from atune.stages.accelerators import registry
-from atune.stages.compile import codegen, lowering, plain
+from atune.stages.compile import elf, lowering
+from atune.stages.compile.codegen import answer
 from atune.stages.compile.facts import foreseen
+from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.keys import lowered_before
-from atune.stages.compile.steps import backend_context
+from atune.stages.compile.steps import Steps, backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
 from atune.workers.system.resources import check_machine
@@ -78,7 +87,7 @@ def build(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     fitting = [name for name in session().accelerators if job.service or not registry.named(name).served]
-    return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(fitting)))
+    return msgspec.msgpack.encode(answer(job.group, job.path, registry.compose(fitting)))
 
 
 def prove(payload: bytes) -> bytes:
@@ -86,7 +95,7 @@ def prove(payload: bytes) -> bytes:
     job = msgspec.msgpack.decode(payload, type=ProveJob)
 
     def work(candidate: Candidate) -> Proof | Failure:
-        return plain.prove(candidate, job.measured, job.path, job.lowered)
+        return prove_plain(candidate, job.measured, job.path, job.lowered)
 
     return msgspec.msgpack.encode(_guarded(job.candidate, work))
 
@@ -100,7 +109,7 @@ def explain(payload: bytes) -> bytes:
     check_config(workload(), job.candidate.config)
 
     def work(candidate: Candidate) -> Explained | Failure:
-        return plain.explain(msgspec.structs.replace(job, candidate=candidate))
+        return explain_plain(msgspec.structs.replace(job, candidate=candidate))
 
     return msgspec.msgpack.encode(
         _guarded(msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config)), work)
@@ -120,6 +129,105 @@ def _one_line(error: BaseException) -> str:
     lines = [line for line in message_of(error).strip().splitlines() if line.strip()]
     # TVM puts the C++ stack first and the message last.
     text = f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
-    if isinstance(error, OSError) and "source code" in text:  # inspect's words
+    if isinstance(error, OSError) and "source code" in text:  # the message of `inspect`
         return f"{text}; a kernel that exec made needs its text, too: Workload(source=...)"
     return text
+
+
+def prove_plain(candidate: Candidate, measured: Artifact, path: str, lowered: Lowered | None = None) -> Proof | Failure:
+    """Elaborate, lower, generate, compile and link `candidate` by the plain steps, and compare with `measured`.
+
+    If the plain steps lowered it before, to `lowered`, only compiling and linking are left. Raises what elaborating and
+    lowering raise. Returns a `Failure` if compilers refuse the plain source.
+    """
+    started, plain = time.perf_counter(), Steps()
+    (built,) = answer([lowering.as_plain(lowered) or lowering.lower(candidate, plain)], path, plain)
+    if isinstance(built, Failure):
+        return built
+    return Proof(candidate.index, difference(measured, built), built, round(time.perf_counter() - started, 4))
+
+
+def difference(measured: Artifact, plain: Artifact) -> str:
+    """Say how two libraries of one candidate differ; empty if sources and code sections are the same.
+
+    Sources are those of device and host. For target ``c`` they decide alone, because g++ compiles both and nothing
+    wraps it. The host's half of a CUDA library is compared only by its source.
+    """
+    if measured.source_key != plain.source_key:
+        return "the generated source"
+    if plain.target != "cuda":
+        return ""
+    own, other = (elf.kernels_code(Path(one.path).read_bytes(), one.symbol) for one in (measured, plain))
+    if not other:
+        return "the place of its code: the plain library has none under its name"
+    if not own:
+        return "the place of its code: the measured library has none under its name"
+    for code in own:  # tvm decides which of several is loaded
+        if code.keys() != other[0].keys():
+            return f"sections of its code: {', '.join(sorted(code.keys() ^ other[0].keys()))}"
+        if wrong := sorted(name for name in code if code[name] != other[0][name]):
+            return f"the code of {', '.join(wrong)}"
+    return ""
+
+
+VERBOSE = "TILELANG_VERBOSE"
+"""Options that make tilelang ask ptxas for its figures, and log them."""
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def explain_plain(job: ExplainJob) -> Explained | Failure:
+    """Lower and compile a configuration by the plain steps, and read its facts. Raises what lowering raises."""
+    seen, plain = Seen(job.picture), Steps()
+    lowered = lowering.lower(job.candidate, plain, seen=seen)
+    with ptxas_log() as log:
+        (built,) = answer([lowered], job.path, plain)
+    if isinstance(built, Failure):
+        return built
+    target, machine, facts = session().target, built.machine, lowered.facts
+    source = Path(source_path(built.path, built.symbol)).read_text(errors="replace")
+    explained = Explained(
+        config=job.candidate.config,
+        target=str(target),
+        facts=facts,
+        source=source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel"),
+        machine=machine,
+        picture=seen.picture,
+    )
+    if machine is None:
+        return explained
+    stores, loads = spills("\n".join(log)) or (None, None)
+    smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
+    occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
+    return msgspec.structs.replace(explained, spill_bytes=stores, spill_load_bytes=loads, occupancy=occupancy)
+
+
+def spills(log: str) -> tuple[int, int] | None:
+    """Return bytes of spill stores and loads from ``ptxas -v``, of the kernel with most of them; None without
+    figures."""
+    return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(log)), default=None)
+
+
+@contextmanager
+def ptxas_log() -> Iterator[list[str]]:
+    """Collect tilelang's log messages within the block, including the figures of ptxas."""
+    from tilelang import logger
+
+    lines: list[str] = []
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler, level, before = Collecting(logging.INFO), logger.level, os.environ.get(VERBOSE)
+    os.environ[VERBOSE] = "1"
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        if before is None:
+            del os.environ[VERBOSE]
+        else:
+            os.environ[VERBOSE] = before

@@ -7,14 +7,13 @@ import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from atune.model.device import Target
 from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
 from atune.stages.compile import steps
-from atune.stages.compile.steps import CompileTask, LinkTask, LowerTask, MachineCode, Modules
+from atune.stages.compile.steps import CompileTask, LowerTask, MachineCode, Modules, Steps
 from atune.stages.session import devices
 
 TILELANG = ("0.1.15",)
@@ -49,7 +48,7 @@ class Accelerator:
     @property
     def builds(self) -> bool:
         """Whether it has a part in each library that is built with it."""
-        return type(self).compile is not Accelerator.compile or type(self).link is not Accelerator.link
+        return type(self).compile is not Accelerator.compile
 
     def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
         """Return the kernel's lowered halves."""
@@ -58,10 +57,6 @@ class Accelerator:
     def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
         """Return the kernels' machine code."""
         return plain(job)
-
-    def link(self, job: LinkTask, plain: Callable[[LinkTask], None]) -> None:
-        """Make the library."""
-        plain(job)
 
 
 def unless_cuda(host: Host) -> str:
@@ -117,28 +112,26 @@ def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], d
     return chosen(CompileSettings().acceleration, this_host(kind, arch))
 
 
-def compose(names: Sequence[str]) -> steps.Steps:
+def compose(names: Sequence[str]) -> Steps:
     """Return the steps with these accelerators around them, the first one outermost."""
-    found, made = [named(name) for name in names], list[tuple[steps.LowerTask, steps.Modules]]()
+    found, made = [named(name) for name in names], list[tuple[LowerTask, Modules]]()
 
-    def noted(job: steps.LowerTask) -> steps.Modules:
+    def noted(job: LowerTask) -> Modules:
         made.append((job, steps.lower(job)))
         return made[-1][1]
 
-    chain: dict[str, Any] = {"lower": noted, "compile": steps.compile, "link": steps.link}
+    lowering, compiling = noted, steps.compile
     for one in reversed(found):
-        for step, inner in chain.items():
-            chain[step] = functools.partial(getattr(one, step), plain=inner)
+        lowering = functools.partial(one.lower, plain=lowering)
+        compiling = functools.partial(one.compile, plain=compiling)
 
-    def lower(job: steps.LowerTask) -> steps.Modules:
+    def lower(job: LowerTask) -> Modules:
         made.clear()
-        modules: steps.Modules = chain["lower"](job)
+        modules = lowering(job)
         return replace(modules, plain=any(own is job and result is modules for own, result in made))
 
-    return steps.Steps(
-        lower, chain["compile"], chain["link"],
-        accelerators=tuple(map(identity, names)), plain_builds=not any(one.builds for one in found),
-    )  # fmt: skip
+    plain_builds = not any(one.builds for one in found)
+    return Steps(lower, compiling, accelerators=tuple(map(identity, names)), plain_builds=plain_builds)
 
 
 def discover(payload: bytes) -> bytes:

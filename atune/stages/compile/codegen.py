@@ -1,9 +1,12 @@
-"""Lowered → Artifact: compile a group's kernels and link them into one library."""
+"""Lowered → Artifact: compile a group's kernels, by g++ or for CUDA, and link them into one library."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,24 +17,28 @@ import msgspec
 
 from atune.errors import message_of, name_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
+from atune.model.settings import CPU_FLAGS
 from atune.stages.compile import elf
-from atune.stages.compile.compilers import CompileError, CompilerOutput, build_c, first_error
 from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.steps import (
     NVCC,
+    CompileError,
     CompileTask,
-    HostHalf,
-    LinkTask,
     MachineCode,
     Steps,
     backend_context,
+    link,
     load_ir,
     merged,
     printed,
+    run_compiler,
 )
 from atune.stages.session.session import session
 from atune.workers.system.resources import check_compiled
+
+MAX_OUTPUT = 20_000
+"""Bytes of compiler output that are kept."""
 
 
 def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
@@ -44,7 +51,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
     kind, verbose = session().target.kind, session().compile.verbose
     with CompilerOutput(verbose) as output:
         if kind == "c":
-            build_c([blob.source for blob in blobs], blobs[0].flags, part, verbose)
+            _build_c([blob.source for blob in blobs], blobs[0].flags, part, verbose)
             compiled = MachineCode(b"", "g++")
         else:
             compiled = _build_cuda(blobs, part, steps)
@@ -87,9 +94,19 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
         check_compiled(error, message.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
         if len(group) > 1:
             raise
-        first = _alike(first_error(message))
+        first = _alike(_first_error(message))
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in message else "codegen"
         return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], message[-4000:])]  # type: ignore[arg-type]
+
+
+def _first_error(text: str) -> str:
+    """Return the most informative line of compiler output: the linker's missing symbol, the first error, the first
+    line."""
+    lines = text.splitlines()
+    for wanted in ("undefined reference", "error: ", "error", "fatal"):
+        if found := next((line for line in lines if wanted in line.lower()), None):
+            return found
+    return lines[0] if lines else ""
 
 
 def _alike(line: str) -> str:
@@ -103,13 +120,12 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:
 
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
     device = merged([load_ir(blob.device) for blob in blobs])
-    hosts = tuple(HostHalf(blob.symbol, blob.host) for blob in blobs)
     current = tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs))
     with current, backend_context().target:
         compiled = steps.compile(CompileTask(printed(device), pass_configs))
         runtime = _runtime_module(device, compiled.code)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
-            steps.link(LinkTask(hosts, runtime, path, folder))
+            link([load_ir(blob.host) for blob in blobs], runtime, path, folder)
     return compiled
 
 
@@ -124,3 +140,60 @@ def _runtime_module(device: Any, code: bytes) -> Any:
         return device_codegen(device, backend_context())
     finally:
         tvm_ffi.register_global_func(NVCC, nvcc, override=True)
+
+
+def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str, verbose: bool) -> None:
+    """Compile `sources` into the library `path`. Raises `CompileError` with g++'s output."""
+    from tilelang.env import TILELANG_TEMPLATE_PATH
+
+    source = path + ".cpp"
+    with open(source, "w") as file:
+        file.write("\n".join(sources))
+    command = [shutil.which("g++") or shutil.which("c++") or "g++", "-std=c++17"]
+    command += [*(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
+    command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, not the whole library at loading
+    command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
+    errors = run_compiler(command, "g++")
+    os.remove(source)
+    if verbose:
+        print(f"{shlex.join(command)}\n{errors}", file=sys.stderr)
+
+
+class CompilerOutput:
+    """Capture the output of this process and its compilers to stdout and stderr, if `wanted`.
+
+    Afterwards it is written there, too. A crash in between only loses the contents of this file.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self._file = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
+
+    def __enter__(self) -> CompilerOutput:
+        if self._file is not None:
+            self._flush()
+            self._saved = [(fd, os.dup(fd)) for fd in (1, 2)]
+            for fd, _ in self._saved:
+                os.dup2(self._file.fileno(), fd)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._flush()
+            for fd, saved in self._saved:
+                os.dup2(saved, fd)
+                os.close(saved)
+            sys.stderr.write(self.text())
+
+    def text(self) -> str:
+        """Return the tail of the output so far."""
+        if self._file is None:
+            return ""
+        self._flush()
+        size = os.fstat(self._file.fileno()).st_size
+        data = os.pread(self._file.fileno(), MAX_OUTPUT, max(0, size - MAX_OUTPUT))
+        return data.decode(errors="replace").strip()
+
+    @staticmethod
+    def _flush() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()

@@ -1,19 +1,21 @@
-"""The steps from a candidate to its library, as functions that can be wrapped: lower, compile, link.
+"""The steps from a candidate to its library: lower and compile, which accelerators can wrap, and link.
 
-Elaborating the kernel, before them, is never wrapped. Nor is generating text between lowering and compiling. The
-functions here are tilelang's own way; `Steps()` has them unwrapped. Accelerators wrap some. Core code does not need to
-know which.
+Elaborating the kernel, generating text and linking are never wrapped. The functions here are tilelang's own way;
+`Steps()` has them unwrapped. Core code does not need to know which accelerators wrap them.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atune.model.device import Target
-from atune.stages.compile.compilers import link_library, pack_device_code
 from atune.stages.session.session import session
 
 NVCC = "tilelang_callback_cuda_compile"
@@ -68,25 +70,6 @@ class MachineCode:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class HostHalf:
-    """A kernel's half for the host. `module`: its IR, in tvm's JSON."""
-
-    symbol: str
-    module: str
-
-
-@dataclass(frozen=True)
-class LinkTask:
-    """Halves to link into the library `path`. `device`: the runtime module with the device code. `folder`: for other
-    files."""
-
-    hosts: tuple[HostHalf, ...]
-    device: Any
-    path: str
-    folder: str
-
-
 def lower(job: LowerTask) -> Modules:
     """Lower a kernel. Needs the current target and pass configuration to be set."""
     from tilelang.engine.lower import lower_to_host_device_ir
@@ -105,31 +88,76 @@ def compile(job: CompileTask) -> MachineCode:
     return MachineCode(bytes(code))
 
 
-def link(job: LinkTask) -> None:
-    """Make the library with tvm. Raises `CompileError` with gcc's output."""
-    from tilelang import tvm
-    from tilelang.engine.lower import host_codegen
-
-    library = host_codegen(merged([load_ir(host.module) for host in job.hosts]), backend_context())
-    library.import_module(job.device)
-    # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
-    tvm.runtime.Executable(library).export_library(
-        job.path, fcompile=link_library, fpack_imports=pack_device_code, workspace_dir=job.folder
-    )
-
-
 @dataclass(frozen=True)
 class Steps:
     """One function for each step, and the accelerators that wrap them, ``name@version`` each.
 
-    `plain_builds`: whether none of them wraps compiling or linking.
+    `plain_builds`: whether none of them wraps compiling.
     """
 
     lower: Callable[[LowerTask], Modules] = lower
     compile: Callable[[CompileTask], MachineCode] = compile
-    link: Callable[[LinkTask], None] = link
     accelerators: tuple[str, ...] = ()
     plain_builds: bool = True
+
+
+class CompileError(Exception):
+    """A compiler refused the source. Its output is in the message's later lines."""
+
+
+def run_compiler(command: Sequence[str], what: str) -> str:
+    """Run a compiler, and return its errors' text. Raises `CompileError`, which begins with `what`, if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
+        raise CompileError(f"{what} failed, {how}\n{done.stderr.strip()}\n{shlex.join(command)}")
+    return done.stderr
+
+
+def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
+    """Make the library `path` with tvm. Raises `CompileError` with gcc's output.
+
+    `hosts`: the kernels' halves for the host. `device`: the runtime module with the device code. `folder`: for other
+    files.
+    """
+    from tilelang import tvm
+    from tilelang.engine.lower import host_codegen
+
+    library = host_codegen(merged(hosts), backend_context())
+    library.import_module(device)
+    # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
+    tvm.runtime.Executable(library).export_library(
+        path, fcompile=_link_library, fpack_imports=_pack_device_code, workspace_dir=folder
+    )
+
+
+def _link_library(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
+    """Make the library of the host's C and of the file that `_pack_device_code` wrote. For tvm's `export_library`.
+
+    Raises `CompileError` with gcc's output.
+    """
+    gcc = shutil.which("gcc") or shutil.which("g++") or "gcc"
+    run_compiler([gcc, "-fPIC", "-w", "-shared", "-o", output, *files, *options], "linking")
+
+
+def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
+    """Write the device code that `library` imports for the assembler, and return the file. For tvm's `export_library`.
+
+    tvm itself writes a C array of the same bytes. Printing it takes part of a second, and gcc needs longer to parse it
+    than for everything else.
+    """
+    import tvm_ffi
+
+    name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
+    packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
+    with open(f"{file}.bin", "wb") as binary:
+        binary.write(packed)
+    with open(file, "w") as assembly:
+        assembly.write(
+            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {len(packed)}\n"
+            f'.balign 16\n{name}:\n.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
+        )
+    return file
 
 
 def printed(device: Any) -> str:

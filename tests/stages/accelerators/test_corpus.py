@@ -17,7 +17,7 @@ from atune.stages.compile import elf
 from atune.stages.compile.codegen import build
 from atune.stages.compile.device_source import Flavour
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.plain import difference
+from atune.stages.compile_jobs import difference
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

@@ -17,8 +17,8 @@ from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.plain import explain, ptxas_log, spills
 from atune.stages.compile.steps import Steps
+from atune.stages.compile_jobs import explain_plain, ptxas_log, spills
 from atune.workload.workload import FileRef
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ GEMM = FileRef(str(ROOT / "examples" / "gemm.py"), "WORKLOAD")
 
 
 def explained(candidate: Candidate, folder: Path, picture: str | None = None) -> Explained:
-    found = explain(ExplainJob(candidate, str(folder / "library.so"), picture))
+    found = explain_plain(ExplainJob(candidate, str(folder / "library.so"), picture))
     assert not isinstance(found, Failure), found
     return found
 
@@ -85,12 +85,12 @@ SPILLING = {"block_M": 256, "block_N": 256, "block_K": 32, "threads": 128}
 def test_registers_stack_and_spills_are_those_of_ptxas(
     ref: FileRef, config: dict[str, int], spill: bool, tmp_path: Path
 ) -> None:
-    with session_of(ref, tmp_path), ptxas_log() as words:
+    with session_of(ref, tmp_path), ptxas_log() as lines:
         found = explained(Candidate(0, "0123456789abcdef", config), tmp_path)
-    said = "\n".join(words)
-    (registers,) = set(re.findall(r"Used (\d+) registers", said))
+    log = "\n".join(lines)
+    (registers,) = set(re.findall(r"Used (\d+) registers", log))
     ((stack, stores, loads),) = re.findall(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
     )
     assert found.machine is not None
     assert (found.machine.registers, found.machine.stack_bytes) == (int(registers), int(stack))

@@ -15,7 +15,7 @@ from atune.stages.accelerators import registry
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import build
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.plain import prove
+from atune.stages.compile_jobs import prove_plain
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
@@ -33,14 +33,13 @@ def built(candidates: list[Candidate], names: tuple[str, ...], path: Path) -> li
     [
         ("WrongLowering", "the generated source"),
         ("WrongCompile", "the code of .text."),
-        ("WrongLink", "the code of .text."),
         ("Spy", ""),
     ],
 )
 def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
-        proof = prove(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
+        proof = prove_plain(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain and not artifacts[0].plain
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
 
@@ -58,8 +57,8 @@ def test_only_what_an_accelerator_lowered_is_lowered_again(
         lowered = lower(candidate, steps)
         [measured] = build([lowered], str(tmp_path / "measured.so"), steps)
         calls = list[Candidate]()
-        monkeypatch.setattr("atune.stages.compile.plain.lower", lambda one, _: calls.append(one) or lower(one, _))
-        answer = prove(candidate, measured, str(tmp_path / "plain.so"), lowered)
+        monkeypatch.setattr("atune.stages.compile.lowering.lower", lambda one, _: calls.append(one) or lower(one, _))
+        answer = prove_plain(candidate, measured, str(tmp_path / "plain.so"), lowered)
         own = lower(candidate, registry.compose(())).store_key
     assert lowered.plain is not again and calls == [candidate] * again
     assert isinstance(answer, Proof) and answer.plain is not None and answer.plain.plain and not measured.plain
@@ -71,7 +70,7 @@ def test_only_what_an_accelerator_lowered_is_lowered_again(
 def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
-        proof = prove(candidates[1], artifacts[1], str(tmp_path / "plain.so"))
+        proof = prove_plain(candidates[1], artifacts[1], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.difference == found
 
 
@@ -83,8 +82,8 @@ def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -
 def test_every_kernel_of_a_candidate_and_its_constants_are_compared(wrong: str, found: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "TWO"), tmp_path) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
-        proof = prove(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
-        right = prove(candidates[0], built(candidates, (), tmp_path / "right.so")[0], str(tmp_path / "again.so"))
+        proof = prove_plain(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
+        right = prove_plain(candidates[0], built(candidates, (), tmp_path / "right.so")[0], str(tmp_path / "again.so"))
     assert isinstance(proof, Proof) and proof.difference == found
     assert isinstance(right, Proof) and right.difference == ""
 
@@ -95,7 +94,7 @@ def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(t
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
         artifacts = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
         other = Candidate(candidates[0].index, "0123456789abcdef", candidates[0].config)
-        proof = prove(other, artifacts[0], str(tmp_path / "plain.so"))
+        proof = prove_plain(other, artifacts[0], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.symbol != artifacts[0].symbol
     assert proof.difference == ""
 
@@ -105,7 +104,7 @@ def test_what_nvcc_refuses_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monk
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
         (artifact, *_) = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
         monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-option")
-        answer = prove(candidates[0], artifact, str(tmp_path / "plain.so"))
+        answer = prove_plain(candidates[0], artifact, str(tmp_path / "plain.so"))
     assert isinstance(answer, Failure) and answer.kind == "compile"
 
 
