@@ -87,9 +87,3 @@ def add_one(N: int = 256, a: int = 0, b: int = 0, c: int = 0) -> Any:
 TUNABLE = atune.Workload(
     add_one, atune.Space({n: range(1000) for n in "abc"}, where=lambda a, b: a <= b), reference=lambda A: A + 1
 )
-FEW = atune.Workload(
-    add_one,
-    atune.Space([{"a": 2, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 4}, {"a": 0, "b": 1, "c": 1001}]),
-    reference=lambda A: A + 1,
-)
-"""Of these `TUNABLE` has the second: its constraint refuses the first, and its axes lack the third."""

@@ -72,8 +72,8 @@ class Machine(Protocol):
         """Describe the workload: list its space, or of a large one what `seed` draws."""
         ...
 
-    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> Sequence[Config]:
-        """Return those of `configs` that a large space has, drawn or not; or, `around` them, its nearest ones."""
+    async def neighbours(self, configs: Sequence[Config]) -> Sequence[Config]:
+        """Return the configurations of a large space that are nearest to `configs`, drawn or not."""
         ...
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:

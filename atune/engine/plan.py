@@ -100,9 +100,8 @@ class Plan:
 
 def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) -> Plan:
     """Plan what is left of a run over `spec`: all of it if `state` has no proposals. `prior`: whether it has one."""
-    others = {key: config for each in search.advice for key, config in each.others.items()}
     added = state.surveyed.added if state.surveyed is not None else ()
-    configs = enumerate([*spec.configs, *others.values(), *added])
+    configs = enumerate([*spec.configs, *added])
     candidates = {index: Candidate(index, config_key(config), thaw(config)) for index, config in configs}
     before, total = proposed(state), len(candidates)
     most = min(total, search.budget.most(total) or total) - sum(not entry.further_layout for entry in before)

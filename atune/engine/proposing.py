@@ -246,7 +246,7 @@ class ProposeStage:
         """Add the neighbours of what has the best estimates to a large space, and return them."""
         scores = await self._scores(survey, worker)
         best = sorted(scores, key=lambda index: (scores[index], index))[:BEST]
-        near = await self._machine.look_up([survey.candidates[index].config for index in best], around=True)
+        near = await self._machine.neighbours([survey.candidates[index].config for index in best])
         return self._plan.add(near)
 
     def _tries_all(self) -> bool:

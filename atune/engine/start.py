@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
-from msgspec.structs import replace
 
 from atune.engine.interfaces import Machine
 from atune.engine.plan import Plan, Search, check_same_work, finished, planned, record_resumed, strategy_name
@@ -22,9 +21,9 @@ from atune.engine.search.interface import Guarded, Strategy
 from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.registry import kind_of, may_be_forest
 from atune.engine.search.survey_columns import figures_for, there_is
-from atune.engine.search.warm_start import no_advice, nothing_shared
+from atune.engine.search.warm_start import no_advice
 from atune.journal.events import SCHEMA, RunStarted, Warned
-from atune.model.candidate import Advice, config_key
+from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -143,7 +142,8 @@ class Start:
         header = await computed(spec, partial(settings.header, spec, target, devices, versions, name))
         remarks, accepted, advice = list[str](), tuple[str, ...](), () if before is None else before.advice
         if before is None:
-            advice, remarks = await advised(settings.advise, spec, devices, self.machine)
+            advise = partial(settings.advise, spec, devices)
+            advice, remarks = await computed(spec, advise, quick=settings.advise is no_advice)
         else:
             accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, settings.accept)
         own = None if isinstance(settings.strategy, str) else settings.strategy
@@ -170,36 +170,6 @@ class Start:
         """Return what chooses layouts; None where all are tried. Raises `UsageError`."""
         spec, most = self.run.spec, self.settings.compile.layouts
         return await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
-
-
-async def advised(
-    advise: Advise, spec: WorkloadSpec, devices: Sequence[DeviceInfo], machine: Machine
-) -> tuple[tuple[Advice, ...], list[str]]:
-    """Ask for advice, and return it with remarks. `machine` knows which configurations a large space has.
-
-    Raises `UsageError` for a source without use there.
-    """
-    advice, remarks = await computed(spec, partial(advise, spec, devices), quick=advise is no_advice)
-    others = {key: config for each in advice for key, config in each.others.items()}
-    if not others:
-        return advice, remarks
-    there = {config_key(config) for config in await machine.look_up(list(others.values()))}
-    held = [_held(each, others.keys() - there) for each in advice]
-    for before, after in zip(advice, held, strict=True):
-        if not after.ratios and not before.cached:
-            raise nothing_shared(before.source, len(before.ratios), spec)
-    left = tuple(each for each in held if each.ratios)
-    if not left:
-        remarks = [*remarks, "warm cache: this space's constraints refuse all that the result cache has: no advice"]
-    return left, remarks
-
-
-def _held(advice: Advice, lacking: Collection[str]) -> Advice:
-    """Return `advice` without the configurations that are `lacking`."""
-    ratios = {key: ratio for key, ratio in advice.ratios.items() if key not in lacking}
-    others = {key: config for key, config in advice.others.items() if key not in lacking}
-    first = next(iter(ratios), "")
-    return replace(advice, best=others.get(first, advice.best), ratios=ratios, others=others)
 
 
 async def computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:

@@ -47,8 +47,6 @@ class Advice(msgspec.Struct, frozen=True):
     """The fastest configuration of the other run."""
     ratios: dict[str, float]
     """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""
-    others: dict[str, Config] = {}
-    """By configuration key: those that a large space has, and of which its seed drew none."""
 
     @property
     def cached(self) -> bool:

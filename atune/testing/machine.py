@@ -161,10 +161,10 @@ class FakeMachine:
         self.configs = list(spec.configs)
         return spec
 
-    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
+    async def neighbours(self, configs: Sequence[Config]) -> list[Config]:
         await anyio.lowlevel.checkpoint()
         assert self._workload is not None, "all of the space is listed"
-        return Candidates(self._workload).admitted(configs, around=around)
+        return Candidates(self._workload).neighbours(configs)
 
     def config_of(self, index: int) -> Config:
         """Return the configuration of a candidate."""

@@ -124,12 +124,10 @@ class Candidates:
                 f"Workload {self.workload.name}: the default {self.workload.default} is not in the space: {why}"
             )
 
-    def admitted(self, configs: Iterable[Config], *, around: bool = False) -> list[Config]:
-        """Return those of `configs` that the space has, also if they were not drawn; or the neighbours of `configs`."""
-        if around:
-            near = (other for config in configs for other in self.points.neighbours(config))
-            return list({config_key(other): other for other in near}.values())
-        return [config for config in configs if self.points.place(config) is not None]
+    def neighbours(self, configs: Iterable[Config]) -> list[Config]:
+        """Return the space's nearest neighbours of `configs`, each once, also if they were not drawn."""
+        near = (other for config in configs for other in self.points.neighbours(config))
+        return list({config_key(other): other for other in near}.values())
 
     def _remarks(self) -> tuple[str, ...]:
         if self.large:

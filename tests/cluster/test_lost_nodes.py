@@ -33,20 +33,21 @@ def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
     )
 
 
-async def test_configurations_of_a_large_space_are_looked_up_elsewhere_once_their_node_is_lost() -> None:
+async def test_neighbours_in_a_large_space_are_found_elsewhere_once_their_node_is_lost() -> None:
     """Only the first node was asked for the space; the others have not described it."""
     connect = Loopback(2)
 
     def on_ask(agent: LoopbackAgent, entry: str) -> None:
-        if agent.name == "node-0" and entry == "lookup" and "lookup" in agent.asked[:-1]:
+        if agent.name == "node-0" and entry == "neighbours" and "neighbours" in agent.asked[:-1]:
             agent.die("its power went off")
 
     connect.on_ask = on_ask
     opened, config = machine(connect, TUNABLE), {"a": 1, "b": 2, "c": 4}
     async with opened.open():
         await opened.discover()
-        assert await opened.look_up([config]) == [config] == await opened.look_up([config])
-    assert connect.agents[0].killed and "lookup" in connect.agents[1].asked
+        first = await opened.neighbours([config])
+        assert first and first == await opened.neighbours([config])
+    assert connect.agents[0].killed and "neighbours" in connect.agents[1].asked
 
 
 async def test_a_candidate_is_measured_elsewhere_whose_node_is_lost_when_it_is_repeated(

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from atune.errors import UsageError
 from atune.journal.result import TuneResult
 from atune.model.candidate import Advice, Config, config_key
@@ -21,8 +19,6 @@ from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000
 """How many ratios a header holds for all sources together: the best of each, about 30 bytes a ratio."""
-MOST_OTHERS = 256
-"""How many of the best configurations are looked up in a large space, for all sources together."""
 
 Measured = Mapping[str, tuple[Config, float]]
 """Configurations with their latency, ms, by key."""
@@ -66,13 +62,11 @@ def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
 def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
     """Return the advice for `spec`, an item for each experience, and remarks for the user.
 
-    Advice for a large space has configurations besides those that were drawn, some of which it may lack. Raises
-    `UsageError` for experience of another kernel or without any of this space's configurations.
+    Raises `UsageError` for experience of another kernel or without any of this space's configurations.
     """
     if not experiences:
         return (), []
     found, remarks, find = [], list[str](), finder(spec)
-    drawn = {config_key(config) for config in spec.configs} if spec.points is not None else set[str]()
     for each in experiences:
         if not same_kernel(each.name, each.kernel, spec):
             raise UsageError(
@@ -80,30 +74,20 @@ def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tu
                 "journals of this kernel, or name both workloads alike if they are the same"
             )
         if not (known := find(each.measured)):
-            raise nothing_shared(each.source, len(each.measured), spec)
+            raise UsageError(
+                f"warm {each.source}: none of the {len(each.measured)} configurations that were measured there is in "
+                f"this space of {spec.total:,}. Give a journal of a space that shares some"
+            )
         if each.kernel and spec.kernel and each.kernel != spec.kernel:
             remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
-        most = MOST_RATIOS if spec.points is None else MOST_OTHERS
-        advice = _advice(each, known, most // len(experiences))
-        others = {} if spec.points is None else {k: each.measured[k][0] for k in advice.ratios if k not in drawn}
-        found.append(replace(advice, others=others))
+        found.append(_advice(each, known, MOST_RATIOS // len(experiences)))
     return tuple(found), remarks
 
 
 def finder(spec: WorkloadSpec) -> Callable[[Measured], list[str]]:
-    """Return a function that returns the keys that `spec` has; all of them for a large space, which is not asked."""
-    if spec.points is not None:
-        return list
+    """Return a function that returns the keys that `spec` has; of a large space those that were drawn."""
     here = {config_key(config) for config in spec.configs}
     return lambda measured: [key for key in measured if key in here]
-
-
-def nothing_shared(source: str, count: int, spec: WorkloadSpec) -> UsageError:
-    """Return the error for a source with `count` configurations, none of which the space has."""
-    return UsageError(
-        f"warm {source}: none of the {count} configurations that were measured there is in this space of "
-        f"{spec.total:,}. Give a journal of a space that shares some"
-    )
 
 
 def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:

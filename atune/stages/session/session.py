@@ -17,7 +17,7 @@ from itertools import islice
 import msgspec
 
 from atune.model.candidate import Candidate, Config, thaw
-from atune.workers.processes.messages import LoadSpace, LookUp, Session, SpacePart
+from atune.workers.processes.messages import FindNeighbours, LoadSpace, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
 from atune.workload.listing import Candidates, survey
 from atune.workload.pickling import FileRef
@@ -117,12 +117,12 @@ def _next_part(candidates: Candidates) -> SpacePart:
     return SpacePart(tuple(found), None)
 
 
-def look_up(payload: bytes) -> bytes:
-    """Return which of some configurations the space has, or their neighbours: `LookUp` → list of configurations."""
-    asked = msgspec.msgpack.decode(payload, type=LookUp)
+def nearest(payload: bytes) -> bytes:
+    """Return the neighbours that some configurations have in the space: `FindNeighbours` → list of configurations."""
+    asked = msgspec.msgpack.decode(payload, type=FindNeighbours)
     with _telling(asked.deadline_s):
         candidates = _space.candidates or Candidates(_space.workload)
-        return msgspec.msgpack.encode(candidates.admitted(map(thaw, asked.configs), around=asked.around))
+        return msgspec.msgpack.encode(candidates.neighbours(map(thaw, asked.configs)))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from atune.workers.cluster.messages import (
     Answer,
     DescribeJob,
     DiscoverJob,
-    LookupJob,
+    NeighboursJob,
     NoticesJob,
     Opening,
     PlanJob,
@@ -135,8 +135,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         match job:
             case DescribeJob():
                 return await machine.describe(seed=job.seed)
-            case LookupJob():
-                return await machine.look_up(job.configs, around=job.around)
+            case NeighboursJob():
+                return await machine.neighbours(job.configs)
             case DiscoverJob():
                 machine.adopt(job.fingerprint)
                 if job.target:

@@ -19,7 +19,7 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.workers.cluster.libraries import Shelf
-from atune.workers.cluster.messages import DescribeJob, DiscoverJob, LookupJob, Opening, PlanJob
+from atune.workers.cluster.messages import DescribeJob, DiscoverJob, NeighboursJob, Opening, PlanJob
 from atune.workers.cluster.nodes import Agent, Node, NodeLost, none_left
 from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
 from atune.workers.local.machine import NEIGHBOURS, check_discovery
@@ -143,8 +143,8 @@ class ClusterMachine:
         assert self.spec is not None
         return self.spec
 
-    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> Sequence[Config]:
-        return await self._first(lambda node: node.ask(LookupJob(tuple(configs), around)))
+    async def neighbours(self, configs: Sequence[Config]) -> Sequence[Config]:
+        return await self._first(lambda node: node.ask(NeighboursJob(tuple(configs))))
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose those of the run.

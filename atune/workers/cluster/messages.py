@@ -30,11 +30,10 @@ class DescribeJob(Job[WorkloadSpec], frozen=True):
     seed: int = 0
 
 
-class LookupJob(Job[list[Config]], frozen=True):
-    """Look up configurations of a large space; see `Machine.look_up`."""
+class NeighboursJob(Job[list[Config]], frozen=True):
+    """Find neighbours in a large space; see `Machine.neighbours`."""
 
     configs: tuple[Config, ...]
-    around: bool = False
 
 
 class DiscoverJob(Job[Discovery], frozen=True):
@@ -62,7 +61,7 @@ class NoticesJob(Job[list[str]], frozen=True):
     """Return messages for the user, once there are some; after `agent.NOTICE_S` at the latest."""
 
 
-NodeJob = DescribeJob | LookupJob | DiscoverJob | PlanJob | NoticesJob
+NodeJob = DescribeJob | NeighboursJob | DiscoverJob | PlanJob | NoticesJob
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -156,8 +156,8 @@ class LocalMachine:
         self.workers.expect(fingerprint)
         self._space.adopt(self._sent)
 
-    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
-        return await self._space.look_up(configs, around=around)
+    async def neighbours(self, configs: Sequence[Config]) -> list[Config]:
+        return await self._space.neighbours(configs)
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = self._question()

@@ -13,9 +13,9 @@ import msgspec
 import atune
 from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, WorkloadError
 from atune.model.candidate import Config, thaw
-from atune.workers.local.entry_points import LIST_SPACE, LOAD_SPACE, LOOK_UP
+from atune.workers.local.entry_points import LIST_SPACE, LOAD_SPACE, NEAREST
 from atune.workers.local.workers import Workers
-from atune.workers.processes.messages import LoadSpace, LookUp, SpacePart
+from atune.workers.processes.messages import FindNeighbours, LoadSpace, SpacePart
 from atune.workers.processes.worker import Worker
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class SpaceWorker:
-    """Lists a workload's space, or draws from it and looks configurations up, in a worker that can be killed.
+    """Lists a workload's space, or draws from it and finds neighbours, in a worker that can be killed.
 
     `known`: the description without the space if the caller has it; otherwise the worker makes it. `what`: the
     workload's name in messages.
@@ -53,14 +53,13 @@ class SpaceWorker:
         """Take the workload as another machine described it. It is loaded at the first look."""
         self._ref = ref
 
-    async def look_up(self, configs: Sequence[Config], *, around: bool = False) -> list[Config]:
-        """Return those of `configs` that the space has, or their neighbours.
+    async def neighbours(self, configs: Sequence[Config]) -> list[Config]:
+        """Return the neighbours that `configs` have in the space.
 
         Raises `SpaceError`, with the constraint's name, if a constraint hangs, fails or ends the process.
         """
-        reply = await self._workers.again_if_killed(
-            partial(self._look_up, LookUp(tuple(configs), around, ANSWER_TIMEOUT_S))
-        )
+        wanted = FindNeighbours(tuple(configs), ANSWER_TIMEOUT_S)
+        reply = await self._workers.again_if_killed(partial(self._neighbours, wanted))
         return [thaw(config) for config in msgspec.msgpack.decode(reply, type=list[Config])]
 
     async def _load(self) -> tuple[Worker, WorkloadSpec | None]:
@@ -85,11 +84,11 @@ class SpaceWorker:
                 listing = msgspec.structs.replace(part.listing, configs=tuple(configs))
                 return head.listing(listing)
 
-    async def _look_up(self, asked: LookUp) -> bytes:
+    async def _neighbours(self, wanted: FindNeighbours) -> bytes:
         worker = self._worker
         if worker is None or not worker.alive:
             worker, _ = await self._load()
-        return await self._answer(worker, LOOK_UP, msgspec.msgpack.encode(asked))
+        return await self._answer(worker, NEAREST, msgspec.msgpack.encode(wanted))
 
     async def _answer(self, worker: Worker, entry: str, payload: bytes) -> bytes:
         try:

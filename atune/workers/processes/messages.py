@@ -52,11 +52,10 @@ class SpacePart(msgspec.Struct, frozen=True):
     listing: Listing | None
 
 
-class LookUp(msgspec.Struct, frozen=True):
-    """Configurations of which those that the space has are requested, or their neighbours if `around` is set."""
+class FindNeighbours(msgspec.Struct, frozen=True):
+    """Configurations whose neighbours in the space are requested."""
 
     configs: tuple[Config, ...]
-    around: bool
     deadline_s: float
 
 
