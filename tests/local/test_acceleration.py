@@ -11,7 +11,6 @@ from atune.errors import UsageError
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
-from atune.workers.local.compile_service import CompileService
 from atune.workers.local.machine import PLAIN, LocalMachine, accelerators_for
 from atune.workers.processes.messages import Discovery, ServiceReady
 from atune.workload.workload import FileRef
@@ -27,23 +26,13 @@ ON_CPU = Discovery(
 LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
 
 
-class Process:
-    """The compile service's process, in name alone."""
+class Tasks:
+    """Counts the processes of the compile service that would be started."""
 
-    given_up, pid = False, 0
+    begun = 0
 
-    def __init__(self) -> None:
-        self.begun = self.asked = 0
-
-    def begin(self, service: CompileService) -> Any:
-        def begin(kept: object, arch: str | None) -> None:
-            self.begun += 1
-            service._process = self  # type: ignore[assignment]
-
-        return begin
-
-    def listen(self, request: bytes) -> None:
-        self.asked += 1
+    def start_soon(self, *_: object) -> None:
+        self.begun += 1
 
 
 def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
@@ -111,33 +100,47 @@ def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
     assert one.hints(0).row == 1
 
 
+def with_service() -> tuple[LocalMachine, Tasks]:
+    one, tasks = machine(), Tasks()
+    one.service._tasks = tasks  # type: ignore[assignment]
+    return one, tasks
+
+
 @pytest.mark.anyio
 async def test_building_waits_for_a_service_that_will_soon_be_there() -> None:
     """Headers that were being parsed before the first candidate are awaited; else one group is built at once."""
     for early, builds in ((True, "none"), (False, "first")):
-        one, process = machine(), Process()
-        one.service._begin = process.begin(one.service)  # type: ignore[method-assign]
+        one, tasks = with_service()
         if early:
-            one.service._begin(None, "sm_90a")
+            one.service._begin("sm_90a")
         assert one.hints(0).builds == "all" and one.service.why == ""
         one.service.saw(LOWERED, FOUND.target)
         one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
-        assert process.begun == 1 and process.asked == 1
+        assert tasks.begun == 1 and one.service._wanted.is_set()
         assert one.hints(0).builds == builds
         one.service._answered(ServiceReady(True, header_s=1.25))
         assert one.hints(0).builds == "all" and one.service.ready
         assert one.service.why == "headers parsed in 1.2 s"
 
 
-def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
-    one, process = machine(), Process()
-    one.service._begin = process.begin(one.service)  # type: ignore[method-assign]
-    one.service._begin(None, "sm_90a")
+@pytest.mark.anyio
+async def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
+    one, _ = with_service()
+    one.service._begin("sm_90a")
     one.service._answered(ServiceReady(False, "cicc ended"))
     assert one.service.why == ""  # nothing is compiled yet
     one.service.saw(LOWERED, FOUND.target)
-    assert one.service.why == "nvcc, because cicc ended" and not process.asked
+    assert one.service.why == "nvcc, because cicc ended" and not one.service._wanted.is_set()
     assert one.hints(0).builds == "all"
+
+
+@pytest.mark.anyio
+async def test_few_candidates_end_a_service_that_has_begun() -> None:
+    one, _ = with_service()
+    one.service._begin("sm_90a")
+    scope = one.service._scope
+    one.accelerators(1)
+    assert scope is not None and scope.cancel_called and not one.service.warming
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

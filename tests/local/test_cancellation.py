@@ -280,9 +280,5 @@ def test_cancelling_with_a_real_nvcc_alive_ends_it(run: Run) -> None:
     program.stdin.flush()
     assert program.stdout.readline() == b"closed\n"
     assert time.monotonic() - started < END_S
-    # The machine itself ended well: its server stays warm, with no worker and no compiler, and so does the compile
-    # service, if its headers are parsed: a server, a worker, and cicc with no child.
-    wait_until(lambda: len(groups(run.others())) in (1, 3), 0.2, f"the end of {before}")
-    left = [command.split()[0] for command in run.others().values() if "server_main.py" not in command]
-    assert len(left) <= 1 and all(program.endswith("cicc") for program in left)
-    assert not any(map(of_nvcc, run.others().values()))
+    # The machine itself ended well: its server stays warm, with no worker and no compiler.
+    wait_until(lambda: len(run.others()) == 1, 0.2, f"the end of {before}")

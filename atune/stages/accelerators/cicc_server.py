@@ -157,9 +157,7 @@ class Server:
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
         self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
         self.first = first
-        self.begun = time.time()
-        self._files: dict[str, tuple[int, int]] = {}
-        self._brought: set[Path] = set()
+        began = time.monotonic()
         try:
             where = tilelang_paths()
         except HeadersMissing as error:
@@ -172,7 +170,6 @@ class Server:
             folders.insert(0, without)
         command = nvcc_command(flavour, folders)
         self.tools = behind(command, folder)
-        self._note(command[0], *programs(self.tools))
         self._make_library()
         problem = CiccError("")
         for left_out in (_HOST_ONLY, ()):
@@ -186,7 +183,7 @@ class Server:
         else:
             raise problem
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
-        self.header_s = round(time.time() - self.begun, 3)
+        self.header_s = round(time.monotonic() - began, 3)
         """Seconds until it compiled."""
 
     def fits(self, flavour: Flavour, source: str) -> bool:
@@ -198,34 +195,6 @@ class Server:
             return True
         return flavour == self.flavour and repeats(first, self.first) and set(includes) <= set(self.includes)
 
-    def up_to_date(self) -> bool:
-        """Tell whether the toolchain and the parsed files are still the same, because another run may come much later.
-
-        Headers that a library brought along count, too. The time of a file's last change counts (ctime), because an
-        upgrade may set the others to the past.
-        """
-        try:
-            for more in set(Path(self.folder).glob("more-*.ii")) - self._brought:
-                self._note(*self._named_in(more.read_text(errors="replace")))
-                self._brought.add(more)
-            os.stat(os.path.join(self.folder, SOCKET))
-            now = {file: os.stat(file) for file in self._files}
-        except OSError:
-            return False
-        same = {file: (status.st_dev, status.st_ino) for file, status in now.items()} == self._files
-        return same and all(status.st_ctime <= self.begun for status in now.values())
-
-    def _note(self, *files: str) -> None:
-        """Let `up_to_date` check `files`."""
-        for file in files:
-            status = os.stat(file)
-            self._files[file] = status.st_dev, status.st_ino  # a link of this path may name another file later
-
-    def _named_in(self, preprocessed: str) -> list[str]:
-        """Return the files that a preprocessed text comes from, except those in the server's folder."""
-        found = set(re.findall(r'\n# \d+ "(/[^"\n]+)"', f"\n{preprocessed}"))
-        return [file for file in found if not file.startswith(self.folder)]
-
     def _make_library(self) -> None:
         library = os.path.join(self.folder, LIBRARY)
         command = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
@@ -236,7 +205,6 @@ class Server:
         folder = self.folder
         preprocessed = os.path.join(folder, "headers.ii")
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
-        self._note(*self._named_in(Path(preprocessed).read_text(errors="replace")))  # here, where nobody waits for it
         Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
         Path(folder, BODY).touch()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{LOG}", "wb") as output:
@@ -290,13 +258,6 @@ def includes_for(arch: str) -> tuple[str, ...]:
     Each child handles everything that is parsed. So headers that few kernels need would slow all libraries down.
     """
     return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), "<tl_templates/cuda/copy.h>")))
-
-
-def programs(tools: Tools) -> list[str]:
-    """Return the files of the programs in `tools`."""
-    path = tools.environment.get("PATH")
-    commands = (tools.preprocess, tools.cicc, tools.ptxas)
-    return list(filter(None, (shutil.which(command[0], path=path) for command in commands)))
 
 
 def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:

@@ -47,13 +47,13 @@ def header(payload: bytes) -> bytes:
 def listen(payload: bytes) -> bytes:
     """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → `ServiceReady`.
 
-    Afterwards the run's `folder` has the link that workers connect to; further runs may ask for the same. If the parsed
-    headers do not fit the candidate, the service parses those that its source includes.
+    Afterwards the run's `folder` has the link that workers connect to. If the parsed headers do not fit the candidate,
+    the service parses those that its source includes.
     """
     try:
         wanted = Wanted.decoded(payload)
         server, ready = _state.server, ServiceReady(True)
-        if server is not None and not (server.fits(wanted.flavour, wanted.source) and server.up_to_date()):
+        if server is not None and not server.fits(wanted.flavour, wanted.source):
             _state.server = None  # so that its end is expected
             server.kill()
             shutil.rmtree(server.folder, ignore_errors=True)

@@ -40,7 +40,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     then to fork a worker.
 
     With `process` it attaches to a server that was started before, or parked. With `park`, a server whose body ended
-    without an error is parked instead of ended. Its workers end all the same, except idle `lasting` ones.
+    without an error is parked instead of ended. Its workers end all the same.
 
     With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
     and `spawn` waits for the new server. After the second loss it raises `MachineError`.
@@ -96,14 +96,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         env: Mapping[str, str] | None = None,
         cpus: Sequence[int] | None = None,
         nice: int = 0,
-        lasting: bool = False,
     ) -> Worker:
         """Fork a worker, once the preload is done.
 
-        `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment. A
-        `lasting` worker stays when the server is parked. Raises `ServerLost` if the server ends and is replaced, and
-        `MachineError` if its replacement ends. Raises `WorkerError`, with the tail of its log, if the preload failed,
-        or the server is gone or does not answer in time. Cancellation leaves no worker behind.
+        `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment.
+        Raises `ServerLost` if the server ends and is replaced, and `MachineError` if its replacement ends. Raises
+        `WorkerError`, with the tail of its log, if the preload failed, or the server is gone or does not answer in
+        time. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -119,7 +118,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         with path.open("ab") as stderr:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
-            worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell(), lasting)
+            worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell())
             try:
                 with theirs:
                     await self.order(order, [theirs.fileno(), stderr.fileno()])
@@ -146,11 +145,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             ) from None
 
     @property
-    def lasting(self) -> Worker | None:
-        """The worker that the previous run left here."""
-        return next((worker for worker in self._workers.values() if worker.lasting), None)
-
-    @property
     def facts(self) -> dict[Any, Any]:
         """Facts that runs learned with this process, for the next run."""
         return self._process.facts
@@ -169,9 +163,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s
             self._ready.set()
-        for left in self._process.lasting:
-            self._workers[left.number] = Worker.left(self, left)
-        self._process.lasting = []
         self._running = True
 
     async def _detach(self) -> bool:
@@ -180,15 +171,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             return False
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
-                if not worker.lasting or worker.busy:
-                    tasks.start_soon(worker.kill)
-        staying = list(self._workers.values())
-        if not all(worker.lasting for worker in staying) or self._failure or self._process.returncode is not None:
+                tasks.start_soon(worker.kill)
+        if self._workers or self._failure or self._process.returncode is not None:
             return False
-        kept = {worker.stderr for worker in staying}
-        for stderr in set(self.run_dir.glob("*.stderr")) - kept:  # the next run's workers have other names
+        for stderr in self.run_dir.glob("*.stderr"):  # the next run's workers have other names
             stderr.unlink(missing_ok=True)
-        self._process.lasting = [worker.leave() for worker in staying]
         self._running = False
         self._listening.cancel()
         self._park(self._process)

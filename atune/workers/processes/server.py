@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -52,26 +52,12 @@ def refuse_in_worker() -> None:
     )
 
 
-class Lasting(NamedTuple):
-    """A worker that stays with a parked server."""
-
-    number: int
-    name: str
-    pid: int
-    sock: socket.socket
-    stderr: Path
-    mark: int
-    calls: int
-    """Number of calls that it has answered."""
-
-
 class ForkServerProcess:
     """One fork server: its process, the control socket, and the lifeline, whose other end only this program holds.
 
     Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
     of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
-    holds what runs learned for the next run, and `lasting` the workers that a run leaves to the next. Raises
-    `WorkloadError` in a worker.
+    holds what runs learned for the next run. Raises `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -90,7 +76,6 @@ class ForkServerProcess:
         self.numbers = count()
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
-        self.lasting: list[Lasting] = []
         with ExitStack() as stack:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
@@ -150,34 +135,18 @@ class ForkServerProcess:
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End a server that no run is attached to, blocking.
-
-        It closes the sockets first, so that the server reaps its workers. They then end even if a process forked from
-        this program holds the lifeline, too.
-        """
-        for worker in self.lasting:
-            with suppress(OSError):
-                worker.sock.shutdown(socket.SHUT_RDWR)
-        if self.lasting:
-            with suppress(OSError, subprocess.TimeoutExpired):
-                self.control.shutdown(socket.SHUT_WR)
-                self._process.wait(REAP_S)
+        """End a server that no run is attached to, and that has no workers. Blocks for half a second at most."""
         self.hang_up()
         self.reap()
-        self._close()
+        self.control.close()
 
     def forget(self) -> None:
         """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
-        self._close()
-        self._process.returncode = 0  # not the child's own child: nothing to wait for
-
-    def _close(self) -> None:
         self.control.close()
-        for worker in self.lasting:
-            worker.sock.close()
+        self._process.returncode = 0  # not the child's own child: nothing to wait for
 
 
 def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
@@ -234,11 +203,10 @@ class Parked:
         self._servers.clear()
 
 
-parked, services = Parked(), Parked()
-"""Fork servers, and compile services with their headers parsed."""
-for _kind in (parked, services):
-    atexit.register(_kind.shutdown)
-    os.register_at_fork(after_in_child=_kind.forget)
+parked = Parked()
+"""The program's idle fork servers."""
+atexit.register(parked.shutdown)
+os.register_at_fork(after_in_child=parked.forget)
 
 
 def shutdown() -> None:
@@ -247,4 +215,3 @@ def shutdown() -> None:
     They also end with the program, however it ends. Blocks for a second at most.
     """
     parked.shutdown()
-    services.shutdown()

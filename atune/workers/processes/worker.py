@@ -7,15 +7,17 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
 from atune.errors import AtuneError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
-from atune.workers.processes.server import Lasting
 from atune.workers.processes.server_main import FRAME, HUNG_UP_WORDS
 from atune.workers.system.locks import Deadline
+
+if TYPE_CHECKING:
+    from atune.workers.processes.pool import ForkServer
 
 TAIL_BYTES = 4096
 PF_EXITING = 0x4
@@ -27,34 +29,13 @@ CANCEL_S = 0.3
 """Bound of the first step of a cancelled run's cleanup; `atune.workers.processes.pool` has the others."""
 
 
-class Forker(Protocol):
-    """A worker's interface to its fork server."""
-
-    async def order(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Send the fork server a message, with descriptors. Raises `WorkerError` if it was closed."""
-
-    def forget(self, number: int) -> None:
-        """Remove a worker that has ended."""
-
-    def loss(self, message: str, detail: str) -> AtuneError:
-        """Return the error for a worker that ended because the server did."""
-        ...
-
-
 class Worker:
     """One process that answers calls, one at a time. Made by `atune.workers.processes.pool.ForkServer.spawn`."""
 
     def __init__(
-        self,
-        server: Forker,
-        number: int,
-        name: str,
-        sock: socket.socket,
-        stderr: Path,
-        mark: int,
-        lasting: bool = False,
+        self, server: ForkServer, number: int, name: str, sock: socket.socket, stderr: Path, mark: int
     ) -> None:
-        self.name, self.stderr, self.lasting = name, stderr, lasting
+        self.name, self.stderr = name, stderr
         self.pid = 0
         """The process, and its group."""
         self._server, self._number = server, number
@@ -68,22 +49,6 @@ class Worker:
         """Whether it ended because its server did."""
         self._outside = False
         self._exited = anyio.Event()
-
-    @classmethod
-    def left(cls, server: Forker, left: Lasting) -> Worker:
-        """Return a worker that the previous run left in `server`'s process."""
-        worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
-        worker.pid, worker._calls = left.pid, left.calls
-        worker.forked.set()
-        return worker
-
-    def leave(self) -> Lasting:
-        return Lasting(self._number, self.name, self.pid, self._sock, self.stderr, self._mark, self._calls)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call is running."""
-        return self._busy
 
     async def ended(self) -> AtuneError:
         """Wait for the process to end, and return the error that says how it ended."""

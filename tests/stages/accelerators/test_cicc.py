@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from processes import wait_until
 from services import SOFTMAX, artifacts, children, given_up, lowered, until
 from versions import accelerated
 
-import atune
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.folders import short_path
@@ -30,7 +29,6 @@ from atune.stages.accelerators import cicc, cicc_server
 from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
 from atune.stages.compile.lowering import Blob
 from atune.workers.local.machine import LocalMachine
-from atune.workers.processes.server import services
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -164,58 +162,6 @@ def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
                 cicc.compile_remotely(source, HOPPER, str(tmp_path))
     finally:
         server.kill()
-
-
-def test_a_header_that_was_edited_is_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = tmp_path / "mine.cuh"
-    header.write_text("#define FACTOR 2\n")
-    monkeypatch.setenv("CPATH", str(tmp_path))
-    (tmp_path / "server").mkdir()
-    server = cicc_server.Server(AMPERE, ("<mine.cuh>",), str(tmp_path / "server"))
-    server.kill()
-    assert server.up_to_date()
-    os.utime(header, (time.time() + 5,) * 2)
-    assert not server.up_to_date()
-    header.unlink()
-    assert not server.up_to_date()
-
-
-def test_what_an_upgrade_replaces_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files with times of the past, links that name another folder, programs, and headers that kernels brought."""
-    for version in ("1", "2"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "mine.cuh").write_text(f"#define FACTOR {version}\n")
-        (tmp_path / version / "brought.cuh").write_text("")
-    link, header, folder = tmp_path / "current", tmp_path / "1" / "mine.cuh", tmp_path / "server"
-    link.symlink_to("1")
-    monkeypatch.setenv("CPATH", str(link))
-    folder.mkdir()
-
-    def after(change: Callable[[], object]) -> list[bool]:
-        server = cicc_server.Server(AMPERE, ("<mine.cuh>",), str(folder))
-        server.kill()
-        before = server.up_to_date()
-        change()
-        return [before, server.up_to_date()]
-
-    def relink() -> None:
-        link.unlink()
-        link.symlink_to("2")
-
-    def bring() -> None:
-        (folder / "more-0.ii").write_text(f'# 1 "{tmp_path}/1/brought.cuh"\n')
-        (tmp_path / "1" / "brought.cuh").write_text("int x;\n")
-
-    past = header.stat().st_mtime
-    assert after(lambda: None) == [True, True]
-    assert after(lambda: (header.write_text("#define FACTOR 3\n"), os.utime(header, (past, past)))) == [True, False]
-    assert after(relink) == [True, False]
-    assert after(bring) == [True, False]
-    (folder / "more-0.ii").unlink()
-    program = tmp_path / "g++"
-    program.symlink_to(shutil.which("g++") or "")
-    monkeypatch.setenv("CXX", str(program))
-    assert after(program.unlink) == [True, False]
 
 
 def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +316,6 @@ def check_loads(built: Sequence[Artifact]) -> None:
 @accelerated
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
-    atune.shutdown()  # another test's service would have the headers
     async with lowered(3, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready, machine.service.why
         built = artifacts(list(await worker.run(BuildJob(tuple(group)))))
@@ -393,33 +338,6 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         await until(machine, lambda: not machine.service.ready, 5)
         (last, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
-
-
-@accelerated
-@pytest.mark.anyio
-async def test_the_next_run_finds_the_headers_parsed() -> None:
-    """In another folder, for other candidates; and what died meanwhile is replaced."""
-    atune.shutdown()
-    whys, pids = list[str](), list[int]()
-    for n in range(3):
-        async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (machine, worker, group):
-            assert machine.service.ready, machine.service.why
-            built = artifacts(list(await worker.run(BuildJob(tuple(group[n:])))))
-            assert [one.compiler for one in built] == ["cicc"]
-            whys.append(built[0].why)
-            pids.append(machine.service.pid)
-        (process,) = services._servers.values()
-        assert len(process.lasting) == 1
-        if n == 1:
-            (server,) = children(machine.service.pid)
-            os.kill(server, signal.SIGKILL)
-            wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), 5, "the service's end")
-    assert pids[0] == pids[1] != pids[2]
-    assert ["by the previous run" in why for why in whys] == [False, True, False]
-    folder = process.folder
-    atune.shutdown()
-    assert not folder.exists() and not services._servers
-    wait_until(lambda: not Path(f"/proc/{pids[2]}").exists(), 5, "the service's end")
 
 
 @accelerated
