@@ -177,6 +177,6 @@ def __dir__() -> list[str]:
 
 
 if "IPython" in sys.modules:
-    from atune.reporting.displays import enable as _enable
+    from atune.reporting.notebook import enable as _enable
 
     _enable()

@@ -22,37 +22,31 @@ from typing import Any
 class Handle:
     """A place in a cell's output."""
 
-    def __init__(self, shown: Any, log: list[str]) -> None:
+    def __init__(self, shown: dict[str, str], log: list[str]) -> None:
         self.log = log
-        self.update(shown)
+        self.update(shown, raw=True)
 
-    def update(self, shown: Any) -> None:
-        self.log.append(shown._repr_html_())
-
-
-FORMATTERS: dict[tuple[str, str], Any] = {}
-"""What shows a value as HTML, by its type's module and name."""
+    def update(self, shown: dict[str, str], raw: bool) -> None:
+        self.log.append(shown["text/html"])
 
 
-class Html:
-    """IPython's formatter for HTML."""
-
-    def for_type_by_name(self, module: str, name: str, show: Any) -> None:
-        FORMATTERS[module, name] = show
+FORMATTERS: dict[type, Any] = {}
+"""What shows a value as HTML, by its type."""
 
 
 def stand_in(log: list[str]) -> None:
     """Put modules with IPython's names in place."""
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
-    shell = SimpleNamespace(kernel=True, display_formatter=SimpleNamespace(formatters={"text/html": Html()}))
+    html = SimpleNamespace(for_type=FORMATTERS.__setitem__)
+    shell = SimpleNamespace(kernel=True, display_formatter=SimpleNamespace(formatters={"text/html": html}))
     ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
-    display.display = lambda shown, display_id: Handle(shown, log)  # type: ignore[attr-defined]
+    display.display = lambda shown, raw, display_id: Handle(shown, log)  # type: ignore[attr-defined]
     sys.modules.update({"IPython": ipython, "IPython.display": display})
 
 
 def picture(value: Any) -> str:
     """Return how a notebook shows a value."""
-    if show := FORMATTERS.get((type(value).__module__, type(value).__name__)):
+    if show := FORMATTERS.get(type(value)):
         return str(show(value))
     for name in ("_repr_html_", "_repr_svg_"):
         if hasattr(value, name):

@@ -1,11 +1,9 @@
-"""Spaces, workloads, records and results as a notebook shows them: small pieces of HTML without a script.
-
-`atune.reporting.displays` registers these functions with IPython.
-"""
+"""Spaces, workloads, records and results as a notebook shows them: small pieces of HTML without a script."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
@@ -34,6 +32,21 @@ CARD = "border: 1px solid #9aa3b5; border-radius: 6px; padding: .5em 1em; margin
 BREAKING = "overflow-wrap: break-word"
 """Long paths and names of types do not make the cell's output wider."""
 CELL = "text-align: left; padding: .1em .8em .1em 0"
+
+
+def enable() -> None:
+    """Register with IPython how results, records, spaces and workloads are shown. Does nothing elsewhere.
+
+    `import atune` calls this where IPython is running. Call it yourself where IPython starts later.
+    """
+    ipython = sys.modules.get("IPython")
+    formatter = getattr(ipython.get_ipython(), "display_formatter", None) if ipython is not None else None
+    if formatter is not None:
+        html = formatter.formatters["text/html"]
+        html.for_type(TuneResult, result_html)
+        html.for_type(Record, record_html)
+        html.for_type(Space, space_html)
+        html.for_type(Workload, workload_html)
 
 
 def result_html(result: TuneResult) -> str:

@@ -18,7 +18,6 @@ from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished,
 from atune.journal.state import State
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.settings import Budget
-from atune.reporting.displays import in_notebook
 from atune.reporting.hosts import Hosts
 
 
@@ -35,7 +34,7 @@ class Progress:
         interval_s: float = 5.0,
         budget: Budget | None = None,
     ) -> None:
-        self._in_notebook = stream is None and in_notebook()
+        self._in_notebook = stream is None and _in_notebook()
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget, self._as_recorded = budget or Budget(), budget is None
@@ -144,14 +143,11 @@ class Progress:
         return ended and self.failed > 0 and self._state.best is None
 
     @property
-    def tried(self) -> str:
-        """The number of candidates with an outcome. Empty before the run starts."""
-        return f"tried {self._state.settled:,} of {self._state.total:,}" if self._state.header is not None else ""
-
-    @property
-    def hosts(self) -> str:
-        """What each host measured. Empty for a run on one."""
-        return self._hosts.text
+    def findings(self) -> list[str]:
+        """The best so far, how many candidates have an outcome, what each of several hosts measured, and the proof."""
+        state = self._state
+        tried = f"tried {state.settled:,} of {state.total:,}" if state.header is not None else ""
+        return [text for text in (self.best or "nothing measured yet", tried, self._hosts.text, self.proof) if text]
 
     @property
     def proving(self) -> bool:
@@ -183,8 +179,7 @@ class Progress:
         text = (
             f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
         )
-        parts = (text, self.best or "nothing measured yet", self.tried, self.hosts, self.proof)
-        text = "; ".join(filter(None, parts))
+        text = "; ".join([text, *self.findings])
         if text != self._shown:
             self._shown = text
             self._print(f"[{duration(self._mono)}] {text}{left}")
@@ -253,9 +248,9 @@ class _Bars:
                 self._final = self._progress.add_task("final", total=None, note="")
             done, note = (state.finalists, "") if state.final_done else (0, "timed in turn")
             self._progress.update(self._final, completed=done, total=state.finalists, note=note)
-        best = shortened(state.best, BEST_LINES * shutil.get_terminal_size().columns)
-        parts = "; ".join(part for part in (best, state.tried, state.hosts, state.proof) if part)
-        self._live.update(self._group(self._progress, self._text(parts)))
+        best, *rest = state.findings
+        best = shortened(best, BEST_LINES * shutil.get_terminal_size().columns)
+        self._live.update(self._group(self._progress, self._text("; ".join([best, *rest]))))
 
     def note(self, text: str) -> None:
         self._live.start()
@@ -287,17 +282,10 @@ def duration(seconds: float | None) -> str:
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02} s"
 
 
-class Markup:
-    """What a notebook shows: `html`, and `text` where it shows no HTML."""
-
-    def __init__(self, html: str, text: str) -> None:
-        self.html, self.text = html, text
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-    def __repr__(self) -> str:
-        return self.text
+def _in_notebook() -> bool:
+    """Tell whether this program is the kernel of a notebook. Imports nothing that is not there already."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 class NotebookBars:
@@ -309,11 +297,11 @@ class NotebookBars:
         self._notes: list[str] = []
 
     def show(self, state: Progress) -> None:
-        shown = Markup(self._html(state), "; ".join(_words(state)))
+        shown = {"text/html": self._html(state), "text/plain": "; ".join(state.findings)}
         if self._handle is None:
-            self._handle = self._display(shown, display_id=True)
+            self._handle = self._display(shown, raw=True, display_id=True)
         else:
-            self._handle.update(shown)
+            self._handle.update(shown, raw=True)
 
     def note(self, text: str) -> None:
         """Take a warning in; it stands below the bars from the next update on."""
@@ -326,16 +314,10 @@ class NotebookBars:
     def _html(self, state: Progress) -> str:
         bars = (("compiled", state.compiled, state.total), ("measured", state.measured, state.to_measure))
         rows = "".join(_bar(name, done, total) for name, done, total in bars)
-        lines = [*_words(state), *(f"warning: {note}" for note in self._notes)]
+        lines = [f"{state.failed:,} failed", *state.findings, *(f"warning: {note}" for note in self._notes)]
         return f"<table>{rows}</table>" + "".join(f"<div>{escape(printable(line))}</div>" for line in lines)
 
 
 def _bar(name: str, done: int, total: int) -> str:
     bar = f'<progress value="{done}" max="{max(total, 1)}" aria-label="{name}" style="width: 20em"></progress>'
     return f"<tr><td>{name}</td><td>{bar}</td><td>{done:,} of {total:,}</td></tr>"
-
-
-def _words(state: Progress) -> list[str]:
-    failed = f"{state.failed:,} failed" if state.failed else ""
-    parts = (state.best or "nothing measured yet", failed, state.tried, state.hosts, state.proof)
-    return [text for text in parts if text]

@@ -23,9 +23,8 @@ from atune.errors import UsageError
 from atune.journal.events import BuildFailed
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
-from atune.reporting.displays import enable
 from atune.reporting.export import data_frame
-from atune.reporting.notebook import ROWS, record_html, result_html, space_html, workload_html
+from atune.reporting.notebook import ROWS, enable, record_html, result_html, space_html, workload_html
 from atune.reporting.plot import rank_plot
 from atune.reporting.progress import Progress
 from atune.reporting.summary import summary
@@ -62,8 +61,8 @@ def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
 
 def test_values_are_registered_with_ipython_by_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
     enable()  # outside of IPython it does nothing
-    shown: dict[str, Any] = {}
-    html = SimpleNamespace(for_type_by_name=lambda module, name, show: shown.update({f"{module}.{name}": show}))
+    shown: dict[type, Any] = {}
+    html = SimpleNamespace(for_type=shown.__setitem__)
     ipython = ModuleType("IPython")
     shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": html}))
     ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
@@ -72,7 +71,7 @@ def test_values_are_registered_with_ipython_by_their_types(monkeypatch: pytest.M
     result, space = replay(LAYOUTS), atune.Space(block=[16])
     values = [result, result.best, space, atune.Workload(kernel, space, arguments={"M": 64})]
     for value in values:
-        assert shown.pop(f"{type(value).__module__}.{type(value).__name__}")(value).count("<")
+        assert shown.pop(type(value))(value).count("<")
     assert not shown
 
 
@@ -165,9 +164,9 @@ def put_ipython(monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
 
-    def show(shown: Any, display_id: bool) -> Any:
-        log.append(("new", shown._repr_html_(), repr(shown)))
-        return SimpleNamespace(update=lambda shown: log.append(("update", shown._repr_html_(), repr(shown))))
+    def show(shown: dict[str, str], raw: bool, display_id: bool) -> Any:
+        log.append(("new", shown["text/html"], shown["text/plain"]))
+        return SimpleNamespace(update=lambda new, raw: log.append(("update", new["text/html"], new["text/plain"])))
 
     display.display = show  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
