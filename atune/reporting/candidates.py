@@ -13,8 +13,7 @@ from atune.journal.result import Record, TuneResult
 from atune.model.candidate import printable
 from atune.model.device import occupancy_of
 from atune.model.roofline import in_thousands
-from atune.reporting.explanation import LIKELY
-from atune.reporting.export import marks_of, ranking
+from atune.reporting.export import marks_of, outcome, ranking
 
 ROWS = 10_000
 """Most rows of the page's table; the fastest come first."""
@@ -32,7 +31,7 @@ class Column(msgspec.Struct, frozen=True):
 
 def columns(result: TuneResult) -> list[Column]:
     """Return the table's columns: an axis, or a fact, that is the same in all candidates has none."""
-    marks = marks_of(result)
+    marks, final = marks_of(result), {entry.index for entry in result.final}
     found = [
         Column("candidate", lambda r: r.index),
         Column("latency, ms", lambda r: r.latency_ms, lambda v: f"{v:.4g}"),
@@ -44,7 +43,7 @@ def columns(result: TuneResult) -> list[Column]:
     differing = [axis for axis in axes if differs(axis, result)]
     found += differing or axes
     found += [fact for fact in facts(result) if differs(fact, result)]
-    return [*found, Column("what became of it", lambda r: outcome(r, result))]
+    return [*found, Column("what became of it", lambda r: outcome(r, final))]
 
 
 def facts(result: TuneResult) -> list[Column]:
@@ -92,18 +91,6 @@ def differs(column: Column, result: TuneResult) -> bool:
     """Tell whether two candidates differ in what a column shows; one that is not known differs from none."""
     seen = {_text(value) for record in result.records if (value := column.read(record)) is not None}
     return len(seen) > 1
-
-
-def outcome(record: Record, result: TuneResult) -> str:
-    """Return what became of a record, and which of its timings counts, in a line."""
-    if record.same_as is not None:
-        return f"same code as {record.same_as}"
-    if record.latency_ms is not None:
-        return "timed in the final" if any(e.index == record.index for e in result.final) else "timed once"
-    if record.instead is not None:
-        return f"passed over for candidate {record.instead}: {printable(record.message.removeprefix(LIKELY))}"
-    kind = record.kind or record.status
-    return f"{kind}: {printable(record.message)}" if record.message else kind
 
 
 def candidates_section(result: TuneResult) -> str:

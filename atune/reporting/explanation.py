@@ -20,10 +20,8 @@ from atune.model.candidate import describe_config, printable
 from atune.model.jobs import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
 from atune.model.measurement import Timing
+from atune.reporting.export import outcome
 from atune.reporting.summary import failure_groups
-
-LIKELY = "likely: "
-"""How the reason of a candidate that was passed over begins."""
 
 
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +297,6 @@ def choice_of(records: Sequence[Record], index: int) -> str:
     """Return what the candidate `index` was passed over for or preferred to, in words; empty where nothing was."""
     [record] = [record for record in records if record.index == index]
     if record.instead is not None:
-        return f"passed over for candidate {record.instead}: {record.message.removeprefix(LIKELY)}"
+        return outcome(record)
     others = [str(one.index) for one in records if one.instead == index]
     return f"preferred to candidate{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""

@@ -7,7 +7,7 @@ import importlib
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ FORMATS = ("csv", "parquet", "t4")
 DECIMALS, MOST_DECIMALS = 4, 9
 """Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
 
+LIKELY = "likely: "
+"""How the reason of a candidate that was passed over begins."""
 INVALIDITY = {
     "lower": "compile", "codegen": "compile", "compile": "compile", "crash": "compile",
     "timeout": "timeout", "hopeless": "timeout",
@@ -228,20 +230,24 @@ def _decimals(result: TuneResult) -> int:
     return max(DECIMALS, min(MOST_DECIMALS, 3 - math.floor(math.log10(min(known))))) if known else DECIMALS
 
 
-def _table_row(record: Record, final: set[int], mark: str, decimals: int) -> tuple[str, ...]:
-    note: str = record.status
-    if record.message:
-        note += f": {record.kind + ': ' if record.kind else ''}{printable(record.message)}"
+def outcome(record: Record, final: Container[int] = ()) -> str:
+    """Return what became of a record in a line. `final`: the credited indices whose final timing counts."""
     if record.same_as is not None:
-        note = f"same code as {record.same_as}"
-    elif record.status == "measured":
-        note = "final timing" if record.index in final else "first timing"
-    note = ", ".join(filter(None, (mark, note)))
-    if record.timing is None:
-        return "-", "-", str(record.index), describe_config(record.config), note
-    timing = record.timing
-    figures = f"{timing.latency_ms:.{decimals}f}", f"{timing.spread:.1%}", str(record.index)
-    return *figures, describe_config(record.config), note
+        return f"same code as {record.same_as}"
+    if record.status == "measured":
+        return "final timing" if record.index in final else "first timing"
+    message = printable(record.message)
+    if record.instead is not None:
+        return f"passed over for candidate {record.instead}: {message.removeprefix(LIKELY)}"
+    return ": ".join(filter(None, (record.status, record.kind, message)))
+
+
+def _table_row(record: Record, final: set[int], mark: str, decimals: int) -> tuple[str, ...]:
+    note = ", ".join(filter(None, (mark, outcome(record, final))))
+    latency, spread = "-", "-"
+    if (timing := record.timing) is not None:
+        latency, spread = f"{timing.latency_ms:.{decimals}f}", f"{timing.spread:.1%}"
+    return latency, spread, str(record.index), describe_config(record.config), note
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

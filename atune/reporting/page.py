@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from atune.journal.candidate_state import Improvement
-from atune.journal.result import TuneResult
+from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
-from atune.model.candidate import printable
+from atune.model.candidate import describe_config, printable
 from atune.model.roofline import Roofline, in_thousands
 from atune.reporting.hosts import by_host, measured_on
 from atune.reporting.importance import axis_importance
-from atune.reporting.plot import linear_ticks, log_ticks
-from atune.reporting.summary import no_winner_line
+from atune.reporting.plot import improvements, over_time_plot
+from atune.reporting.summary import (
+    default_line,
+    failure_groups,
+    latency_line,
+    no_winner_line,
+    ties_line,
+    why_unchecked,
+)
 
 GROUPS = 200
 """Most reasons for failures that the page has."""
@@ -31,41 +36,70 @@ def page_title(result: TuneResult) -> str:
     return printable(f"{header.workload} {problem}".strip())
 
 
-def head_section(result: TuneResult, cards: Sequence[tuple[str, str]], winner: Mapping[str, Any] | None) -> str:
+def head_section(result: TuneResult) -> str:
     """Return the page's head: what was tuned and where, the figures as cards, and the winner."""
     header = result.header
     where = f"{header.target if header else ''} on {measured_on(result.devices)}"
     lines = [f"<h1>{breakable(page_title(result))}</h1>", f'<p class="soft">{breakable(where)}</p>']
-    lines += ['<div class="cards">', *map(_card, cards), "</div>", '<h2 id="winner">Winner</h2>']
-    if winner is None:
+    lines += ['<div class="cards">', *_cards(result), "</div>", '<h2 id="winner">Winner</h2>']
+    if result.best is None:
         why = no_winner_line(result)
         return "\n".join([*lines, f"<p>{why[0].upper()}{why[1:]}.</p>"])
-    lines += [f"<p>{breakable(line)}</p>" for line in winner["lines"]]
-    return "\n".join([*lines, f'<pre id="config">{escape(printable(winner["source"]))}</pre>'])
+    lines += [f"<p>{breakable(line)}</p>" for line in _winner_lines(result, result.best)]
+    return "\n".join([*lines, f'<pre id="config">{escape(printable(repr(result.best.config)))}</pre>'])
 
 
-def failures_section(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Return the failures, grouped by reason, the most frequent first; empty without any.
+def _cards(result: TuneResult) -> list[str]:
+    def ms(value: float | None) -> str:
+        return "–" if value is None else f"{value:.4g} ms"
 
-    `groups`: `count`, `kind` and `message` of each, the compiler's or device's output as `detail`, `example`, and the
-    lines of the place as `where`.
-    """
+    counts = ("measured", "failed", "pruned", "duplicates", "remaining", "total")
+    cards = [("winner", ms(result.latency_ms)), ("reference", ms(result.reference_ms))]
+    cards += [*((name, str(getattr(result, name))) for name in counts), ("wall time", f"{result.wall_s:.1f} s")]
+    return [f'<div class="card"><b>{value}</b><span class="soft">{name}</span></div>' for name, value in cards]
+
+
+def _winner_lines(result: TuneResult, best: Record) -> list[str]:
+    lines = [f"Candidate {best.index}: {describe_config(best.config)}"]
+    lines += [
+        f"{line[:1].upper()}{line[1:]}."
+        for line in (latency_line(result), default_line(result), ties_line(result))
+        if line
+    ]
+    if why := why_unchecked(result):
+        lines.append(f"Its outputs were not checked: {why}.")
+    if result.proven:
+        lines.append("Proven plain: it is the code that tilelang itself makes.")
+    elif result.finished:
+        lines.append("Not proven plain: it was not compared with the code that tilelang itself makes.")
+    else:
+        lines.append("The run has not finished: this is the best configuration so far, by first timing.")
+    return [*lines, "To use it, call the kernel function with the problem's arguments and this configuration:"]
+
+
+def failures_section(result: TuneResult) -> str:
+    """Return the failures, grouped by reason, the most frequent first; empty without any."""
+    groups = failure_groups(result.records)
     if not groups:
         return ""
     text = "Grouped by reason, the most frequent first. Below it: the compiler output or device error of one of them."
     lines = ['<section id="failures">', f'<h2>Failures and pruned candidates</h2><p class="soft">{text}</p>']
     for group in groups[:GROUPS]:
-        lines.append(f"<h3>{group['count']:,} × {escape(printable(group['kind']))}</h3>")
-        lines.append(f"<p>{breakable(group['message'])}</p>")
-        if group.get("where"):
-            lines.append(f'<pre class="words" tabindex="0">{escape(chr(10).join(group["where"]))}</pre>')
-        if group.get("example"):
-            lines.append(f'<p class="soft">For example {breakable(group["example"])}</p>')
-        if group["detail"]:
-            lines.append(f'<pre class="words" tabindex="0">{escape(group["detail"])}</pre>')
+        lines.append(f"<h3>{group.count:,} × {escape(printable(group.kind))}</h3>")
+        lines.append(f"<p>{breakable(group.message)}</p>")
+        if group.where is not None:
+            lines.append(_written("\n".join(map(printable, group.where.lines()))))
+        example = f"candidate {group.index}: {describe_config(group.example)}"
+        lines.append(f'<p class="soft">For example {breakable(example)}</p>')
+        if group.detail:
+            lines.append(_written(group.detail))
     if len(groups) > GROUPS:
         lines.append(f"<p>{len(groups) - GROUPS:,} more reasons are in the journal.</p>")
     return "\n".join([*lines, "</section>"])
+
+
+def _written(text: str) -> str:
+    return f'<pre class="words" tabindex="0">{escape(text)}</pre>'
 
 
 def warnings_section(result: TuneResult) -> str:
@@ -89,13 +123,6 @@ def breakable(text: str) -> str:
     for sign in "/,=:":
         marked = marked.replace(sign, f"{sign}\0")
     return escape(marked).replace("\0", "<wbr>")
-
-
-def _card(card: tuple[str, str]) -> str:
-    name, value = card
-    return (
-        f'<div class="card"><b>{escape(printable(value))}</b><span class="soft">{escape(printable(name))}</span></div>'
-    )
 
 
 def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
@@ -150,56 +177,23 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-HEIGHT = 240
-"""Of the curve, in pixels; it is as wide as the page."""
-LEFT, RIGHT = 1.0, 99.0
-"""Where the curve begins and ends, in hundredths of the width."""
-TOP, BOTTOM = 22, 30
-"""Margins of the curve, in pixels."""
-
-
 def search_section(result: TuneResult) -> str:
     """Return the page's section on the search. Empty if nothing was measured."""
-    steps = [step for step in result.best_over_time if step.latency_ms > 0 and math.isfinite(step.latency_ms)]
+    steps = improvements(result)
     if not steps:
         return ""
-    return "\n".join(['<section id="search">', *_over_time(result, steps), *_axes(result), "</section>"])
-
-
-def _over_time(result: TuneResult, steps: list[Improvement]) -> list[str]:
-    tried = result.total - result.remaining
-    last = steps[-1]
-    return [
-        "<h2>Best so far over time</h2>",
-        f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, when '
-        f"{last.tried:,} of the {tried:,} candidates were tried. The space has {result.total:,}.</p>",
-        curve(steps, result.wall_s),
-    ]
-
-
-def curve(steps: Sequence[Improvement], wall_s: float) -> str:
-    """Return the best so far over seconds as an SVG that is as wide as what holds it, with latencies on a log scale."""
-    end_s = max(wall_s, steps[-1].seconds, 1e-9)
-    high, low = steps[0].latency_ms, steps[-1].latency_ms
-    room = math.log(high / low) or 0.01
-
-    def x(seconds: float) -> float:
-        return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, seconds / end_s)), 2)
-
-    def y(latency_ms: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(latency_ms / low) / room, 1)
-
-    path = f"M{x(steps[0].seconds)},{y(high)}"
-    path += "".join(f"H{x(step.seconds)}V{y(step.latency_ms)}" for step in steps[1:]) + f"H{x(end_s)}"
-    drawn = [_level(y(ms), f"{ms:.6g} ms") for ms in log_ticks(low, high)]
-    drawn += [_second(x(seconds), seconds, end_s) for seconds in linear_ticks(0.0, end_s)]
-    drawn.append(
-        f'<svg viewBox="0 0 100 {HEIGHT}" preserveAspectRatio="none"><path d="{path}" fill="none" stroke="var(--a)" '
-        'stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
+    tried, last = result.total - result.remaining, steps[-1]
+    return "\n".join(
+        [
+            '<section id="search">',
+            "<h2>Best so far over time</h2>",
+            f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, when '
+            f"{last.tried:,} of the {tried:,} candidates were tried. The space has {result.total:,}.</p>",
+            over_time_plot(result).svg,
+            *_axes(result),
+            "</section>",
+        ]
     )
-    drawn += [_point(x(step.seconds), y(step.latency_ms), step) for step in steps]
-    label = "best latency so far over seconds"
-    return f'<svg id="best" class="curve" height="{HEIGHT}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
 
 
 def _axes(result: TuneResult) -> list[str]:
@@ -215,18 +209,3 @@ def _axes(result: TuneResult) -> list[str]:
     shares = [*found.shares.items(), ("combinations and noise", found.unexplained)]
     lines += [f"<tr><td>{escape(printable(name))}</td><td>{100 * share:.1f} %</td></tr>" for name, share in shares]
     return [*lines, "</table>"]
-
-
-def _level(y: float, text: str) -> str:
-    line = f'<line x1="0%" x2="100%" y1="{y}" y2="{y}" stroke="var(--line)"/>'
-    return f'{line}<text x="0%" y="{round(y - 3, 1)}">{escape(text)}</text>'
-
-
-def _second(x: float, seconds: float, end_s: float) -> str:
-    anchor = "start" if x < 5 else "end" if seconds > 0.95 * end_s else "middle"
-    return f'<text x="{x}%" y="{HEIGHT - 6}" text-anchor="{anchor}">{seconds:g} s</text>'
-
-
-def _point(x: float, y: float, step: Improvement) -> str:
-    text = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
-    return f'<circle cx="{x}%" cy="{y}" r="3.5" fill="var(--b)"><title>{escape(text)}</title></circle>'

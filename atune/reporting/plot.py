@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from math import isfinite, log
 from pathlib import Path
 
 import msgspec
 
+from atune.journal.candidate_state import Improvement
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import describe_config
 from atune.model.layouts import Picture
@@ -44,10 +45,53 @@ def rank_plot(result: TuneResult) -> Plot:
     """Return all measured latencies by rank, fastest first, on a log scale, with the reference as a line."""
     measured = sorted(filter(_is_timed, result.records), key=lambda record: (record.latency_ms or 0.0, record.index))
     if not measured:
-        return Plot(_svg([_text(WIDTH / 2, HEIGHT / 2, "No candidate was measured.", "middle")]))
+        return Plot(
+            _svg([_text(WIDTH / 2, HEIGHT / 2, "No candidate was measured.", "middle")], "latency against rank")
+        )
     reference = [result.reference_ms] if result.reference_ms and result.reference_ms > 0 else []
     known = [record.latency_ms or 0.0 for record in measured] + reference
-    low, high = min(known), max(known)
+    low = min(known)
+    y, drawn = _levels(low, max(known))
+    if reference:
+        drawn.append(_line(y(reference[0]), REFERENCE, "stroke-width='2' stroke-dasharray='6 4'", "reference"))
+    finalists, step = {entry.index for entry in result.final}, -(-len(measured) // POINTS)
+    for rank, record in enumerate(measured):
+        if rank % step == 0 or record.index in finalists:
+            x = LEFT + (WIDTH - LEFT - RIGHT) * rank / max(1, len(measured) - 1)
+            colour, radius = (FINAL, 4.5) if record.index in finalists else (MEASURED, 3)
+            text = f"candidate {record.index}: {record.latency_ms:.4g} ms, {describe_config(record.config)}"
+            drawn.append(_point(round(x, 1), y(record.latency_ms or low), colour, radius, text))
+    drawn.append(_text(WIDTH - RIGHT, HEIGHT - 8, f"rank 1 to {len(measured):,}", "end"))
+    return Plot(_svg(drawn, "latency against rank"))
+
+
+def improvements(result: TuneResult) -> list[Improvement]:
+    """Return when the best so far changed, where its latency can be drawn."""
+    return [step for step in result.best_over_time if step.latency_ms > 0 and isfinite(step.latency_ms)]
+
+
+def over_time_plot(result: TuneResult) -> Plot:
+    """Return the best latency so far over seconds, on a log scale, with a point for each of its `improvements`."""
+    steps = improvements(result)
+    y, drawn = _levels(steps[-1].latency_ms, steps[0].latency_ms)
+    end_s = max(result.wall_s, steps[-1].seconds, 1e-9)
+
+    def x(seconds: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * max(0.0, seconds / end_s), 1)
+
+    for tick in linear_ticks(0.0, end_s):
+        drawn.append(_text(x(tick), HEIGHT - 8, f"{tick:g} s", "end" if tick > 0.95 * end_s else "middle"))
+    path = f"M{x(steps[0].seconds)},{y(steps[0].latency_ms)}"
+    path += "".join(f"H{x(step.seconds)}V{y(step.latency_ms)}" for step in steps[1:]) + f"H{x(end_s)}"
+    drawn.append(f"<path d='{path}' fill='none' stroke='{MEASURED}' stroke-width='2'/>")
+    for step in steps:
+        text = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
+        drawn.append(_point(x(step.seconds), y(step.latency_ms), FINAL, 3.5, text))
+    return Plot(_svg(drawn, "best latency so far over seconds"))
+
+
+def _levels(low: float, high: float) -> tuple[Callable[[float], float], list[str]]:
+    """Return where latencies from `low` to `high` lie on a log scale, and round ones as drawn lines with labels."""
     room = log(high / low) or 0.01
 
     def y(latency_ms: float) -> float:
@@ -56,15 +100,7 @@ def rank_plot(result: TuneResult) -> Plot:
     drawn = []
     for level in log_ticks(low, high):
         drawn += [_line(y(level), LINE, "stroke-opacity='.4'"), _text(LEFT - 6, y(level) + 4, f"{level:.6g} ms", "end")]
-    if reference:
-        drawn.append(_line(y(reference[0]), REFERENCE, "stroke-width='2' stroke-dasharray='6 4'", "reference"))
-    finalists, step = {entry.index for entry in result.final}, -(-len(measured) // POINTS)
-    for rank, record in enumerate(measured):
-        if rank % step == 0 or record.index in finalists:
-            x = LEFT + (WIDTH - LEFT - RIGHT) * rank / max(1, len(measured) - 1)
-            drawn.append(_point(round(x, 1), y(record.latency_ms or low), record, record.index in finalists))
-    drawn.append(_text(WIDTH - RIGHT, HEIGHT - 8, f"rank 1 to {len(measured):,}", "end"))
-    return Plot(_svg(drawn))
+    return y, drawn
 
 
 def _is_timed(record: Record) -> bool:
@@ -72,10 +108,8 @@ def _is_timed(record: Record) -> bool:
     return record.status == "measured" and latency is not None and latency > 0 and isfinite(latency)
 
 
-def _point(x: float, y: float, record: Record, final: bool) -> str:
-    colour, radius = (FINAL, 4.5) if final else (MEASURED, 3)
-    text = f"candidate {record.index}: {record.latency_ms:.4g} ms, {describe_config(record.config)}"
-    return f"<circle cx='{x}' cy='{y}' r='{radius}' fill='{colour}'><title>{escape(text)}</title></circle>"
+def _point(x: float, y: float, colour: str, radius: float, title: str) -> str:
+    return f"<circle cx='{x}' cy='{y}' r='{radius}' fill='{colour}'><title>{escape(title)}</title></circle>"
 
 
 def _line(y: float, colour: str, style: str, title: str = "") -> str:
@@ -88,11 +122,11 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f"<text x='{x}' y='{y}' text-anchor='{anchor}' fill='{TEXT}' {font}>{escape(text)}</text>"
 
 
-def _svg(parts: list[str]) -> str:
+def _svg(parts: list[str], label: str) -> str:
     space = "xmlns='http://www.w3.org/2000/svg'"
     size = f"width='{WIDTH}' height='{HEIGHT}' style='max-width: 100%; height: auto'"
     head = f"<svg {space} {size} viewBox='0 0 {WIDTH} {HEIGHT}' role='img'"
-    return f"{head} aria-label='latency against rank'>{''.join(parts)}</svg>"
+    return f"{head} aria-label='{label}'>{''.join(parts)}</svg>"
 
 
 MOST_TICKS = 8

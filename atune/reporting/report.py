@@ -23,7 +23,7 @@ from atune.journal.events import (
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
 from atune.journal.state import State
-from atune.model.candidate import describe_config, printable
+from atune.model.candidate import printable
 from atune.model.measurement import Timing
 from atune.reporting.candidates import candidates_section
 from atune.reporting.hosts import host_of
@@ -36,7 +36,6 @@ from atune.reporting.page import (
     search_section,
     warnings_section,
 )
-from atune.reporting.summary import default_line, failure_groups, latency_line, ties_line, why_unchecked
 
 SPANS = 6000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
@@ -185,8 +184,7 @@ def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 def _before(result: TuneResult) -> str:
     """Return what stands before the plots."""
-    head = head_section(result, _cards(result), _winner(result))
-    return head + efficiency_section(result) + failures_section(_failures(result)) + search_section(result)
+    return head_section(result) + efficiency_section(result) + failures_section(result) + search_section(result)
 
 
 def _after(result: TuneResult, state: State) -> str:
@@ -210,36 +208,6 @@ def _data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[str, A
     }
 
 
-def _cards(result: TuneResult) -> list[tuple[str, str]]:
-    def ms(value: float | None) -> str:
-        return "–" if value is None else f"{value:.4g} ms"
-
-    counts = ("measured", "failed", "pruned", "duplicates", "remaining", "total")
-    cards = [("winner", ms(result.latency_ms)), ("reference", ms(result.reference_ms))]
-    return [*cards, *((name, str(getattr(result, name))) for name in counts), ("wall time", f"{result.wall_s:.1f} s")]
-
-
-def _winner(result: TuneResult) -> dict[str, Any] | None:
-    if result.best is None:
-        return None
-    lines = [printable(f"Candidate {result.best.index}: {describe_config(result.best.config)}")]
-    lines += [
-        f"{line[:1].upper()}{line[1:]}."
-        for line in (latency_line(result), default_line(result), ties_line(result))
-        if line
-    ]
-    if why := why_unchecked(result):
-        lines.append(f"Its outputs were not checked: {why}.")
-    if result.proven:
-        lines.append("Proven plain: it is the code that tilelang itself makes.")
-    elif result.finished:
-        lines.append("Not proven plain: it was not compared with the code that tilelang itself makes.")
-    if not result.finished:
-        lines.append("The run has not finished: this is the best configuration so far, by first timing.")
-    lines.append("To use it, call the kernel function with the problem's arguments and this configuration:")
-    return {"lines": lines, "source": repr(result.best.config)}
-
-
 def _timeline(timeline: Timeline) -> dict[str, Any]:
     def place(row: tuple[str, list[Span]]) -> tuple[str, int, str]:
         return host_of(row[0]), len(row[0]), row[0]  # sorts compile-10 after compile-9
@@ -259,17 +227,3 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
         )
     shown = [{"name": printable(name), "spans": spans} for name, spans in rows]
     return {"rows": shown, "parts": timeline.parts, "end_s": timeline.end_s, "text": text}
-
-
-def _failures(result: TuneResult) -> list[dict[str, Any]]:
-    return [
-        {
-            "count": group.count,
-            "kind": group.kind,
-            "message": printable(group.message),
-            "where": [printable(line) for line in group.where.lines()] if group.where is not None else [],
-            "example": f"candidate {group.index}: {describe_config(group.example)}",
-            "detail": group.detail,
-        }
-        for group in failure_groups(result.records)
-    ]

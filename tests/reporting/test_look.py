@@ -239,9 +239,9 @@ def test_the_page_tells_winner_curve_and_axes_without_a_script() -> None:
     assert axis_importance(result) is not None
     for name, share in axis_importance(result).shares.items():
         assert f"{name} {100 * share:.1f} %" in words
-    [curve] = re.findall(r'<svg id="best".*?</svg>.*?</svg>', page, flags=re.S)
+    [curve] = re.findall(r'<section id="search">.*?<svg (.*?)</svg>', page, flags=re.S)
     assert curve.count("<circle") == len(result.best_over_time) > 3
-    [path] = re.findall(r' d="M([\d.,HV]+)"', curve)
+    [path] = re.findall(r" d='M([\d.,HV]+)'", curve)
     heights = [float(y) for y in re.findall(r"V([\d.]+)", path)]
     assert heights == sorted(heights) and len(heights) == len(result.best_over_time) - 1
 
@@ -289,7 +289,7 @@ def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tm
         "stored": ("rank", "axes", "parallel", "timeline", "failures", "environment"),
         "hostile": ("rank", "failures"),
         **dict.fromkeys(
-            GPU_JOURNALS, ("best", "mattered", "rank", "axes", "parallel", "timeline", "clocks", "environment")
+            GPU_JOURNALS, ("search", "mattered", "rank", "axes", "parallel", "timeline", "clocks", "environment")
         ),
     }
     assert all(f'id="{name}"' in done.stdout for name in wanted.get(kind, ("environment",)))
@@ -298,7 +298,7 @@ def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tm
     assert "<img" not in done.stdout
     if kind == "stored":
         assert done.stdout.count("<circle") > 20 and "copy the configuration" in done.stdout
-        assert "{'block_M': 64, 'block_N': 64, 'tile': (64, 64), 'pass_configs': {'tl.fast': False}}" in done.stdout
+        assert "{'block_M': 64, 'block_N': 64, 'tile': (64, 64), 'pass_configs': {'tl.fast': True}}" in done.stdout
     assert requests_of_the_page(log) == []
 
 

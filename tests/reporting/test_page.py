@@ -43,9 +43,8 @@ def test_the_table_has_every_candidate_the_winner_first() -> None:
     assert rows[0]["mark"] == "winner" and rows[0]["latency, ms"] == f"{result.latency_ms:.4g}"
     assert [row["candidate"] for row in rows] == [str(record.index) for record in ranking(result)]
     assert [row["what became of it"][:12] for row in rows].count("same code as") == result.duplicates == 44
-    assert rows[0]["what became of it"] == "timed in the final" and "timed once" in {
-        row["what became of it"] for row in rows
-    }
+    outcomes = [row["what became of it"] for row in rows]
+    assert outcomes[0] == "final timing" and "first timing" in outcomes
 
 
 def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_not() -> None:
