@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from atune.frontends.api.compile_all import compile_all as compile_all
     from atune.frontends.api.compile_all import CompileFailed as CompileFailed
     from atune.workers.cluster.address import Cluster as Cluster
-    from atune.workers.local.fork_servers import warm as warm
     from atune.workers.processes.server import shutdown as shutdown
+    from atune.workers.processes.server import warm as warm
     from atune.frontends.api.resume import resume as resume
     from atune.frontends.api.resume import run_resume as run_resume
     from atune.model.settings import BenchmarkSettings as BenchmarkSettings
@@ -104,8 +104,7 @@ _HOME = {
     "atune.workload.workload": ("Workload",),
     "atune.frontends.api.compile_all": ("CompileFailed", "compile_all"),
     "atune.workers.cluster.address": ("Cluster",),
-    "atune.workers.local.fork_servers": ("warm",),
-    "atune.workers.processes.server": ("shutdown",),
+    "atune.workers.processes.server": ("shutdown", "warm"),
     "atune.frontends.api.tuner": ("Tuner", "run", "tune"),
     "atune.frontends.api.resume": ("resume", "run_resume"),
     "atune.frontends.decorator.decorator": ("autotune", "best_config", "clear_cache", "tunings"),

@@ -14,7 +14,7 @@ import precompiled
 import pytest
 import tiers
 
-os.environ.setdefault("ATUNE_WARM", "off")  # importing the drop-in here starts nothing; test_fork_servers shows it
+os.environ.setdefault("ATUNE_WARM", "off")  # importing the drop-in here starts nothing; test_warm_servers shows it
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,8 +19,8 @@ from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotun
 from atune.compat.tilelang.arguments import RunArgs
 from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
-from atune.workers.local.fork_servers import server_env
 from atune.workers.local.workers import process_folders
+from atune.workers.processes.server import server_env
 from atune.workers.system import inherited_state
 
 pytestmark = pytest.mark.timeout(170)

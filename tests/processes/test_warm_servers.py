@@ -1,37 +1,54 @@
-"""A run leaves its fork server warm for the next one; nothing else, and not when it ended badly."""
+"""A fork server waits for the next run: one that the last run left, or one that was started early."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
-from processes import MARK, marked, new_mark, wait_until
+from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
+from atune.frontends.cli.main import main
 from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunStarted
-from atune.workers.processes.server import parked
+from atune.workers.local import machine
+from atune.workers.processes import server as servers
+from atune.workers.processes import server_main
+from atune.workers.processes.server import ForkServerProcess, parked
+from atune.workers.system import inherited_state
+from atune.workers.system.inherited_state import surroundings
 
 WORKLOADS = Path(__file__).parents[1] / "workloads.py"
 SCALE = f"{WORKLOADS}:SCALE"
 
 
-def servers() -> list[int]:
-    return [server.pid for server in parked._servers.values()]
+def waiting() -> list[ForkServerProcess]:
+    return list(parked._servers.values())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that import nothing, and a program that has none yet."""
+    atune.shutdown()
+    monkeypatch.delenv(servers.WARM_VARIABLE, raising=False)
+    monkeypatch.setattr(servers, "PRELOAD", ())
+    monkeypatch.setattr(servers, "_started_early", False)
 
 
 def test_the_second_run_starts_at_once() -> None:
     """Its first artifact is there after its own lowering and compiling and a tenth of a second."""
     atune.run(SCALE, target="c")
-    (server,) = servers()
+    [server] = waiting()
     events: list[Event] = []
     atune.run(f"{WORKLOADS}:SLICED", target="c", on_event=events.append)
-    assert servers() == [server]
+    assert waiting() == [server]
     built = next(e for e in events if isinstance(e, ArtifactBuilt))
     lowered = [e for e in events if isinstance(e, CandidateLowered) and e.mono < built.mono]
     overhead = built.mono - built.seconds - sum(e.seconds for e in lowered)
@@ -40,48 +57,23 @@ def test_the_second_run_starts_at_once() -> None:
     assert started.mono < 0.5
 
 
-def test_what_workers_wrote_does_not_pile_up_in_a_parked_servers_folder() -> None:
+def test_shutdown_ends_it_and_the_next_run_starts_another() -> None:
+    """What workers wrote does not pile up in its folder, which ends with it."""
     for _ in range(2):
         atune.run(SCALE, target="c")
-        [server] = parked._servers.values()
+        [server] = waiting()
         assert [path.name for path in server.folder.iterdir()] == ["fork-server.log"]
-    folder = server.folder
     atune.shutdown()
-    assert not folder.exists()
+    assert waiting() == [] and not server.folder.exists() and not Path(f"/proc/{server.pid}").exists()
+    assert atune.run(SCALE, target="c").measured == 2
 
 
 @pytest.mark.anyio
 async def test_it_is_warm_on_another_loop_and_in_another_thread() -> None:
     await atune.tune(SCALE, target="c")
-    (server,) = servers()
+    [server] = waiting()
     await anyio.to_thread.run_sync(lambda: atune.run(SCALE, target="c"))
-    assert servers() == [server]
-
-
-def test_another_environment_is_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    atune.run(SCALE, target="c")
-    (first,) = servers()
-    monkeypatch.setenv("ATUNE_TEST_SOMETHING", "1")
-    atune.run(SCALE, target="c")
-    assert len(servers()) == 1 and servers() != [first]
-    assert not Path(f"/proc/{first}").exists()
-
-
-def test_a_server_that_died_while_parked_is_replaced() -> None:
-    atune.run(SCALE, target="c")
-    (first,) = servers()
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: Path(f"/proc/{first}/stat").read_text().split()[2] == "Z", 2, "its end")
-    assert atune.run(SCALE, target="c").measured == 2
-    assert servers() != [first]
-
-
-def test_shutdown_ends_it_and_the_next_run_starts_another() -> None:
-    atune.run(SCALE, target="c")
-    (first,) = servers()
-    atune.shutdown()
-    assert servers() == [] and not Path(f"/proc/{first}").exists()
-    assert atune.run(SCALE, target="c").measured == 2
+    assert waiting() == [server]
 
 
 @pytest.mark.anyio
@@ -89,7 +81,7 @@ async def test_a_cancelled_run_leaves_none() -> None:
     atune.shutdown()  # a cold one is not done in a second
     with anyio.move_on_after(1):
         await atune.tune(SCALE, target="c")
-    assert servers() == []
+    assert waiting() == []
 
 
 PROGRAM = """
@@ -136,3 +128,214 @@ def test_forked_children_do_without_and_nothing_outlives_the_program(tmp_path: P
     if end == "exit":
         assert program.returncode == 0
         assert not list(tmp_path.glob("atune-*/*-*/")), "folders are left over"
+
+
+def test_a_run_takes_over_the_server_that_warm_started() -> None:
+    atune.shutdown()
+    atune.warm()
+    [server] = waiting()
+    atune.warm()
+    assert waiting() == [server], "a second call starts another"
+    assert atune.run(SCALE, target="c").measured == 2
+    assert waiting() == [server] and server.returncode is None
+
+
+def set_variable(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("ATUNE_TEST_SOMETHING", "1")
+
+
+def change_folder(patch: pytest.MonkeyPatch) -> None:
+    patch.chdir("/")
+
+
+def change_umask(patch: pytest.MonkeyPatch) -> None:
+    os.umask(0o027)
+
+
+def lower_limit(patch: pytest.MonkeyPatch) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+
+
+def one_core(patch: pytest.MonkeyPatch) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("this machine has one core")
+    os.sched_setaffinity(0, {min(cores)})
+
+
+@pytest.mark.parametrize("change", [set_variable, change_folder, change_umask, lower_limit, one_core])
+def test_a_server_of_other_surroundings_is_ended_and_another_started(
+    quick: None, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    umask = os.umask(0o022)
+    files, cores = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0)
+    try:
+        atune.warm()
+        [before] = waiting()
+        change(monkeypatch)
+        server, _ = servers.taken()
+        assert server is not before and not Path(f"/proc/{before.pid}").exists()
+        server.destroy()
+    finally:
+        os.umask(umask)
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        os.sched_setaffinity(0, cores)
+
+
+def test_a_server_that_ended_meanwhile_is_replaced(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    atune.warm()
+    [before] = waiting()
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until(lambda: before.returncode is not None, 5, "its end")
+    server, _ = servers.taken()
+    assert server is not before and server.returncode is None
+    server.destroy()
+
+
+def test_what_tilelangs_import_sets_makes_no_other_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is started before the program imports tilelang, and taken over after it."""
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    before, folder = surroundings(), inherited_state._tilelang_folder()
+    assert folder.endswith("/tilelang/")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}3rdparty/tvm/python:/mine")
+    for name in inherited_state._TILELANGS:
+        monkeypatch.setenv(name, f"{folder}lib")
+    assert surroundings() == before
+    monkeypatch.setenv("TL_TEMPLATE_PATH", "/mine/src")
+    assert surroundings() != before, "a choice of the user's own counts"
+
+
+def test_signs_start_it_once_a_program(quick: None) -> None:
+    """A program that ended it has it back by `warm`, and not by the next definition."""
+    servers.warm_early()
+    assert len(waiting()) == 1
+    atune.shutdown()
+    servers.warm_early()
+    assert waiting() == []
+
+
+def test_signs_start_nothing_where_that_is_switched_off(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(servers.WARM_VARIABLE, "off")
+    servers.warm_early()
+    assert waiting() == []
+
+
+def test_signs_say_nothing_where_no_server_can_be_started(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> ForkServerProcess:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(servers, "started", full)
+    servers.warm_early()
+    assert waiting() == []
+    with pytest.raises(OSError, match="No space"):
+        atune.warm()
+
+
+def test_a_worker_starts_none(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload's file that calls `warm`, or imports the drop-in, is loaded in workers, too."""
+    monkeypatch.setenv(server_main.WORKER, str(os.getpid()))
+    atune.warm()
+    servers.warm_early()
+    assert waiting() == []
+
+
+CHILDREN = """
+import multiprocessing
+from atune.workers.processes import server
+
+def started():
+    server.warm_early()
+    return len(server.parked._servers)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(started), started())
+"""
+
+
+def test_a_child_of_multiprocessing_starts_none(tmp_path: Path) -> None:
+    """It runs the program's file again only to have its functions: a loader of data has dozens of them."""
+    program = tmp_path / "program.py"
+    program.write_text(CHILDREN)
+    env = {name: value for name, value in os.environ.items() if name != servers.WARM_VARIABLE}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["0", "1"], done.stderr
+
+
+UNTUNED = """
+    import os, sys
+    import atune
+    from atune.workers.processes.server import parked
+
+    assert not parked._servers, "import atune alone starts a server"
+    atune.warm()
+    if sys.argv[1] == "kill":
+        os.kill(os.getpid(), 9)
+    if sys.argv[1] == "at once":
+        os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "kill", "at once"])
+def test_a_program_that_ends_before_tuning_leaves_nothing_and_prints_nothing(tmp_path: Path, end: str) -> None:
+    """It ends while the server imports, however that may be."""
+    mark = new_mark()
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(UNTUNED))
+    program = subprocess.run(
+        [sys.executable, str(script), end],
+        env={**environment(), MARK: mark, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert program.returncode == {"kill": -9, "at once": 3}.get(end, 0), program.stderr
+    assert program.stdout == program.stderr == ""
+    wait_until(lambda: not marked(mark), 2, "the end of all processes")
+    if end == "exit":
+        assert not list(tmp_path.glob("atune-*/server-*")), "folders are left over"
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_atune_tune_starts_it_before_all_else(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: bool
+) -> None:
+    """But for a dry run, and before the command looks at its arguments: here at a file that is not there."""
+    started, start = [], servers.started
+    monkeypatch.setattr(servers, "started", lambda: (started.append(1), start())[1])
+    assert main(["tune", "missing.py:WORKLOAD", *(["--dry-run"] if dry else [])]) == 2
+    assert len(started) == len(waiting()) == (0 if dry else 1)
+    assert "missing.py" in capsys.readouterr().err
+
+
+def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    atune.shutdown()
+    monkeypatch.delenv(servers.WARM_VARIABLE, raising=False)
+    monkeypatch.setattr(servers, "_started_early", False)
+    started, start = [], servers.started
+    for module in (servers, machine):
+        monkeypatch.setattr(module, "started", lambda: (started.append(1), start())[1])
+    workload = SCALE.replace("SCALE", "SLICED")
+    assert main(["tune", workload, "--target", "c", "--budget", "1", "--journal", str(tmp_path / "j")]) == 0
+    assert len(started) == 1
+
+
+DROP_IN = """
+    import sys
+    from atune.workers.processes import server
+    import atune.compat.tilelang
+    [waiting] = server.parked._servers.values()
+    import tilelang
+    assert server.taken()[0] is waiting, "importing tilelang made other surroundings"
+    waiting.destroy()
+"""
+
+
+def test_importing_the_drop_in_starts_it(tmp_path: Path) -> None:
+    """Before the program imports tilelang, after which the server still fits."""
+    env = {name: value for name, value in environment().items() if name != servers.WARM_VARIABLE}
+    program = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DROP_IN)],
+        env={**env, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr
+    assert program.stdout == program.stderr == ""

@@ -28,12 +28,12 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
+from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.earlier_outcomes import Known, history
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import ResultKey
 from atune.workers.system.locks import TuningLock
-from atune.workers.system.versions import installed_versions
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, WorkloadSpec, describe
 

@@ -27,7 +27,6 @@ from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import add_command
 from atune.model.device import parse_target
 from atune.model.folders import cache_folder
-from atune.workers.local.entry_points import SURVEY
 from atune.workers.system.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ TESTED = {
 }
 """Versions that atune is tested with: from the first, and below the second."""
 ACCELERATOR = "accelerator "
+SURVEY = "atune.stages.accelerators.registry:survey"
+"""Called in a process of its own."""
 SURVEY_TIMEOUT_S = 60.0
 
 
@@ -242,7 +243,7 @@ print(json.dumps(getattr(importlib.import_module(module), name)(*where)))
 
 def _accelerators(*where: str) -> list[Check]:
     """Return one finding per accelerator. `where`: the target's kind and arch."""
-    from atune.workers.local.fork_servers import server_env  # needs packages that may be missing
+    from atune.workers.processes.server import server_env  # needs packages that may be missing
 
     module, _, name = SURVEY.partition(":")
     command = [sys.executable, "-c", _ASK, json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *where])]

@@ -50,7 +50,7 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not arguments.dry_run:
-        from atune.workers.local.fork_servers import warm_early
+        from atune.workers.processes.server import warm_early
 
         warm_early()
     from atune.frontends.cli.tune import tune_command

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atune.workers.local.fork_servers import warm_early
+from atune.workers.processes.server import warm_early
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.fingerprint import kernel_fingerprint
 

@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from atune.model.jobs import BuildJob, Job
+from atune.version import installed_versions
 from atune.workers.cluster.libraries import Shelf
 from atune.workers.cluster.messages import (
     Answer,
@@ -34,7 +35,6 @@ from atune.workers.cluster.messages import (
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workers.system.versions import installed_versions
 
 NOTICE_S = 5.0
 """Seconds after which an agent that has nothing to say answers all the same: so the engine knows that it lives."""

@@ -18,6 +18,7 @@ from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
+from atune.version import installed_versions
 from atune.workers.cluster.libraries import Shelf
 from atune.workers.cluster.messages import DescribeJob, DiscoverJob, NeighboursJob, Opening, PlanJob
 from atune.workers.cluster.nodes import Agent, Node, NodeLost, none_left
@@ -25,7 +26,6 @@ from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWor
 from atune.workers.local.machine import NEIGHBOURS, check_discovery
 from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import Discovery
-from atune.workers.system.versions import installed_versions
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 OTHER_CPU = "its CPU is of another model, for which its libraries would be"

@@ -16,10 +16,9 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.folders import made_folder
 from atune.model.settings import CompileSettings
-from atune.workers.local.entry_points import SERVICE_HEADER, SERVICE_LISTEN, SERVICE_PRELOAD
-from atune.workers.local.fork_servers import server_env
-from atune.workers.processes.messages import ServiceReady
+from atune.workers.processes.messages import SERVICE_HEADER, SERVICE_LISTEN, ServiceReady
 from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.server import server_env
 from atune.workers.processes.worker import Worker
 from atune.workers.system.resources import usable_cores
 
@@ -27,6 +26,7 @@ ACCELERATOR = "cicc"
 """The accelerator that needs the service."""
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """Files of CUDA's driver: if the driver is installed, one of them exists."""
+PRELOAD = ("atune.stages.accelerators.service",)
 PREPARE_TIMEOUT_S = 120.0
 
 
@@ -148,7 +148,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     async def _serve(self, arch: str | None, wanted: anyio.Event) -> None:
         """Own the process, forked by a server of its own, which imports almost nothing, until it ends or fails."""
         folder, env = made_folder(self._run_dir, "service"), {**server_env(), **self._env}
-        async with ForkServer(preload=SERVICE_PRELOAD, run_dir=folder, env=env) as server:
+        async with ForkServer(preload=PRELOAD, run_dir=folder, env=env) as server:
             worker = await server.spawn("service", nice=self._nice)
             self.pid, early_s = worker.pid, 0.0
             if arch is not None:

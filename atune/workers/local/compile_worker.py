@@ -27,10 +27,9 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.workers.local.compile_service import CompileService
-from atune.workers.local.entry_points import COMPILE
 from atune.workers.local.retry import Patience, Room, shortage
 from atune.workers.local.workers import Workers, how_it_ended
-from atune.workers.processes.messages import Session
+from atune.workers.processes.messages import COMPILE, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import CompilerKilled, ShortOf, space_is_short

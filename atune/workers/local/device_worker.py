@@ -39,10 +39,9 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.local.entry_points import MEASURE, NEIGHBOURS
 from atune.workers.local.retry import Patience
 from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
-from atune.workers.processes.messages import Around, Begin, Neighbours, Session
+from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Begin, Neighbours, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.system.locks import DeviceLock
 from atune.workers.system.resources import usable_cores

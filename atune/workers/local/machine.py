@@ -22,20 +22,18 @@ from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
+from atune.version import installed_versions
 from atune.workers.local.compile_service import ACCELERATOR, CompileService
 from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStore
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
-from atune.workers.local.entry_points import DISCOVER
-from atune.workers.local.fork_servers import started, taken
 from atune.workers.local.retry import Patience, Room
 from atune.workers.local.space_worker import SpaceWorker
 from atune.workers.local.workers import Workers, process_folders
-from atune.workers.processes.messages import Discovery, Session
+from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import ForkServerProcess
+from atune.workers.processes.server import ForkServerProcess, started, taken
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
-from atune.workers.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 

@@ -13,9 +13,8 @@ import msgspec
 import atune
 from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, WorkloadError
 from atune.model.candidate import Config, thaw
-from atune.workers.local.entry_points import LIST_SPACE, LOAD_SPACE, NEAREST
 from atune.workers.local.workers import Workers
-from atune.workers.processes.messages import FindNeighbours, LoadSpace, SpacePart
+from atune.workers.processes.messages import LIST_SPACE, LOAD_SPACE, NEAREST, FindNeighbours, LoadSpace, SpacePart
 from atune.workers.processes.worker import Worker
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 

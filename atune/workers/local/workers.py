@@ -11,9 +11,8 @@ from anyio.abc import TaskGroup
 
 from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
 from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder
-from atune.workers.local.entry_points import BEGIN, LOAD
 from atune.workers.local.retry import shortage
-from atune.workers.processes.messages import Session
+from atune.workers.processes.messages import BEGIN, LOAD, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.worker import Worker
 from atune.workload.source_text import written_since

@@ -14,11 +14,10 @@ from atune.model.candidate import Candidate, Config, config_key
 from atune.model.folders import run_folder
 from atune.model.jobs import Explained, ExplainJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.entry_points import DISCOVER, EXPLAIN, LOCATE, SURVEY_SPACE
-from atune.workers.local.fork_servers import taken
 from atune.workers.local.workers import Workers, how_it_ended, process_folders
-from atune.workers.processes.messages import Discovery, Session
+from atune.workers.processes.messages import DISCOVER, EXPLAIN, LOCATE, SURVEY_SPACE, Discovery, Session
 from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.server import taken
 from atune.workload.kernel_defaults import KernelSite, Sought
 from atune.workload.listing import SpaceSurvey
 from atune.workload.workload import FileRef, WorkloadRef

@@ -1,4 +1,7 @@
-"""Messages between the parent and its workers, as msgpack. They pass only between a program and its own processes."""
+"""What workers are asked: the functions that they call, by import path, and the messages, as msgpack.
+
+They pass only between a program and its own processes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,26 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.listing import Listing
 from atune.workload.workload import WorkloadRef
+
+BEGIN = "atune.stages.session.session:begin"
+LOAD = "atune.stages.session.session:load_workload"
+LOAD_SPACE = "atune.stages.session.session:load_space"
+LIST_SPACE = "atune.stages.session.session:list_space"
+NEAREST = "atune.stages.session.session:nearest"
+LOCATE = "atune.stages.session.session:locate_kernel"
+SURVEY_SPACE = "atune.stages.session.session:survey_space"
+DISCOVER = "atune.stages.accelerators.registry:discover"
+
+COMPILE = "atune.stages.compile_jobs:"
+"""Prefix of a compile worker's functions, which are named after jobs, such as ``lower``."""
+EXPLAIN = "atune.stages.compile_jobs:explain"
+
+MEASURE = "atune.stages.measure.benchmark:"
+"""Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
+NEIGHBOURS = "atune.stages.measure.telemetry:neighbours"
+
+SERVICE_HEADER = "atune.stages.accelerators.service:header"
+SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
 
 
 class Session(msgspec.Struct, frozen=True):
