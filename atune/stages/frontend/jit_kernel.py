@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.stages.frontend.frontend import elaborate, frontend_lock
-from atune.stages.measure.loader import LoadError, c_function
-from atune.stages.measure.tensors import Outputs
+from atune.stages.measure.loader import load
+from atune.stages.measure.tensors import Outputs, check_arguments
 
 
 def jit_kernel(
@@ -106,9 +105,6 @@ def _compiled(
     return copy.copy(made)
 
 
-HOST_SOURCE = "// The host code of this kernel stands in one library with that of other candidates.\n"
-
-
 class Measured:
     """A kernel from a measured library, with the names of tilelang's `JITKernel`.
 
@@ -148,16 +144,37 @@ class Measured:
 
 
 class MeasuredAdapter:
-    """The adapter's additions to tilelang's."""
+    """Calls one member of a measured library, with the names of tilelang's adapters.
 
-    _exact: Callable[[], Any]
-    whole: Any
-    """For a kernel that returns outputs, the adapter that is given every parameter."""
-    device_kernel_source: str | None
+    It allocates the outputs and returns them. Arguments are checked by the library itself, which is tilelang's code; on
+    the CPU, where it takes bare pointers, they are checked here.
+    """
+
+    def __init__(self, params: Any, artifact: Artifact, outputs: Outputs, exact: Callable[[], Any]) -> None:
+        source = Path(source_path(artifact.path, artifact.symbol))
+        self.kernel_global_source = source.read_text() if source.exists() else ""
+        self.libpath, self._exact = artifact.path, exact
+        self._artifact, self._outputs, self._launch = artifact, outputs, load(artifact)
+        super().__init__(None, params, list(outputs.positions))  # type: ignore[call-arg]
+
+    def _convert_torch_func(self) -> Callable[..., Any]:
+        params, out_idx = self._artifact.params, self._outputs.positions
+        launch, on_cpu, expected = self._launch, self._artifact.target == "c", len(params) - len(out_idx)
+
+        def call(*inputs: Any) -> Any:
+            if len(inputs) != expected:
+                raise ValueError(f"Kernel expected {expected} inputs, but {len(inputs)} are provided.")
+            arguments = self._outputs.among(inputs) if out_idx else inputs
+            if on_cpu:
+                check_arguments(params, arguments, "cpu")
+            launch(*arguments)
+            return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
+
+        return call
 
     def get_kernel_source(self, kernel_only: bool = False) -> str:
-        if kernel_only and self.device_kernel_source:
-            return self.device_kernel_source
+        if kernel_only and self.kernel_global_source:
+            return self.kernel_global_source
         return str(self._exact().adapter.get_kernel_source(kernel_only=kernel_only))
 
     def get_host_source(self) -> str:
@@ -185,20 +202,18 @@ def measured_kernel(
 ) -> Any:
     """Return a `JITKernel` of the PrimFunc `function` that calls its member `artifact` of a library.
 
-    Inputs are checked and launched by tilelang's own adapter for the library. Outputs (`out_idx`, or those that the
-    function states) are allocated before that, as it would. `exact` makes the kernel for what the library lacks.
+    `out_idx`: the outputs, or those that the function states. `exact` makes the kernel for what the library lacks.
     Raises `LoadError` where the library is gone, and `ValueError` for outputs that are not there.
     """
     from tilelang.engine.lower import extrac_params
     from tilelang.jit.abi import prepare_tvm_ffi_callee_allocated_outputs
+    from tilelang.jit.adapter.base import BaseKernelAdapter
     from tilelang.jit.kernel import JITKernel
 
-    if not os.path.exists(artifact.path):
-        raise LoadError(f"{artifact.path} is gone; tune again to rebuild it")
     asked = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
     _, found = prepare_tvm_ffi_callee_allocated_outputs(function, asked)
-    n = len(function.params)
-    outputs = [i % n for i in found or ()]
+    positions = [i % len(function.params) for i in found or ()]
+    scalars = {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
     kernel = _over(Measured, JITKernel)(
         func=function,
         execution_backend="cython" if artifact.target == "c" else "tvm_ffi",
@@ -208,9 +223,10 @@ def measured_kernel(
         compile_flags=flags,
     )
     kernel._exact = _once(exact, kernel)
-    kernel.adapter = _adapter(function, extrac_params(function), artifact, kernel)
-    if outputs:
-        kernel.adapter = _returning(function, artifact, outputs, kernel.adapter)
+    outputs = Outputs(artifact.params, positions, artifact.target, scalars)
+    kernel.adapter = _over(MeasuredAdapter, BaseKernelAdapter)(
+        extrac_params(function), artifact, outputs, kernel._exact
+    )
     kernel.torch_function = kernel.adapter.func
     return kernel
 
@@ -229,116 +245,3 @@ def _once(exact: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
             return made[0]
 
     return get
-
-
-def _adapter(function: Any, params: Any, artifact: Artifact, kernel: Any) -> Any:
-    """Return tilelang's adapter for a library, of a kernel that is given every parameter."""
-    from tilelang.jit.adapter.base import CachedTextSource
-
-    source = Path(source_path(artifact.path, artifact.symbol))
-    given: dict[str, Any] = {
-        "params": params,
-        "result_idx": [],
-        "target": kernel.target,
-        "func_or_mod": function,
-        "host_kernel_source": CachedTextSource(text=HOST_SOURCE),
-        "device_kernel_source": CachedTextSource(text=source.read_text() if source.exists() else ""),
-        "pass_configs": kernel.pass_configs,
-        "compile_flags": kernel.compile_flags,
-    }
-    try:
-        adapter = _on_cpu(artifact, given) if artifact.target == "c" else _tvm_ffi(artifact, given)
-    except (OSError, RuntimeError, AttributeError, KeyError) as error:
-        raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
-    adapter._exact = kernel._exact
-    return adapter
-
-
-def _tvm_ffi(artifact: Artifact, given: dict[str, Any]) -> Any:
-    from tilelang.jit.adapter import TVMFFIKernelAdapter
-
-    adapter = _over(MeasuredAdapter, TVMFFIKernelAdapter).from_database(**given, kernel_lib_path=artifact.path)
-    adapter.executable = adapter.executable[artifact.symbol]  # tilelang took the library's first member
-    return adapter
-
-
-def _on_cpu(artifact: Artifact, given: dict[str, Any]) -> Any:
-    """Return tilelang's cython adapter, put together as its `from_database` does, around one member of a library.
-
-    That takes a library with the three functions of tilelang's wrapper, which a library of several kernels has not.
-    """
-    from tilelang.jit.adapter.cython import adapter as cython
-    from tvm import IRModule
-
-    adapter = _over(MeasuredAdapter, cython.CythonKernelAdapter).__new__(
-        _over(MeasuredAdapter, cython.CythonKernelAdapter)
-    )
-    adapter.params, adapter.result_idx, adapter.target = given["params"], [], given["target"]
-    adapter.pass_configs, adapter.verbose = given["pass_configs"], False
-    adapter.device_kernel_source = adapter.kernel_global_source = given["device_kernel_source"].text
-    function = given["func_or_mod"]
-    adapter.ir_module = IRModule({function.attrs["global_symbol"]: function})
-    names = {
-        "dynamic_symbolic_map": "_process_dynamic_symbolic",
-        "dynamic_symbolic_sources": "_process_dynamic_symbolic_sources",
-        "buffer_dtype_map": "_process_buffer_dtype",
-        "buffer_device_map": "_process_buffer_device",
-        "ptr_map": "_process_ptr_map",
-    }
-    if not hasattr(adapter, names["dynamic_symbolic_sources"]):  # tilelang 0.1.14 reads each from one tensor
-        del names["dynamic_symbolic_sources"]
-    for name, process in names.items():
-        setattr(adapter, name, getattr(adapter, process)())
-    found = adapter._process_static_buffer_infos()
-    adapter.static_shape_map, adapter.static_strides_map, adapter.static_contiguous_list = found
-    adapter.lib_generator = cython.LibraryGenerator(adapter.target)
-    adapter.lib_generator.libpath = artifact.path
-    adapter.lib = _Member(artifact, list(map(str, adapter.dynamic_symbolic_map)))
-    providers: tuple[Any, ...] = getattr(cython, "_device_providers", tuple)()  # 0.1.14 has none
-    wrapper = cython.CythonKernelWrapper([], adapter.params, adapter.lib, *providers)
-    for name in (*names, "static_shape_map", "static_strides_map", "static_contiguous_list"):
-        getattr(wrapper, f"set_{name}")(getattr(adapter, name))
-    adapter.cython_wrapper = wrapper
-    adapter._post_init()
-    return adapter
-
-
-class _Member:
-    """One member of a library for the CPU, as tilelang's cython adapter calls a library.
-
-    It is called with each parameter, the symbolic dimensions, and a stream; `dimensions` are their names.
-    """
-
-    def __init__(self, artifact: Artifact, dimensions: Sequence[str]) -> None:
-        n = len(artifact.params)
-        self._function, self._symbol = c_function(artifact), artifact.symbol
-        self._order = [what if isinstance(what, int) else n + dimensions.index(what) for what in artifact.calls]
-        self._status = 0
-
-    def call(self, *values: Any) -> int:
-        self._status = int(self._function(*[values[i] for i in self._order]))
-        return self._status
-
-    def get_last_error(self) -> bytes:
-        return f"{self._symbol} returned {self._status}".encode()
-
-
-def _returning(function: Any, artifact: Artifact, out_idx: list[int], whole: Any) -> Any:
-    """Return an adapter for the inputs alone: it allocates the outputs, has `whole` launch the kernel, returns them.
-
-    `whole`, the adapter for every parameter, stays as it is: tilelang's own reads its outputs off itself at each call.
-    """
-    scalars = {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
-    outputs = Outputs(artifact.params, out_idx, artifact.target, scalars)
-    expected = len(artifact.params) - len(out_idx)
-
-    def call(*inputs: Any, **options: Any) -> Any:
-        if len(inputs) != expected:
-            raise ValueError(f"Kernel expected {expected} inputs, but {len(inputs)} are provided.")
-        arguments = outputs.among(inputs)
-        whole.func(*arguments, **options)
-        return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
-
-    adapter = copy.copy(whole)
-    adapter.whole, adapter.result_idx, adapter.func = whole, out_idx, call
-    return adapter

@@ -37,18 +37,12 @@ def _load_cuda(artifact: Artifact) -> Callable[..., None]:
     return function
 
 
-def c_function(artifact: Artifact) -> Any:
-    """Return the C function of one member of a library for the CPU. Raises `LoadError`."""
+def _load_c(artifact: Artifact) -> Callable[..., None]:
     try:
         function = getattr(ctypes.CDLL(artifact.path), f"{artifact.symbol}_kernel")
     except (OSError, AttributeError) as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
     function.restype = ctypes.c_int32
-    return function
-
-
-def _load_c(artifact: Artifact) -> Callable[..., None]:
-    function = c_function(artifact)
     params, calls = artifact.params, artifact.calls
     dims = [c for c in calls if isinstance(c, str)]
     scalar = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64}

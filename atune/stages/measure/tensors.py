@@ -169,11 +169,11 @@ class Outputs:
         target: str,
         scalars: Mapping[int, str] | None = None,
     ) -> None:
-        self._params, self._out_idx, self._device = params, tuple(out_idx), device_type(target)
-        self._in_idx = tuple(i for i in range(len(params)) if i not in self._out_idx)
+        self._params, self.positions, self._device = params, tuple(out_idx), device_type(target)
+        self._in_idx = tuple(i for i in range(len(params)) if i not in self.positions)
         self._scalars = {i: name for i, name in (scalars or {}).items() if i in self._in_idx}
-        self._fixed = {i: self._layout(i, {}) for i in self._out_idx if not _is_symbolic(params[i])}
-        self._symbolic = len(self._fixed) < len(self._out_idx)
+        self._fixed = {i: self._layout(i, {}) for i in self.positions if not _is_symbolic(params[i])}
+        self._symbolic = len(self._fixed) < len(self.positions)
 
     def among(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments in order: `inputs` where they belong, and fresh outputs.
@@ -189,7 +189,7 @@ class Outputs:
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         if device is None:
             device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
-        for i in self._out_idx:
+        for i in self.positions:
             shape, strides = self._fixed.get(i) or self._layout(i, known)
             dtype = torch_dtype(self._params[i].dtype)
             if not shape:
