@@ -46,7 +46,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     samples_us: tuple[float, ...]
     method: str
     """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``cuda_graph``: the same
-    with a graph of the call. ``cupti``: the kernels' own times from CUPTI. ``perf_counter``: the CPU's clock."""
+    with a graph of the call. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
     energy: Energy | None = None
     """Of a finalist, where it was asked for and the device tells."""

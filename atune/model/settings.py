@@ -130,7 +130,7 @@ class Acceleration(msgspec.Struct, frozen=True):
 
 METHODS = {
     "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
-    "cupti": "cupti", "perf_counter": "perf_counter", "wall": "perf_counter",
+    "perf_counter": "perf_counter", "wall": "perf_counter",
 }  # fmt: skip
 """atune's name of each timing method, by atune's and by tilelang's names."""
 
@@ -247,8 +247,8 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         measured=True,
     )] = True
     method: Annotated[str, Option(
-        "How to time: auto, events (or event), cuda_graph (or cudagraph) or cupti on GPUs, perf_counter (or wall) on "
-        "the CPU. ``auto`` takes the first.",
+        "How to time: auto, events (or event) or cuda_graph (or cudagraph) on GPUs, perf_counter (or wall) on the "
+        "CPU. ``auto`` takes the first.",
         check=_method, flag="--method", measured=True, page="concepts.md#timing",
     )] = "auto"
     benchmark_timeout_s: Annotated[float, Option(

@@ -137,7 +137,7 @@ async def test_gpus_may_be_given_by_number() -> None:
         (lambda: BenchmarkSettings(adaptive="perhaps"), r"adaptive must be True or False, got 'perhaps'$"),
         (lambda: BenchmarkSettings(mixed_devices=0), r"mixed_devices must be .*, got 0: did you mean False?"),
         (lambda: BenchmarkSettings(input_seed="x"), r"BenchmarkSettings: input_seed must be a whole number, got 'x'"),
-        (lambda: BenchmarkSettings(method=["cupti"]), r"method \['cupti'\] is unknown: use auto"),
+        (lambda: BenchmarkSettings(method=["events"]), r"method \['events'\] is unknown: use auto"),
     ],
 )  # fmt: skip
 def test_settings_of_a_wrong_kind_are_refused_when_they_are_made(settings: Callable[[], Any], message: str) -> None:
@@ -206,8 +206,8 @@ class TestReal:
             ({"target": "c", "devices": ["cpu", "3"]}, "device '3' is not there: target c runs on the CPU alone"),
             ({"target": "cuda", "devices": ["cpu"]}, "target cuda does not run on device 'cpu': use --target c"),
             (
-                {"target": "c", "benchmark": BenchmarkSettings(method="cupti")},
-                "method 'cupti' does not time target c",
+                {"target": "c", "benchmark": BenchmarkSettings(method="events")},
+                "method 'events' does not time target c",
             ),
         ],
     )

@@ -170,9 +170,15 @@ def test_what_means_the_same_warns_of_nothing() -> None:
         CompileArgs(target="c"), ProfileArgs(backend="event", cache_input_tensors=False), RunArgs(early_stop=False)
     )
     assert not off.benchmark.adaptive and not off.benchmark.cache_inputs and off.benchmark.method == "auto"
-    for backend, method in (("cudagraph", "cuda_graph"), ("cupti", "cupti")):
-        assert plan(CompileArgs(target="sm_90a"), ProfileArgs(backend=backend), RunArgs()).benchmark.method == method
+    graphs = plan(CompileArgs(target="sm_90a"), ProfileArgs(backend="cudagraph"), RunArgs())
+    assert graphs.benchmark.method == "cuda_graph"
     assert plan(CompileArgs(target="sm_90a"), None, RunArgs(enable_grouped_compile=False)).compile.group_size == 1
+
+
+def test_cupti_is_timed_by_events() -> None:
+    with pytest.warns(CompatWarning, match="backend='cupti': kernels are timed by CUDA events"):
+        asked = plan(CompileArgs(target="sm_90a"), ProfileArgs(backend="cupti"), RunArgs())
+    assert asked.benchmark.method == "auto"
 
 
 def test_mistakes_are_value_errors_too() -> None:

@@ -129,7 +129,7 @@ class ProfileArgs(Checks, Timer, ProfileTiming):
     """Checks and timing of candidates.
 
     `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
-    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event``, ``cupti`` or ``cudagraph``.
+    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event`` or ``cudagraph``.
     `supply_type`: the distribution of inputs, by tilelang's names; `supply_prog`: a function that returns them instead.
     `ref_prog`: a function of the inputs that returns the expected outputs. `rtol`, `atol`: tolerances, as in
     `torch.testing.assert_close`; `max_mismatched_ratio`: share of elements that may lie outside. `manual_check_prog`: a

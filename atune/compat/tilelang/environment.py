@@ -221,6 +221,8 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
     target = resolved_target(compile_args.target)
     if (backend := backend_of(compile_args.execution_backend, target)) != "auto":
         warn_once(f"execution_backend={backend!r}", "counts for as_tilelang(): tvm_ffi builds and calls the candidates")
+    if known.backend == "cupti":
+        warn_once("backend='cupti'", "kernels are timed by CUDA events")
     return TranslatedCall(
         target=_text(target),
         devices=_devices(target, run),
@@ -241,7 +243,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             check=not known.skip_check,
             cache_inputs=known.cache_input_tensors is not False,
             adaptive=run.early_stop is not False,
-            method="auto" if known.backend == "event" else known.backend,
+            method="auto" if known.backend in ("event", "cupti") else known.backend,
         ),
     )
 

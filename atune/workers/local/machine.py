@@ -287,7 +287,7 @@ def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
     on_cpu = found.target.kind == "c"
     method = benchmark.method
     if method != "auto" and (method == "perf_counter") != on_cpu:
-        fitting = "'perf_counter'" if on_cpu else "'events', 'cuda_graph' or 'cupti'"
+        fitting = "'perf_counter'" if on_cpu else "'events' or 'cuda_graph'"
         raise TargetError(f"method {method!r} does not time target {found.target.kind}: use {fitting}")
 
 

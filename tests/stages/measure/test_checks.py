@@ -281,7 +281,6 @@ def test_warm_up_and_repeats_may_be_times() -> None:
 def test_methods_go_by_tilelangs_names_too() -> None:
     assert BenchmarkSettings(method="event").method == "events" == BenchmarkSettings(method="events").method
     assert BenchmarkSettings(method="cudagraph").method == "cuda_graph"
-    assert BenchmarkSettings(method="cupti").method == "cupti"
     for name, why in (("msprof", "is for other devices: use 'events' or 'cuda_graph'"), ("sundial", "is unknown")):
         with pytest.raises(UsageError, match=why):
             BenchmarkSettings(method=name)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import atune
+from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.timer import CudaTimer, GraphTimer, Timed
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +72,19 @@ def test_all_that_a_timer_queues_goes_to_a_stream_of_its_own(kind: Any, launch: 
     assert timer.interleaved([timed, timed], 2, 1) == [[1.0] * 2] * 2
     assert {stream for _, stream in cuda.log} == {timer.stream} != {"default"}
     assert {"sleep", "event", "flush", "restore", launch} <= {what for what, _ in cuda.log}
+
+
+@pytest.mark.gpu
+def test_methods_agree_on_a_gpu() -> None:
+    """A call of about 70 µs."""
+    found = {}
+    for method in ("events", "cuda_graph"):
+        settings = BenchmarkSettings(method=method, adaptive=False, n_repeat=50, n_final=0)
+        result = atune.run(f"{ROOT}/bench/kernels.py:CLEAN", target="cuda", devices=["0"], budget=2, benchmark=settings)
+        assert result.measured == 2 and {m.timing.method for m in result.measurements} == {method}
+        found[method] = {m.index: m.timing.latency_ms for m in result.measurements}
+    for index, events in found["events"].items():
+        assert 0.9 < found["cuda_graph"][index] / events < 1.1, found
 
 
 ON_A_GPU = """
