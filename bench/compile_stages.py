@@ -47,8 +47,7 @@ from atune.journal.recorder import Recorder
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
 from atune.testing import IdleDeviceWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.listing import candidates_of
-from atune.workload.workload import FileRef, parse_file_ref
+from atune.workload.workload import FileRef, candidates_of, parse_file_ref
 
 BENCH = Path(__file__).resolve().parent
 ARCH = "sm_90a"

@@ -31,7 +31,7 @@ from atune.journal.events import ArtifactBuilt, CandidateLowered, CandidateMeasu
 from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
 from atune.model.measurement import Timing, ratio_interval
-from atune.workload.listing import candidates_of
+from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent
 SPACES = {

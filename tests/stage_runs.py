@@ -12,8 +12,7 @@ from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.session import session
 from atune.workers.processes.messages import Session
-from atune.workload.listing import candidates_of
-from atune.workload.workload import FileRef, load
+from atune.workload.workload import FileRef, candidates_of, load
 
 CUDA = Target("cuda", "sm_90a")
 DISABLE = "TILELANG_DISABLE_CACHE"

@@ -73,7 +73,7 @@ class EngineSettings:
             "origin": spec.origin,
             "fingerprint": spec.fingerprint,
             "kernel": spec.kernel,
-            "space": spec.identity(),
+            "space": spec.space,
             "total": spec.total,
             "points": spec.points,
             "default": spec.default,

@@ -16,7 +16,7 @@ import msgspec
 
 from atune.engine.interfaces import CompileHints, ignored
 from atune.model.artifact import Lowered
-from atune.model.candidate import Candidate, Config
+from atune.model.candidate import Candidate, Config, config_key, space_hash
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -24,8 +24,7 @@ from atune.model.space import Space
 from atune.testing.clock import FakeClock
 from atune.testing.script import Script, Stage
 from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, symbol_of
-from atune.workload.listing import Candidates, listing
-from atune.workload.workload import Workload, WorkloadSpec
+from atune.workload.workload import Candidates, Workload, WorkloadSpec, with_space
 
 MANY_LIBRARIES = 1000
 """Number of files above which a thread removes them."""
@@ -149,16 +148,16 @@ class FakeMachine:
             name="fake",
             origin="",
             arguments={},
-            configs=(),
+            configs=tuple(self.described),
             default=self.default,
             fingerprint=self.fingerprint,
             has_reference=self.script.reference_ms is not None,
             out_idx=(-1,),
+            space=space_hash(map(config_key, self.described)),
         )
-        if self._workload is None:
-            return msgspec.structs.replace(spec, configs=tuple(self.described))
-        spec = spec.listing(listing(self._workload, seed))
-        self.configs = list(spec.configs)
+        if self._workload is not None:
+            spec = with_space(spec, self._workload, seed)
+            self.configs = list(spec.configs)
         return spec
 
     async def neighbours(self, configs: Sequence[Config]) -> list[Config]:

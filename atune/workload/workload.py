@@ -1,19 +1,25 @@
-"""A workload's description, and the names that others import to load, describe and send one.
+"""A workload's description: its candidates, which are all of its space in order or a draw from a large one.
 
 A workload reaches the workers as a `WorkloadRef`: its file and name, or its pickled functions with their source text.
-tilelang reads the source of every kernel, even of one typed into a notebook.
+Others import from here what names, loads, describes and sends one.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from atune.model.candidate import Config, config_key, space_hash
-from atune.workload.definition import Workload
-from atune.workload.fingerprint import fingerprint
-from atune.workload.listing import Listing, listing
+from atune.errors import SpaceError, WorkloadError
+from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash
+from atune.model.points import Points
+from atune.model.space import LARGE
+from atune.workload.definition import Fit, Workload, meant
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint, lambda_body
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
 
 __all__ = [
@@ -29,6 +35,11 @@ __all__ = [
     "parse_file_ref",
     "ship",
 ]
+
+LOOKS, ENOUGH = 500_000, 1_000
+"""After this many looks no more is drawn if so many candidates were found."""
+MOST_LOOKS = 5_000_000
+"""Looks at drawn points after which no more is drawn, however few were found."""
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
@@ -48,7 +59,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     space: str = ""
-    """SHA-256 over the configurations' keys in order; empty if it is not computed yet."""
+    """SHA-256 over the configurations' keys in order; empty while they are not known."""
     points: int | None = None
     """Points of a space, before its constraints, of which the configurations are a draw; None if they are all."""
     remarks: tuple[str, ...] = ()
@@ -60,14 +71,6 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     def total(self) -> int:
         """Number of candidates."""
         return len(self.configs)
-
-    def identity(self) -> str:
-        """Return the fingerprint of the space."""
-        return self.space or space_hash(config_key(config) for config in self.configs)
-
-    def listing(self, found: Listing) -> WorkloadSpec:
-        """Return this description completed with that of the space."""
-        return msgspec.structs.replace(self, **{name: getattr(found, name) for name in found.__struct_fields__})
 
 
 def head(workload: Workload, origin: str = "") -> WorkloadSpec:
@@ -87,8 +90,217 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
 
 
 def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpec:
-    """Enumerate and fingerprint `workload`; of a large space `seed` draws candidates: see `atune.workload.listing`.
+    """Enumerate and fingerprint `workload`; of a large space `seed` draws candidates.
 
     Raises `SpaceError` and `WorkloadError`.
     """
-    return head(workload, origin).listing(listing(workload, seed))
+    return with_space(head(workload, origin), workload, seed)
+
+
+def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> WorkloadSpec:
+    """Return `spec` with the candidates of `workload`, and what is known of its space. Raises as `describe`."""
+    candidates = Candidates(workload, seed)
+    configs = tuple(candidate.config for candidate in candidates.listed() if candidate is not None)
+    return candidates.complete(msgspec.structs.replace(spec, configs=configs))
+
+
+class Candidates:
+    """The candidates of `workload`, in order. Creating this object asks no constraint.
+
+    Of a space of more than `LARGE` points they are a draw: its default configuration, then what `seed` draws and
+    constraints admit, `LARGE` at most. Raises `SpaceError` and `WorkloadError` for configurations that do not fit the
+    kernel.
+    """
+
+    def __init__(self, workload: Workload, seed: int = 0) -> None:
+        self.workload, self._seed = workload, seed
+        self._fit = Fit(workload)
+        self.points = workload.space.points(workload.arguments)
+        self.large = self.points.size > LARGE
+        self._keys: list[str] = []
+        self._default: int | None = None
+
+    def listed(self) -> Iterator[Candidate | None]:
+        """Yield every candidate, in order; None for a drawn point that is none, as there may be many in a row.
+
+        Raises `SpaceError` for duplicates and for an empty space.
+        """
+        seen: dict[str, int] = {}
+        for config in self._drawn() if self.large else self.points.walk():
+            if config is None:
+                yield None
+                continue
+            index = len(seen)
+            self._fit.check(config, f"Workload {self.workload.name}, config {index}")
+            candidate = Candidate(index, config_key(config), config)
+            if candidate.key in seen:
+                raise SpaceError(
+                    f"Workload {self.workload.name}, config {index}: {config} occurs twice, first as config "
+                    f"{seen[candidate.key]}"
+                )
+            seen[candidate.key] = index
+            self._keys.append(candidate.key)
+            if self._default is None and self._fit.default_key(config) == candidate.key:
+                self._default = index
+            yield candidate
+        if not seen:
+            raise self.workload.space.empty(self.workload.arguments)
+
+    def _drawn(self) -> Iterator[Config | None]:
+        points, found = self.points, set[int]()
+        default = self._fit.default(points.plain(0))
+        first = None if default is None else points.place(default)
+        for looks, place in enumerate(chain([] if first is None else [first], points.drawn(self._seed))):
+            if len(found) == LARGE or looks >= (LOOKS if len(found) >= ENOUGH else MOST_LOOKS):
+                return
+            new = place not in found and points.admits(points.raw(place))
+            found.update([place] if new else [])
+            yield points.plain(place) if new else None
+
+    def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Return `spec` with what is known of the space once all was listed, except the configurations.
+
+        Raises `WorkloadError` if the space lacks the default that was given.
+        """
+        given = self.workload.default
+        if self._default is None and given is not None:
+            why = why_not_held(given, self.points)
+            raise WorkloadError(f"Workload {self.workload.name}: the default {given} is not in the space: {why}")
+        return msgspec.structs.replace(
+            spec,
+            default=self._default,
+            kernel=kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
+            space=space_hash(self._keys),
+            points=self.points.size if self.large else None,
+            remarks=self._remarks(),
+            layout_axes=self.points.layout_axes,
+        )
+
+    def neighbours(self, configs: Iterable[Config]) -> list[Config]:
+        """Return the space's nearest neighbours of `configs`, each once, also if they were not drawn."""
+        near = (other for config in configs for other in self.points.neighbours(config))
+        return list({config_key(other): other for other in near}.values())
+
+    def _remarks(self) -> tuple[str, ...]:
+        if self.large:
+            return (
+                f"the space has {self.points.size:,} points: the run searches {len(self._keys):,} candidates that its "
+                "seed draws, and with a prior the neighbours of the best estimates",
+            )
+        if not self.points.cut:
+            return ()
+        return (
+            f"the space's generator gives more than {self.points.size:,} configurations: those after them are left "
+            "out; give axes and constraints, of which any part can be tried",
+        )
+
+
+def why_not_held(default: Mapping[str, Any], points: Points) -> str:
+    """Return why a space does not hold `default`, and what was probably meant."""
+    axes = points.axes
+    if unknown := [name for name in default if name not in axes]:
+        return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
+    if lacking := [name for name in axes if name not in default]:
+        return f"the default has no {lacking[0]!r}; give a value of every axis"
+    for name, value in default.items():
+        if value not in axes[name]:
+            values = [repr(one) for one in axes[name][:SHOWN_VALUES]]
+            more = "" if len(axes[name]) <= SHOWN_VALUES else ", …"
+            return f"{name}={value!r} is none of its values {', '.join(values)}{more}; add it, or give one of these"
+    return "a constraint refuses it, or it is no configuration of the list"
+
+
+SHOWN_VALUES = 12
+"""Values of an axis that a message lists."""
+
+
+def candidates_of(workload: Workload) -> list[Candidate]:
+    """Enumerate the space, or draw from a large one. Raises `SpaceError` for what does not fit the kernel."""
+    return [candidate for candidate in Candidates(workload).listed() if candidate is not None]
+
+
+MOST_POINTS = 100_000
+"""Most points examined."""
+MOST_S = 20.0
+"""Seconds after which no further point is examined."""
+
+
+class Refusals(msgspec.Struct, frozen=True):
+    """Number of points that a constraint refuses first. Constraints are asked in order."""
+
+    constraint: str
+    count: int
+
+
+class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of a workload's space.
+
+    `points`: number before constraints; None if a generator has more than were examined. `looked_at`: points for
+    which constraints were asked: all if `exact`, else a part. For a large space with axes, they are drawn evenly.
+    """
+
+    workload: str
+    arguments: dict[str, Any]
+    fingerprint: str
+    """The workload's, as in a journal's header."""
+    points: int | None
+    looked_at: int
+    admitted: int
+    exact: bool
+    refusals: tuple[Refusals, ...] = ()
+    keys: tuple[str, ...] = ()
+    """Keys of the candidates, in their order. Empty if not all were examined."""
+
+    @property
+    def candidates(self) -> int | None:
+        """Number of candidates: counted if `exact`, else estimated from the share among the examined points."""
+        if self.exact:
+            return self.admitted
+        return None if self.points is None else round(self.points * self.admitted / max(1, self.looked_at))
+
+
+def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) -> SpaceSurvey:
+    """Count the space of `workload`. Examines at most `most` points, for at most `most_s` seconds.
+
+    Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
+    """
+    points = workload.space.points(workload.arguments, most)
+    size, until = None if points.cut else points.size, time.monotonic() + most_s
+    refused, keys, looked_at = [0] * len(workload.space.where), [], 0
+    for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
+        if looked_at == most or time.monotonic() > until:
+            break
+        looked_at += 1
+        if (first := points.refusing(raw)) is None:
+            keys.append(config_key({name: normalise(value, name) for name, value in raw.items()}))
+        else:
+            refused[first] += 1
+    exact = looked_at == size
+    if exact and keys:
+        candidates_of(workload)  # raises if a candidate does not fit the kernel
+    return SpaceSurvey(
+        workload=workload.name,
+        arguments=workload.arguments,
+        fingerprint=fingerprint(workload),
+        points=size,
+        looked_at=looked_at,
+        admitted=len(keys),
+        exact=exact,
+        refusals=tuple(map(Refusals, map(constraint_text, workload.space.where), refused)),
+        keys=tuple(keys) if exact else (),
+    )
+
+
+def constraint_text(constraint: Callable[..., Any]) -> str:
+    """Return a constraint as readable text: a lambda's source, or another function's name and place."""
+    code = getattr(constraint, "__code__", None)
+    name = getattr(constraint, "__name__", type(constraint).__name__)
+    if code is None:
+        return str(name)
+    if name != "<lambda>":
+        return f"{name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno})"
+    parameters = ", ".join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    try:
+        return f"lambda {parameters}: {' '.join(lambda_body(code).split())}"
+    except OSError:
+        return f"lambda {parameters} (line {code.co_firstlineno})"

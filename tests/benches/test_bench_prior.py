@@ -12,7 +12,7 @@ from prior import REFS, judge, ranks, recorded, scores_of, working_on
 
 from atune.stages.compile.lowering import lower, workload
 from atune.stages.compile.steps import Steps
-from atune.workload.listing import candidates_of
+from atune.workload.workload import candidates_of
 
 PRODUCTS = [name for name in REFS if name.startswith("gemm")]
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "prior" / "prior.json"

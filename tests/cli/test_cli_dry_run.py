@@ -28,8 +28,8 @@ from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import Budget
 from atune.workers.processes.messages import Discovery
-from atune.workload.listing import Refusals, SpaceSurvey
 from atune.workload.pickling import FileRef
+from atune.workload.workload import Refusals, SpaceSurvey
 
 ROOT = Path(__file__).parents[2]
 KERNEL = """\

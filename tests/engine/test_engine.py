@@ -21,7 +21,6 @@ from atune.engine.search.fixed_orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.engine.search.interface import Searched
 from atune.errors import DevicesLost, UsageError, WorkloadError
 from atune.frontends.api.tuner import Tuner, run, tune
-from atune.journal import writer as journals
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -44,7 +43,9 @@ from atune.journal.events import (
     RunStarted,
     Warned,
 )
+from atune.journal.reader import read
 from atune.journal.result import NoWinner, TuneResult
+from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -230,7 +231,7 @@ async def test_with_no_device_that_starts_the_run_ends(devices: int, tmp_path: P
     with pytest.raises(DevicesLost, match="no device is left"):
         await tune(machine=machine, journal=tmp_path / "j")
     assert machine.closed == 1 and machine.running == 0
-    last = journals.read(tmp_path / "j")[-1]
+    last = read(tmp_path / "j")[-1]
     assert isinstance(last, RunInterrupted) and "DevicesLost" in last.reason
 
 
@@ -253,7 +254,7 @@ async def test_where_nothing_can_be_lowered_no_inputs_are_made(tmp_path: Path) -
     machine = FakeMachine(4, Script(fails=dict.fromkeys(range(4), "lower")))
     with pytest.raises(NoWinner):
         await tune(machine=machine, journal=tmp_path / "j")
-    assert not any(isinstance(event, ReferenceMeasured) for event in journals.read(tmp_path / "j"))
+    assert not any(isinstance(event, ReferenceMeasured) for event in read(tmp_path / "j"))
 
 
 async def test_without_a_reference_nothing_is_checked() -> None:
@@ -403,11 +404,11 @@ async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment
         await tune(machine=machine, journal=path, on_event=lambda e: scope.cancel() if isinstance(e, moment) else None)
     assert scope.cancelled_caught
     assert (machine.opened, machine.closed, machine.running) == (1, 1, 0)
-    events = journals.read(path)
+    events = read(path)
     assert [e.seq for e in events] == list(range(len(events)))
     assert isinstance(events[-1], RunInterrupted) and events[-1].reason == "cancelled"
     assert not any(isinstance(e, RunFinished) for e in events)
-    journal, again = journals.Journal.reopen(path)  # the lock is free
+    journal, again = Journal.reopen(path)  # the lock is free
     journal.close()
     assert again == events
 
@@ -453,7 +454,7 @@ async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -
         "    every candidate that ran differs from the reference: look at the kernel, the reference and the inputs",
     ]
     assert caught.value.result.failed == 8 and len(caught.value.result.failures) == 8
-    assert isinstance(journals.read(tmp_path / "j")[-1], RunFinished)
+    assert isinstance(read(tmp_path / "j")[-1], RunFinished)
 
 
 async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
@@ -465,7 +466,7 @@ async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
     )
     path = tmp_path / "run.jsonl"
     run = await finish(FakeMachine(20, script, devices=2, limits=DeviceLimits(smem_bytes=1500)), journal=path)
-    events = journals.read(path)
+    events = read(path)
     assert events == run.events
     folded = TuneResult.from_events(events, path)
     assert summary(folded) == summary(run.result) and folded.records == run.result.records
@@ -521,5 +522,5 @@ def test_run_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - started < 1.5
     timer.join()
     assert machine.opened == machine.closed == 1 and machine.running == 0
-    assert isinstance(journals.read(tmp_path / "j")[-1], RunInterrupted)
+    assert isinstance(read(tmp_path / "j")[-1], RunInterrupted)
     assert not [t for t in threading.enumerate() if t.name == "atune-run"]

@@ -17,7 +17,7 @@ from atune.journal.replay import replay
 from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.space import Space
 from atune.testing import FakeMachine, Script
-from atune.workload import listing
+from atune.workload import workload
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ N = 3000
 
 @pytest.fixture(autouse=True)
 def small_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LARGE", N)
+    monkeypatch.setattr(workload, "LARGE", N)
 
 
 def fits(d0: int, d1: int) -> bool:
@@ -120,7 +120,7 @@ async def test_constraints_may_leave_few_or_nothing(tmp_path: Path, monkeypatch:
     axes = {name: DIGITS[name] for name in list(DIGITS)[:5]} | {"d5": [0, 1]}
     result = await tune(machine=large(few, axes), journal=tmp_path / "j")
     assert (result.measured, result.total, result.remaining) == (8, 8, 0)
-    monkeypatch.setattr(listing, "MOST_LOOKS", 1000)
+    monkeypatch.setattr(workload, "MOST_LOOKS", 1000)
     for options in ({}, {"d6": list(range(100))}):
         with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
             await tune(machine=large(lambda d0: False, axes | options), budget=10)

@@ -8,7 +8,7 @@ import pytest
 from raising_kernels import RAISED
 
 from atune.frontends.api.tuner import tune
-from atune.journal import writer as journals
+from atune.journal.reader import read
 from atune.journal.result import TuneResult
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
@@ -42,7 +42,7 @@ async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None
     assert failures["Speechless"].message == "Speechless: <no message: str() raised RuntimeError>"
     assert failures["SpeechlessPanic"].message == "SpeechlessPanic: <no message: str() raised KeyboardInterrupt>"
     assert failures["ValueError"].message == "ValueError: a lone \\udcff surrogate"
-    assert TuneResult.from_events(journals.read(tmp_path / "j")).records == result.records
+    assert TuneResult.from_events(read(tmp_path / "j")).records == result.records
 
 
 async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other() -> None:

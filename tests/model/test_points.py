@@ -12,9 +12,8 @@ import pytest
 from atune.errors import WorkloadError
 from atune.model.points import Points
 from atune.model.space import LARGE, Space
-from atune.workload import listing
-from atune.workload.listing import Candidates
-from atune.workload.workload import Workload, describe
+from atune.workload import workload
+from atune.workload.workload import Candidates, Workload, describe
 
 
 def keywords(N: int = 1, **config: Any) -> None: ...
@@ -106,7 +105,7 @@ def test_the_first_of_a_space_are_had_without_the_others() -> None:
 
 @pytest.fixture
 def small_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LARGE", 500)
+    monkeypatch.setattr(workload, "LARGE", 500)
 
 
 @pytest.mark.usefixtures("small_draw")

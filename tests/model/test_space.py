@@ -16,8 +16,7 @@ from atune.errors import SpaceError
 from atune.journal.replay import replay
 from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, thaw
 from atune.model.space import Space
-from atune.workload.listing import candidates_of
-from atune.workload.workload import Workload, describe
+from atune.workload.workload import Workload, candidates_of, describe
 
 
 def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:

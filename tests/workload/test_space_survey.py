@@ -10,8 +10,7 @@ import pytest
 
 from atune.errors import SpaceError
 from atune.model.space import Space
-from atune.workload.listing import Refusals, candidates_of, constraint_text, survey
-from atune.workload.workload import Workload
+from atune.workload.workload import Refusals, Workload, candidates_of, constraint_text, survey
 
 
 def kernel(N: int, block: int = 1, stages: int = 1) -> int:

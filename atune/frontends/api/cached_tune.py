@@ -92,7 +92,7 @@ class CachedWork:
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
                 **({} if self.compile.layouts is None else {"layouts": self.compile.layouts}),
             },
-            space=self.spec.identity(),
+            space=self.spec.space,
         )
 
     def holds(self, config: Mapping[str, Any]) -> bool:

@@ -29,8 +29,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.server import in_worker, refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workload.listing import candidates_of
-from atune.workload.workload import Workload, describe, ship
+from atune.workload.workload import Workload, candidates_of, describe, ship
 
 
 class CompileFailed(AtuneError):

@@ -30,8 +30,7 @@ from atune.reporting.progress import duration
 from atune.workers.local.machine import LocalMachine
 from atune.workers.local.workload_queries import discover, survey_space
 from atune.workers.processes.messages import Discovery
-from atune.workload.listing import SpaceSurvey
-from atune.workload.workload import FileRef
+from atune.workload.workload import FileRef, SpaceSurvey
 
 REASONS = 8
 """Most reasons of failures that are shown."""

@@ -19,10 +19,9 @@ import msgspec
 from atune.model.candidate import Candidate, Config, thaw
 from atune.workers.processes.messages import FindNeighbours, LoadSpace, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
-from atune.workload.listing import Candidates, survey
 from atune.workload.pickling import FileRef
 from atune.workload.source_text import keep_texts
-from atune.workload.workload import Workload, fingerprint, head, load
+from atune.workload.workload import Candidates, Workload, WorkloadSpec, fingerprint, head, load, survey
 
 
 class _SessionState:
@@ -80,6 +79,7 @@ EARLY = 0.9
 
 class _Space:
     workload: Workload
+    spec: WorkloadSpec
     candidates: Candidates | None = None
     listed: Iterator[Candidate | None]
 
@@ -88,12 +88,12 @@ _space = _Space()
 
 
 def load_space(payload: bytes) -> bytes:
-    """Load a workload: `LoadSpace` → its `WorkloadSpec` without the space, or None if it was not requested."""
+    """Load a workload (`LoadSpace`) to list its space, or to look configurations up."""
     asked = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _telling(asked.deadline_s):
         _space.workload, _space.candidates = load(asked.ref), None
-        spec = head(_space.workload, asked.ref.origin) if asked.described else None
-        return msgspec.msgpack.encode(spec)
+        _space.spec = asked.known or head(_space.workload, asked.ref.origin)
+        return b""
 
 
 def list_space(payload: bytes) -> bytes:
@@ -113,7 +113,7 @@ def _next_part(candidates: Candidates) -> SpacePart:
         chunk = list(islice(_space.listed, CHUNK))
         found += [candidate.config for candidate in chunk if candidate is not None]
         if len(chunk) < CHUNK:
-            return SpacePart(tuple(found), candidates.described())
+            return SpacePart(tuple(found), candidates.complete(_space.spec))
     return SpacePart(tuple(found), None)
 
 

@@ -61,32 +61,30 @@ class SpaceWorker:
         reply = await self._workers.again_if_killed(partial(self._neighbours, wanted))
         return [thaw(config) for config in msgspec.msgpack.decode(reply, type=list[Config])]
 
-    async def _load(self) -> tuple[Worker, WorkloadSpec | None]:
+    async def _load(self) -> Worker:
         await self._end()
         self._worker = worker = await self._workers.spawn("describe")
-        asked = LoadSpace(self._ref, self._known is None, FILE_TIMEOUT_S)
+        asked = LoadSpace(self._ref, self._known, FILE_TIMEOUT_S)
         try:
-            reply = await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
+            await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
             raise WorkloadError(_hung_while_loading(self._what, error.detail)) from error
-        return worker, msgspec.msgpack.decode(reply, type=WorkloadSpec | None)
+        return worker
 
     async def _describe(self, seed: int) -> WorkloadSpec:
-        worker, described = await self._load()
-        head = self._known or described
-        assert head is not None
+        worker = await self._load()
         payload, configs = msgspec.msgpack.encode((seed, ANSWER_TIMEOUT_S)), list[Config]()
         while True:
             part = msgspec.msgpack.decode(await self._answer(worker, LIST_SPACE, payload), type=SpacePart)
             configs += part.configs
-            if part.listing is not None:
-                listing = msgspec.structs.replace(part.listing, configs=tuple(configs))
-                return head.listing(listing)
+            if part.spec is not None:
+                spec = part.spec
+                return msgspec.structs.replace(spec, configs=tuple(configs), arguments=thaw(spec.arguments))
 
     async def _neighbours(self, wanted: FindNeighbours) -> bytes:
         worker = self._worker
         if worker is None or not worker.alive:
-            worker, _ = await self._load()
+            worker = await self._load()
         return await self._answer(worker, NEAREST, msgspec.msgpack.encode(wanted))
 
     async def _answer(self, worker: Worker, entry: str, payload: bytes) -> bytes:

@@ -19,8 +19,7 @@ from atune.workers.processes.messages import DISCOVER, EXPLAIN, LOCATE, SURVEY_S
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import taken
 from atune.workload.kernel_defaults import KernelSite, Sought
-from atune.workload.listing import SpaceSurvey
-from atune.workload.workload import FileRef, WorkloadRef
+from atune.workload.workload import FileRef, SpaceSurvey, WorkloadRef
 
 
 @asynccontextmanager

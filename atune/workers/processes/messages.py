@@ -10,8 +10,7 @@ import msgspec
 from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workload.listing import Listing
-from atune.workload.workload import WorkloadRef
+from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
@@ -61,18 +60,18 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A workload to load before its space is requested. `described`: whether to answer its `WorkloadSpec`."""
+    """A workload to load before its space is requested. `known`: its description without the space, if there is one."""
 
     ref: WorkloadRef
-    described: bool
+    known: WorkloadSpec | None
     deadline_s: float
 
 
 class SpacePart(msgspec.Struct, frozen=True):
-    """Further configurations of a space. The last part also holds everything else that describes the space."""
+    """Further configurations of a space. The last part also has the workload's description, without configurations."""
 
     configs: tuple[Config, ...]
-    listing: Listing | None
+    spec: WorkloadSpec | None
 
 
 class FindNeighbours(msgspec.Struct, frozen=True):

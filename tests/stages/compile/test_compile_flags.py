@@ -18,8 +18,7 @@ from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalCompileWorker, LocalMachine
-from atune.workload.listing import candidates_of, listing
-from atune.workload.workload import FileRef, Workload
+from atune.workload.workload import FileRef, Workload, candidates_of, describe
 
 pytestmark = pytest.mark.anyio
 
@@ -122,4 +121,4 @@ def test_flags_that_are_no_list_of_texts_are_refused(flags: Any) -> None:
 
 def test_the_default_has_the_settings_flags() -> None:
     work = Workload(lambda a=1: a, [{"a": 1, "compile_flags": ["-O2"]}, {"a": 1, "compile_flags": None}])
-    assert listing(work).default == 1
+    assert describe(work).default == 1
