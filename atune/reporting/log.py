@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json as stdlib_json
-import re
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol, TextIO
 
@@ -67,21 +65,19 @@ def event_log(log: EventLog) -> Callable[[Event], None]:
     return write
 
 
-def event_logger(stream: TextIO | None = None, json: bool | None = None) -> Callable[[Event], None]:
+def event_logger(stream: TextIO | None = None) -> Callable[[Event], None]:
     """Return a function that writes an event as one log entry to `stream` (default: stderr).
 
-    `json`: True writes one JSON object per line, and False writes text for people. None writes text on a terminal,
-    and JSON elsewhere. Levels and fields are those of `event_log`. Other loggers of the process stay unchanged.
+    On a terminal it writes text for people, elsewhere one JSON object a line, in ASCII. Levels and fields are those of
+    `event_log`. Other loggers of the process stay unchanged.
     """
     import structlog
 
     out = sys.stderr if stream is None else stream
-    as_json = not out.isatty() if json is None else json
-    render: Any
-    if as_json:
-        render = structlog.processors.JSONRenderer(serializer=_dumps)
-    else:
-        render = structlog.dev.ConsoleRenderer(colors=out.isatty(), sort_keys=False, timestamp_key="time")
+    for_people = out.isatty()
+    render: Any = structlog.processors.JSONRenderer()
+    if for_people:
+        render = structlog.dev.ConsoleRenderer(sort_keys=False, timestamp_key="time")
     logger = structlog.wrap_logger(
         structlog.PrintLogger(out),
         processors=[structlog.processors.add_log_level, render],
@@ -89,7 +85,7 @@ def event_logger(stream: TextIO | None = None, json: bool | None = None) -> Call
         context_class=dict,
         cache_logger_on_first_use=False,
     )
-    return lambda event: _entry(logger, event, _data(event) if as_json else _shown(event))
+    return lambda event: _entry(logger, event, _shown(event) if for_people else _data(event))
 
 
 def _entry(log: EventLog, event: Event, fields: dict[str, Any]) -> None:
@@ -129,9 +125,3 @@ def _shown(event: Event) -> dict[str, Any]:
         else:
             fields[name] = value if isinstance(value, (int, str)) else str(value)
     return fields
-
-
-def _dumps(fields: MutableMapping[str, Any], **_: Any) -> str:
-    """Return `fields` as JSON in ASCII, which every stream can encode."""
-    text = msgspec.json.encode(fields).decode()
-    return re.sub(r"[^\x00-\x7f]", lambda found: stdlib_json.dumps(found[0])[1:-1], text)

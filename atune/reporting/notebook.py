@@ -15,6 +15,7 @@ from atune.reporting.candidates import columns, table
 from atune.reporting.export import ranking
 from atune.reporting.plot import rank_plot
 from atune.reporting.summary import (
+    counts_line,
     default_line,
     failure_lines,
     first_failure_lines,
@@ -51,7 +52,7 @@ def enable() -> None:
 
 def result_html(result: TuneResult) -> str:
     """Return a result: the winner, the first candidates of the ranking, the commonest failures, and a plot."""
-    parts = [_card(result), f"<p>{escape(_counts(result))}</p>"]
+    parts = [_card(result), f"<p>Candidates {counts_line(result)}</p>"]
     if result.best is not None:
         parts += [_ranked(result), rank_plot(result).svg]
     parts += [f"<p>{escape(line)}</p>" for line in failure_lines(result, 3)]
@@ -106,13 +107,6 @@ def _card(result: TuneResult) -> str:
     first, *rest = filter(None, (latency_line(result), default_line(result), ties_line(result)))
     below = "".join(f"<br>{escape(line)}" for line in [describe_config(result.best.config), *rest])
     return f'<div style="{CARD}"><b>{escape(name)}: {escape(first)}</b>{below}</div>'
-
-
-def _counts(result: TuneResult) -> str:
-    counts = [(result.measured, "measured"), (result.failed, "failed"), (result.pruned, "pruned")]
-    counts += [(result.duplicates, "duplicates"), (result.remaining, "remaining")]
-    text = ", ".join(f"{n:,} {name}" for n, name in counts if n)
-    return f"{text or 'nothing'} of {result.total:,} candidates in {result.wall_s:.1f} s."
 
 
 def _ranked(result: TuneResult) -> str:

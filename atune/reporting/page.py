@@ -1,4 +1,4 @@
-"""The parts of the report's page that need no script: head, failures, roofline, search, environment."""
+"""The parts of the report's page that need no script: head, failures, search, environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
 from atune.model.candidate import describe_config, printable
-from atune.model.roofline import Roofline, in_thousands
 from atune.reporting.hosts import by_host, measured_on
 from atune.reporting.importance import axis_importance
 from atune.reporting.plot import improvements, over_time_plot
@@ -19,6 +18,7 @@ from atune.reporting.summary import (
     failure_groups,
     latency_line,
     no_winner_line,
+    roofline_lines,
     ties_line,
     why_unchecked,
 )
@@ -66,6 +66,7 @@ def _winner_lines(result: TuneResult, best: Record) -> list[str]:
         for line in (latency_line(result), default_line(result), ties_line(result))
         if line
     ]
+    lines += [f"Roofline: {line}." for line in roofline_lines(result)]
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")
     if result.proven:
@@ -144,37 +145,6 @@ def _setting(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={json.dumps(item, default=str)}" for name, item in value.items()) or "none"
     return json.dumps(value, default=str)
-
-
-def efficiency_section(result: TuneResult) -> str:
-    """Return the report's section on rooflines. Empty if the winner's is unknown."""
-    if not result.roofline:
-        return ""
-    return "\n".join(['<section id="efficiency">', "<h2>Roofline</h2>", *_roofline_table(result), "</section>"])
-
-
-def _roofline_table(result: TuneResult) -> list[str]:
-    heads = ("of", "GFLOP/s", "GB/s", "of the tensor cores", "of the memory", "bound by")
-    rows = [("winner", result.roofline), ("reference", result.reference_roofline)]
-    known = result.roofline is not None and result.roofline.peaks
-    note = "The peaks are from the data sheet." if known else "The device's peaks are not known."
-    return [
-        f'<p class="soft">{note}</p>',
-        '<div class="scroll" tabindex="0" role="region" aria-label="roofline">',
-        "<table><tr>" + "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr>",
-        *(_roofline_row(name, roofline) for name, roofline in rows if roofline is not None),
-        "</table></div>",
-    ]
-
-
-def _roofline_row(name: str, found: Roofline) -> str:
-    rates = ["–" if rate is None else in_thousands(rate) for rate in (found.gflops_s, found.gbytes_s)]
-    shares = [_share(found.compute_share), _share(found.memory_share)]
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in (name, *rates, *shares, found.bound or "–")) + "</tr>"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def search_section(result: TuneResult) -> str:

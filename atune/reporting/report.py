@@ -28,7 +28,6 @@ from atune.model.measurement import Timing
 from atune.reporting.candidates import candidates_section
 from atune.reporting.hosts import host_of
 from atune.reporting.page import (
-    efficiency_section,
     environment_section,
     failures_section,
     head_section,
@@ -184,7 +183,7 @@ def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 def _before(result: TuneResult) -> str:
     """Return what stands before the plots."""
-    return head_section(result) + efficiency_section(result) + failures_section(result) + search_section(result)
+    return head_section(result) + failures_section(result) + search_section(result)
 
 
 def _after(result: TuneResult, state: State) -> str:

@@ -1,4 +1,4 @@
-"""A result in words: its first lines, why candidates failed, the command line's text, and the object of ``--json``."""
+"""A result as text: its first lines, why candidates failed, the command line's text, and the object of ``--json``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED_TIES = 5
 LITTLE = 0.005
 """Share by which two may differ and still count as equally fast."""
 MOVED = 0.02
-"""Share by which the ratio of two latencies may differ from the ratio round by round without a word about it."""
+"""Share by which the ratio of two latencies may differ from the ratio round by round without a remark."""
 
 
 def summary(result: TuneResult) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def summary_text(result: TuneResult) -> str:
         lines += headline_lines(result)
         if why := why_unchecked(result):
             lines.append(f"outputs    not checked: {why}")
-        lines += roofline_lines(result)
+        lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
     lines += _count_lines(result)
     if (mattered := axis_importance(result)) is not None:
         lines.append(f"axes that mattered: {printable(mattered.describe())}")
@@ -62,13 +62,18 @@ def summary_text(result: TuneResult) -> str:
 
 def _count_lines(result: TuneResult) -> list[str]:
     """Return how many candidates had which outcome, and why those that failed did."""
+    lines = [f"candidates {counts_line(result)}"]
+    lines += [f"           {line}" for line in failure_lines(result)]
+    return lines + [f"             {line}" for line in first_failure_lines(result)]
+
+
+def counts_line(result: TuneResult) -> str:
+    """Return how many candidates there are, how many had which outcome, and how long it took."""
     counts = (
         f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
     )
     left = f", {result.remaining} remaining" if result.remaining else ""
-    lines = [f"candidates {result.total}: {counts}{left}; {duration(result.wall_s)}"]
-    lines += [f"           {line}" for line in failure_lines(result)]
-    return lines + [f"             {line}" for line in first_failure_lines(result)]
+    return f"{result.total}: {counts}{left}; {duration(result.wall_s)}"
 
 
 def _unfinished(result: TuneResult) -> str:
@@ -81,7 +86,7 @@ def _unfinished(result: TuneResult) -> str:
 
 
 def headline_lines(result: TuneResult) -> list[str]:
-    """Return what to tell first of a result that has a winner."""
+    """Return the first lines of a result that has a winner."""
     assert result.best is not None
     lines = [f"latency    {latency_line(result)}"]
     if against := default_line(result):
@@ -112,7 +117,7 @@ def latency_line(result: TuneResult) -> str:
 
 
 def _reference_latency(result: TuneResult, known: Ratio) -> str:
-    """Return the reference's latency; beside it the winner's of its rounds, where all of the winner's tell otherwise.
+    """Return the reference's latency, and the winner's of its rounds where all of the winner's suggest otherwise.
 
     The final's later rounds have the best alone, and the machine may have become faster since.
     """
@@ -161,7 +166,7 @@ def ties_line(result: TuneResult) -> str:
 
 
 def comparison(ratio: Ratio, than: str) -> str:
-    """Return a ratio of latencies, and its interval, in words: above 1 the winner is faster than `than`."""
+    """Return a ratio of latencies, and its interval, as text: above 1 the winner is faster than `than`."""
     low, middle, high = ratio
     if abs(middle - 1) < LITTLE:
         return f"as fast as {than}"
@@ -197,8 +202,8 @@ MOST_GROUPS = 50
 """Groups that ``--json`` prints."""
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
 """Kinds of failures of candidates that a device has called."""
-WORDS = 3
-"""Lines of a compiler's or a worker's last words that the screen shows."""
+DETAIL_LINES = 3
+"""Lines of the end of a compiler's or a worker's output that the screen shows."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +265,7 @@ def failures_data(result: TuneResult) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: TuneResult) -> list[str]:
-    """Return what teaches of the largest group that failed: an example, its place or last words, and how to see more.
+    """Return what teaches of the largest group that failed: an example, where it failed, and how to see more.
 
     Empty where nothing failed.
     """
@@ -270,7 +275,7 @@ def first_failure_lines(result: TuneResult) -> list[str]:
     alike = _all_mismatch(result)
     example = describe_config(group.example) or "the kernel's defaults"
     lines = [f"for example {group.kind} of candidate {group.index}: {example}"]
-    text = group.where.lines() if group.where is not None else _words(group)
+    text = group.where.lines() if group.where is not None else _last_lines(group)
     lines += [f"  {printable(line)[:300]}" for line in text]
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.index}")
@@ -285,10 +290,10 @@ def _all_mismatch(result: TuneResult) -> list[str]:
     return ["every candidate that ran differs from the reference: look at the kernel, the reference and the inputs"]
 
 
-def _words(group: FailureGroup) -> list[str]:
-    """Return the last words that do not repeat the message."""
+def _last_lines(group: FailureGroup) -> list[str]:
+    """Return the end of what was written, without lines that repeat the message."""
     lines = [line.rstrip() for line in group.detail.splitlines() if line.strip()]
-    return [line for line in lines if line.strip() not in group.message][-WORDS:]
+    return [line for line in lines if line.strip() not in group.message][-DETAIL_LINES:]
 
 
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
@@ -300,8 +305,10 @@ def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
 
 
 def roofline_lines(result: TuneResult) -> list[str]:
-    """Return the rooflines of winner and reference as lines of the summary. Empty if the winner's is unknown."""
-    lines = [f"roofline   {result.roofline.describe()}"] if result.roofline else []
-    if lines and result.reference_roofline:
-        lines.append(f"           reference {result.reference_roofline.describe()}")
+    """Return the rooflines of winner and reference, a line each. Empty if the winner's is unknown."""
+    if not result.roofline:
+        return []
+    lines = [result.roofline.describe()]
+    if result.reference_roofline:
+        lines.append(f"reference {result.reference_roofline.describe()}")
     return lines

@@ -11,7 +11,6 @@ from atune.journal.result import TuneResult
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo
 from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
-from atune.reporting.page import efficiency_section
 from atune.reporting.summary import roofline_lines, summary
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
@@ -98,8 +97,6 @@ def test_rates_are_written_without_powers_of_ten(rate: float, line: str, cell: s
     assert Roofline(gflops_s=rate).describe() == line and in_thousands(rate) == cell
 
 
-def test_text_and_report_name_the_source_of_the_peaks() -> None:
+def test_the_text_names_the_source_of_the_peaks() -> None:
     known = run()
     assert "of the nominal peak" in roofline_lines(known)[0] and "reference" in roofline_lines(known)[1]
-    assert "The peaks are from the data sheet." in efficiency_section(known)
-    assert "peaks are not known" in efficiency_section(run(peaks=None))

@@ -52,7 +52,7 @@ def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
     words = text_of(html)
     assert "scaled rows of 2560: 0.01293 ms, 4.84 times faster than the reference (0.06192 ms)" in words
     assert "held='compiler'" in words and "the default configuration" in words
-    assert "22 measured, 6 failed, 44 duplicates of 72 candidates" in words
+    assert "Candidates 72: 22 measured, 6 failed, 0 pruned, 44 duplicates; " in words
     assert "4 × lower: ValueError: layout: 256 threads" in words and "registers" in words
     body = parsed(html)
     assert len(body.findall(".//tr")) == 1 + ROWS
@@ -205,7 +205,7 @@ def test_the_example_notebook_runs_and_shows_what_it_says(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout.splitlines()[-1])
     assert text_of(shown["workload"]["value"]).startswith("Workload matmul problem M=128")
-    assert re.search(r"6 measured of 6 candidates", text_of(shown["tune"]["value"]))
+    assert re.search(r"Candidates 6: 6 measured", text_of(shown["tune"]["value"]))
     assert "6 of 6" in text_of(shown["tune"]["displayed"][-1]) and len(shown["tune"]["displayed"]) > 2
     assert shown["plot"]["value"].count("<circle") == 6 and shown["call"]["value"] == ""
     assert "Candidate" in shown["record"]["value"] and "'block_M'" in shown["run"]["value"]

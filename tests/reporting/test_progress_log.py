@@ -85,7 +85,7 @@ def test_while_a_run_waits_for_the_proof_its_best_is_shown(accelerators: tuple[s
 
 def test_the_log_tells_how_the_winner_was_proven() -> None:
     out = io.StringIO()
-    event_logger(out, json=True)(Stream().proven(3, "replaced").events[-1])
+    event_logger(out)(Stream().proven(3, "replaced").events[-1])
     entry = json.loads(out.getvalue())
     assert (entry["event"], entry["level"], entry["index"], entry["how"]) == ("winner_proven", "info", 3, "replaced")
 
@@ -297,8 +297,10 @@ from event_streams import Stream
 from atune.reporting.log import event_logger
 import structlog
 defaults = structlog.get_config()
-for json in (True, False):
-    log = event_logger(io.StringIO(), json=json)
+class Terminal(io.StringIO):
+    def isatty(self): return True
+for stream in (io.StringIO(), Terminal()):
+    log = event_logger(stream)
     for event in Stream().candidate(0, 1.0).events: log(event)
 assert not structlog.is_configured()
 assert structlog.get_config() == defaults
@@ -311,8 +313,8 @@ assert (list(logging.root.handlers), logging.root.level, logging.raiseExceptions
 
 
 def test_two_loggers_keep_their_own_streams_and_formats() -> None:
-    one, two = io.StringIO(), io.StringIO()
-    log_one, log_two = event_logger(one, json=True), event_logger(two, json=False)
+    one, two = io.StringIO(), Terminal()
+    log_one, log_two = event_logger(one), event_logger(two)
     event = Stream().events[0]
     log_one(event)
     log_two(event)

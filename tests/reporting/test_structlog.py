@@ -117,7 +117,7 @@ def print_nothing(block: int = 1) -> None:
 def test_the_command_lines_json_is_ascii_whatever_the_text(text: str) -> None:
     """A stream in another encoding takes it, and readers get the text back."""
     out = io.StringIO()
-    event_logger(out, json=True)(Stream().add(Warned, message=text).events[-1])
+    event_logger(out)(Stream().add(Warned, message=text).events[-1])
     assert out.getvalue().isascii() and json.loads(out.getvalue())["message"] == text
 
 

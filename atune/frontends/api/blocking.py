@@ -66,14 +66,14 @@ def too_many_files(error: OSError) -> UsageError:
 
 def no_winner_message(result: TuneResult) -> str:
     """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
-    from atune.reporting.summary import failure_summary, first_failure_lines  # rare, and not needed to import atune
+    from atune.reporting.summary import failure_lines, first_failure_lines  # rare, and not needed to import atune
 
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
     counts = (
         f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
     )
-    lines = [f"  {count} × {kind}: {message}" for kind, message, count in failure_summary(result.records)[:10]]
+    lines = [f"  {line}" for line in failure_lines(result, 10)]
     example = [f"    {line}" for line in first_failure_lines(result)]
     return "\n".join([f"no candidate worked ({counts}):", *lines, *example])
 
