@@ -24,7 +24,8 @@ from atune.journal.events import (
 from atune.journal.result import TuneResult
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
-from atune.workers.local.machine import LocalDeviceWorker, LocalMachine
+from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 FAULTS = {

@@ -19,7 +19,8 @@ from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.device import Target
 from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.machine import LocalDeviceWorker, LocalMachine
+from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 ROUNDS = 200

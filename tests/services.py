@@ -14,7 +14,8 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.workers.local.machine import LocalCompileWorker, LocalMachine
+from atune.workers.local.compile_worker import LocalCompileWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")

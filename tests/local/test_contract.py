@@ -39,8 +39,9 @@ from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMa
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.ray_cluster import connect_ray
 from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
-from atune.workers.local.device_worker import DeviceContext
-from atune.workers.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
+from atune.workers.local.compile_worker import LocalCompileWorker
+from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import ship_function
 from atune.workload.workload import parse_file_ref
 

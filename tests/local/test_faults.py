@@ -25,7 +25,8 @@ from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJo
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local import device_worker
-from atune.workers.local.machine import LocalDeviceWorker, LocalMachine
+from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio

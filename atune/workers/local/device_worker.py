@@ -337,7 +337,7 @@ class Lookout:
     def __init__(self, info: DeviceInfo, warn: Callable[[str], None]) -> None:
         self.info, self.warn = info, warn
         self._looked = float("-inf")
-        self._told: set[int] = set()
+        self._named: set[int] = set()
 
     async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False, idle: bool = False) -> None:
         """Check for other users, unless the last check was less than `LOOK_S` ago. `at_once`: check in any case.
@@ -358,8 +358,8 @@ class Lookout:
                     f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
                     f"another program computes there and {DISTURBS}; {REMEDY}"
                 )
-            new = [one for one in seen.neighbours if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
-            self._told |= {one.pid for one in new}
+            new = [one for one in seen.neighbours if one.pid not in self._named][: MOST_NEIGHBOURS - len(self._named)]
+            self._named |= {one.pid for one in new}
             if new:
                 others = ", ".join(map(str, new))
                 self.warn(f"device {self.info.id} is also used by {others}: that {DISTURBS}; {REMEDY}")

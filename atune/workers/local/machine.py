@@ -37,8 +37,6 @@ from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
-__all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
-
 FEW, LEAST = 0.8, 4
 """Up to `FEW` candidates for each worker, and always up to `LEAST`, all are compiled plain. They hardly delay each
 other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended 1.22

@@ -22,7 +22,7 @@ class Patience:
 
     def __init__(self, folder: str, warn: Callable[[str], None]) -> None:
         self.folder, self.warn = folder, warn
-        self._told: set[Resource] = set()
+        self._warned_of: set[Resource] = set()
 
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`. Raises `MachineError` if the shortage lasts."""
@@ -32,7 +32,9 @@ class Patience:
             except (OSError, WorkerError) as error:
                 if (short_of := shortage(error)) is None:
                     raise
-            self._tell(short_of)
+            if short_of not in self._warned_of:
+                self._warned_of.add(short_of)
+                self.warn(f"waiting, up to {sum(PAUSES_S):g} s at a time: {what_to_do(short_of, self.folder)}")
             await anyio.sleep(pause_s)
         try:
             return await attempt()
@@ -40,11 +42,6 @@ class Patience:
             if (short_of := shortage(error)) is None:
                 raise
             raise machine_error(short_of, self.folder) from error
-
-    def _tell(self, short_of: Resource) -> None:
-        if short_of not in self._told:
-            self._told.add(short_of)
-            self.warn(f"waiting, up to {sum(PAUSES_S):g} s at a time: {what_to_do(short_of, self.folder)}")
 
 
 def machine_error(short_of: Resource, folder: str) -> MachineError:
@@ -95,11 +92,11 @@ class Room:
         if (self._kills() or 0) <= self._seen:
             return False
         self._seen += 1  # each kill counts for one worker
-        beside = self._limiter.borrowed_tokens > 1
+        others_work = self._limiter.borrowed_tokens > 1
         if self.workers > 1:
             self._limiter.total_tokens = max(1, self.workers // 2)
             self._warn(
                 f"memory ran out and the kernel killed a compile worker: {self.workers} at once from now on; "
                 "CompileSettings(workers=…) sets the initial number"
             )
-        return beside
+        return others_work

@@ -95,8 +95,8 @@ class SpaceWorker:
         except WorkerLost as error:
             if error.outside or isinstance(error, ServerLost):
                 raise
-            words = f"\n{error.detail}".rstrip()
-            raise SpaceError(f"a function of the space of {self._what} ended the process: {error}{words}") from error
+            output = f"\n{error.detail}".rstrip()
+            raise SpaceError(f"a function of the space of {self._what} ended the process: {error}{output}") from error
 
     async def _end(self) -> None:
         """Kill the process, because the user's code may have started anything in it. Does not wait for its end."""
@@ -116,7 +116,7 @@ def _hung_while_loading(what: str, stack: str) -> str:
 
 def _hung(what: str, stack: str) -> str:
     frames, callers = _frames(stack)
-    kind = next((words for name, words in _KINDS.items() if name in callers), "a function of the configurations")
+    kind = next((text for name, text in _KINDS.items() if name in callers), "a function of the configurations")
     who = f"{kind}, {_place(frames)}," if frames else "a constraint, or another function of the space,"
     return (
         f"the space of {what}: {who} had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is far "

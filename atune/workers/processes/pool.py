@@ -236,7 +236,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.pid = message["pid"]
             worker.forked.set()
         elif message["op"] == "exited" and worker:
-            worker.told_ended(message["how"], outside=message.get("outside", False))
+            worker.set_ended(message["how"], outside=message.get("outside", False))
 
     async def _hear(self) -> bytes:
         while True:
@@ -279,7 +279,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def _tell_all(self, why: str) -> None:
         for worker in list(self._workers.values()):
-            worker.told_ended(why, with_server=True)
+            worker.set_ended(why, with_server=True)
 
     def _error(self) -> AtuneError:
         """Return the error for a request to a server that is gone, or cannot fork."""

@@ -118,9 +118,9 @@ class Worker:
             if self.pid:
                 with suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-            self.told_ended("killed by SIGKILL, not reaped")
+            self.set_ended("killed by SIGKILL, not reaped")
 
-    def told_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
+    def set_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
         """Record that the process has ended: by a signal from `outside`, or `with_server`, because the server ended."""
         if self.alive:
             self.how_ended = how

@@ -74,7 +74,7 @@ class ResultCache:
             result = TuneResult.from_events(_unpacked(packed), replayed=True)
         except (zlib.error, msgspec.MsgspecError, ValueError) as error:
             _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
-            self._use(lambda db: _delete(db, "DELETE FROM results WHERE key = ?", (key.text,)), None)
+            self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)
             return None
         if result.best is None:
             return None
@@ -94,8 +94,7 @@ class ResultCache:
 
     def find_entry(self, key: ResultKey) -> CacheEntry | None:
         """Return the entry under `key`, even if it was imported."""
-        rows: list[_Row] = self._ask(lambda db: db.execute(f"{_SELECT} WHERE key = ?", (key.text,)).fetchall(), [])
-        return next(iter(_entries(rows)), None)
+        return next(iter(self.entries(key=key.text)), None)
 
     def put(self, key: ResultKey, events: Sequence[Event]) -> None:
         """Store all measurements of a run, and its result if it has a winner."""
@@ -267,10 +266,6 @@ def _entries(rows: Iterable[_Row]) -> list[CacheEntry]:
                 )
             )
     return found
-
-
-def _delete(db: sqlite3.Connection, statement: str, values: tuple[str, ...]) -> None:
-    db.execute(statement, values)
 
 
 def _where(kernel: str | None, key: str | None) -> tuple[str, list[Any]]:

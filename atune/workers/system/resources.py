@@ -104,7 +104,7 @@ BY_NUMBER: dict[int, Resource] = {
     errno.EMFILE: "files", errno.ENFILE: "all files",
     errno.EAGAIN: "processes",
 }  # fmt: skip
-BY_WORDS: dict[Resource, re.Pattern[str]] = {
+BY_TEXT: dict[Resource, re.Pattern[str]] = {
     "space": re.compile("No space left on device|Disk quota exceeded"),
     "memory": re.compile("Cannot allocate memory|virtual memory exhausted|out of memory allocating|std::bad_alloc"),
     "all files": re.compile("Too many open files in system"),
@@ -135,26 +135,26 @@ class CompilerKilled(Exception):
     """A signal from outside killed a compiler. Raised in the worker that called it."""
 
 
-def check_machine(error: BaseException, words: str = "", *, but: Resource | None = None) -> None:
-    """Raise `ShortOf` or `CompilerKilled` if `error`, or the compiler output `words`, blames the machine.
+def check_machine(error: BaseException, output: str = "", *, but: Resource | None = None) -> None:
+    """Raise `ShortOf` or `CompilerKilled` if `error`, or the compiler output `output`, blames the machine.
 
     `but`: resources whose shortage may also come from a candidate that ran in this process.
     """
     if isinstance(error, ShortOf | CompilerKilled):
         raise error
-    short_of = shortage_of(error) or shortage_in(words)
+    short_of = shortage_of(error) or shortage_in(output)
     if short_of is not None and short_of != but:
         raise ShortOf(f"{short_of}: {message_of(error)[:500]}") from error
-    if killed := KILLED.search(words):
+    if killed := KILLED.search(output):
         raise CompilerKilled(f"a compiler was killed: {killed[0]}") from error
 
 
-def check_compiled(error: BaseException, words: str) -> None:
+def check_compiled(error: BaseException, output: str) -> None:
     """Raise like `check_machine`, and raise `ShortOf` if compilers have hardly any disk space."""
-    check_machine(error, words)
+    check_machine(error, output)
     folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
     if space_is_short(folder):
-        raise ShortOf(f"space: {folder} is full; {words[:500]}") from error
+        raise ShortOf(f"space: {folder} is full; {output[:500]}") from error
 
 
 def space_is_short(folder: str) -> bool:
@@ -185,10 +185,10 @@ def shortage_of(error: BaseException) -> Resource | None:
     return None
 
 
-def shortage_in(words: str) -> Resource | None:
+def shortage_in(output: str) -> Resource | None:
     """Return the missing resource according to the English output of a compiler or a library, or None."""
-    for found, pattern in BY_WORDS.items():
-        if pattern.search(words):
+    for found, pattern in BY_TEXT.items():
+        if pattern.search(output):
             return _believed(found)
     return None
 

@@ -17,7 +17,8 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.workers.local.machine import LocalCompileWorker, LocalMachine
+from atune.workers.local.compile_worker import LocalCompileWorker
+from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef, Workload, candidates_of, describe
 
 pytestmark = pytest.mark.anyio
