@@ -12,7 +12,7 @@ from typing import Any
 from atune.engine.interfaces import Machine
 from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.recording import reason_of
-from atune.engine.search.registry import AUTO, chosen, make_strategy, uses_prior
+from atune.engine.search.registry import make_strategy, uses_prior
 from atune.engine.search.survey_columns import survey_fields
 from atune.engine.search.warm_start import elsewhere
 from atune.errors import JournalError, UsageError
@@ -66,17 +66,36 @@ class Plan:
     """Code keys that have an outcome, with the candidate that has it."""
 
     @property
-    def name(self) -> str:
-        """The strategy's."""
-        return self.search.name
-
-    @property
     def total(self) -> int:
         return len(self.candidates)
 
     def strategy(self, state: State) -> Guarded:
-        """Return the strategy before its first `ask`. Raises `UsageError` if it does not fit the space."""
-        return strategy_of(self.search, self.candidates, state, self.suspects)
+        """Return the strategy before its first `ask`, with the survey of the space and all outcomes in `state`.
+
+        Raises `UsageError` if it does not fit the space.
+        """
+        search, candidates = self.search, self.candidates
+        left = {index: one.config for index, one in candidates.items() if not state.entry(index).surveyed}
+        most = search.budget.most(len(candidates))
+        searched = Searched(
+            left,
+            search.seed,
+            None if most is None else min(most, len(candidates)),
+            **survey_fields(state.surveyed),
+            default=search.default,
+            elsewhere=elsewhere(search.advice, {index: candidates[index].key for index in left}),
+        )
+        if isinstance(search.strategy, str):
+            strategy = Guarded(make_strategy(search.strategy, searched), candidates)
+        else:
+            getattr(search.strategy, "begin", lambda _: None)(searched)
+            strategy = Guarded(search.strategy, candidates)
+        for index, latency_ms, reason in _past(state):
+            if index in candidates:
+                strategy.tell(index, latency_ms, reason)
+        for index in self.suspects:
+            strategy.tell(index, None, "suspect")
+        return strategy
 
     def add(self, configs: Sequence[Config]) -> list[Candidate]:
         """Add the `configs` that are not there yet, and return them. Without a budget they are tried, too."""
@@ -135,7 +154,7 @@ def check_same_work(
             f"the journal is of another space: it had {header.total:,} candidates and {now_has}. Give the space as it "
             "was, or begin a new journal that takes this one as advice (--warm, warm=)"
         )
-    found = differences(header, state, now, devices)
+    found = _differences(header, state, now, devices)
     if refused := [(part, text) for part, text in found if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
@@ -172,7 +191,7 @@ def finished(state: State, budget: Budget) -> bool:
     return settled >= state.total or used_up or budget.used_up(state.wall_s)
 
 
-def differences(
+def _differences(
     header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
 ) -> list[tuple[str, str]]:
     """Return (part, sentence) for each difference between the work and the header, except for the space."""
@@ -240,70 +259,13 @@ def record_resumed(
         emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
 
 
-# ---- the strategy
-
-
-def strategy_name(
-    given: str | Strategy | None, header: RunStarted | None, total: int, budget: Budget, **known: bool
-) -> str:
-    """Return the name that the header records for the strategy of a run over `total` candidates.
-
-    A resumed run keeps its header's strategy, unless another is given. `known`: see `chosen`.
-    """
-    if given is not None and not isinstance(given, str):
-        return given.name
-    if given is not None and given != AUTO:
-        return given
-    if header is not None:
-        return header.strategy
-    return chosen(total, budget.most(total), limited=budget.limited, **known)
-
-
-def strategy_of(
-    search: Search, candidates: Mapping[int, Candidate], state: State, suspects: Iterable[int] = ()
-) -> Guarded:
-    """Return the strategy, with all outcomes so far in their order, and the survey of the space in `state`.
-
-    `suspects`: candidates that are not tried again. Raises `UsageError` if it does not fit the space.
-    """
-    left = {index: one.config for index, one in candidates.items() if not state.entry(index).surveyed}
-    most = search.budget.most(len(candidates))
-    ratios = elsewhere(search.advice, {index: candidates[index].key for index in left})
-    searched = Searched(
-        left,
-        search.seed,
-        None if most is None else min(most, len(candidates)),
-        **survey_fields(state.surveyed),
-        default=search.default,
-        elsewhere=ratios,
-    )
-    strategy = Guarded(_made(search.strategy, searched), candidates)
-    for index, latency_ms, reason in _past(state):
-        if index in candidates:
-            strategy.tell(index, latency_ms, reason)
-    for index in suspects:
-        strategy.tell(index, None, "suspect")
-    return strategy
-
-
-def _made(given: str | Strategy, searched: Searched) -> Strategy:
-    """Return the strategy of that name, or the user's own after its `begin`."""
-    if isinstance(given, str):
-        return make_strategy(given, searched)
-    begin = getattr(given, "begin", None)
-    if begin is not None:
-        begin(searched)
-    return given
-
-
 def _past(state: State) -> list[tuple[int, float | None, str]]:
     """Return the outcomes so far in their order, as strategies get them: index, latency and reason."""
     found = []
-    for entry in state.entries.values():
+    for entry in proposed(state):
         outcome = state.outcome(entry.index)
-        if entry.key and not entry.surveyed and outcome is not None:
+        if outcome is not None:
             reason = reason_of(state, entry.index)
-            own = isinstance(outcome, CandidateMeasured) and not reason
-            latency_ms = outcome.timing.latency_ms if own and isinstance(outcome, CandidateMeasured) else None
+            latency_ms = outcome.timing.latency_ms if isinstance(outcome, CandidateMeasured) and not reason else None
             found.append((outcome.seq, (entry.index, latency_ms, reason)))
     return [past for _, past in sorted(found, key=lambda each: each[0])]

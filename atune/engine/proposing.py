@@ -20,7 +20,7 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Screen
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import AHEAD, Guarded
-from atune.engine.search.prior import Chosen, OwnPrior, asked, check_answers, estimates
+from atune.engine.search.prior import Chosen, OwnPrior, check_answers, estimates
 from atune.engine.search.recording import reason_of
 from atune.engine.search.registry import EXHAUSTIVE, kind_of
 from atune.engine.search.survey_columns import columns
@@ -219,7 +219,7 @@ class ProposeStage:
         run, recorder = self._run, self._run.recorder
         candidates = self._plan.candidates
         began = recorder.elapsed_s
-        limits = [ORDERING_S] if self._plan.name == EXHAUSTIVE and self._tries_all() else []
+        limits = [ORDERING_S] if self._plan.search.name == EXHAUSTIVE and self._tries_all() else []
         limits += [] if self._seconds is None else [SHARE_OF_TIME * self._seconds]
         until = began + min(limits, default=float("inf"))
         survey = Survey(
@@ -259,11 +259,9 @@ class ProposeStage:
         if isinstance(self._prior, OwnPrior):
             new = [index for index in sorted(facts) if index not in self._answers]
             left = {index: (survey.candidates[index].config, facts[index]) for index in new}
-            if self._prior.pickled and left:
+            if left:
                 answers = await worker.run(RankJob(self._prior.name, self._prior.pickled, left))
-            else:  # it was not packed for workers
-                answers = asked(self._prior.function, left)
-            self._answers |= answers
+                self._answers |= answers
             check_answers(self._prior, self._answers)
             return self._answers
         plain: dict[int, tuple[dict[str, Any], StaticFacts]] = {index: ({}, facts[index]) for index in sorted(facts)}
@@ -278,7 +276,7 @@ class StrategyDriver:
 
     def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
         self._run, self._scheduled = run, scheduled
-        kind = kind_of(plan.name)
+        kind = kind_of(plan.search.name)
         self.learns, self._quick = kind.learns, kind.quick
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}

@@ -12,14 +12,13 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import Machine
-from atune.engine.plan import Plan, Search, check_same_work, finished, planned, record_resumed, strategy_name
+from atune.engine.plan import Plan, Search, check_same_work, finished, planned, record_resumed
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
-from atune.engine.search import forest
+from atune.engine.search import forest, registry
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import Guarded, Strategy
 from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
-from atune.engine.search.registry import kind_of, may_be_forest
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice
 from atune.journal.events import SCHEMA, RunStarted, Warned
@@ -52,10 +51,19 @@ class EngineSettings:
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
         """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
-        own_prior = isinstance(self.prior, OwnPrior)
-        prior = there_is(self.prior, figures)
-        return strategy_name(
-            self.strategy, header, spec.total, self.budget, learns=self.pipeline, prior=prior, own_prior=own_prior
+        if isinstance(self.strategy, Strategy):
+            return self.strategy.name
+        if self.strategy is not None and self.strategy != registry.AUTO:
+            return self.strategy
+        if header is not None:
+            return header.strategy
+        return registry.chosen(
+            spec.total,
+            self.budget.most(spec.total),
+            limited=self.budget.limited,
+            learns=self.pipeline,
+            prior=there_is(self.prior, figures),
+            own_prior=isinstance(self.prior, OwnPrior),
         )
 
     def header(
@@ -109,7 +117,7 @@ class Start:
     async def preload(self) -> None:
         """Import what the strategy may need, while the machine starts."""
         settings = self.settings
-        if may_be_forest(settings.strategy, settings.budget, learns=settings.pipeline):
+        if registry.may_be_forest(settings.strategy, settings.budget, learns=settings.pipeline):
             await anyio.to_thread.run_sync(forest.preload, abandon_on_cancel=True)
 
     async def begin(self) -> Plan | None:
@@ -150,7 +158,7 @@ class Start:
         search = Search(own or name, self._drawn_by, settings.budget, spec.default, advice)
         plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
         if not plan.to_survey:
-            quick = kind_of(plan.name).quick  # others may import libraries, and fit models
+            quick = registry.kind_of(plan.search.name).quick  # others may import libraries, and fit models
             self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
         if before is None:
             active, unused = self.machine.accelerators(plan.to_compile)

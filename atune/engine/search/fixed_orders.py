@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
 
@@ -37,7 +37,22 @@ TRIES_MORE = 32
 """The same for `spread_more`, and one more for each that it has drawn."""
 
 
-class Exhaustive:
+class FixedOrder:
+    """Every candidate once, in an order that is known from the start."""
+
+    name: str
+
+    def __init__(self, order: Iterable[int]) -> None:
+        self._order = iter(order)
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+class Exhaustive(FixedOrder):
     """Every candidate: small spaces in their own order, larger ones in blocks of neighbours, which share work.
 
     The blocks with the prior's best estimates come first, so that the winner is likely to be known early. The others
@@ -61,13 +76,7 @@ class Exhaustive:
             }
             best = nsmallest(math.ceil(LEADING * len(blocks)), estimates, key=lambda block: (estimates[block], block))
             numbers = list(dict.fromkeys([*best, *(numbers[place] for place in golden_order(len(blocks)))]))
-        self._order = chain.from_iterable(blocks[block] for block in numbers)
-
-    def ask(self) -> int | None:
-        return next(self._order, None)
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
+        super().__init__(chain.from_iterable(blocks[block] for block in numbers))
 
 
 def golden_order(size: int) -> list[int]:
@@ -83,7 +92,7 @@ def golden_order(size: int) -> list[int]:
     return order
 
 
-class Random:
+class Random(FixedOrder):
     """Every candidate once, in an order that the seed draws: the first ones spread over the axes."""
 
     name = "random"
@@ -93,13 +102,7 @@ class Random:
         encoding = Encoding(list(searched.configs.values()))
         order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], searched.seed)
         begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
-        self._order = (indices[position] for position in chain(begin, order))
-
-    def ask(self) -> int | None:
-        return next(self._order, None)
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
+        super().__init__(indices[position] for position in chain(begin, order))
 
 
 class AdvisedFirst:
@@ -126,7 +129,7 @@ def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
     return sorted(ratios, key=lambda index: (ratios[index], index))[:count]
 
 
-class Ranked:
+class Ranked(FixedOrder):
     """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
 
     The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
@@ -142,13 +145,7 @@ class Ranked:
         if default is not None and default in order[1:]:
             order.remove(default)
             order.insert(1, default)
-        self._order = iter(order)
-
-    def ask(self) -> int | None:
-        return next(self._order, None)
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
+        super().__init__(order)
 
 
 def rounds(length: int, seed: str) -> Iterator[int]:

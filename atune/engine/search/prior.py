@@ -28,7 +28,7 @@ AUTO: Literal["auto"] = "auto"
 
 @dataclass(frozen=True)
 class OwnPrior:
-    """A user's prior as a run has it: the function, and that as workers load it."""
+    """A user's prior as a run has it: the function, and that as workers load it; empty where only its name counts."""
 
     function: Prior
     pickled: bytes = b""
