@@ -197,12 +197,9 @@ class BenchmarkStage:
                 doubt = "" if index in self._repeated else self._doubt(worker, answer)
             if not doubt:
                 self._settle(worker, artifact, answer)
-                if isinstance(answer, Measurement) and not worker.alive:
-                    emit(DeviceLost, worker=worker.name, device=worker.name, reason=BETWEEN)
+                self._note_loss(worker, answer)
                 return worker.alive or await self.start(worker)
-            if isinstance(answer, Failure) and not worker.alive:
-                reason = f"{answer.kind}: {answer.message}"
-                emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=answer.kill_s)
+            self._note_loss(worker, answer)
             emit(BenchmarkRepeated, worker=worker.name, index=index, device=worker.name, reason=doubt)
             if worker.name not in self._excluded and await self.start(worker):
                 self._repeated.add(index)
@@ -224,29 +221,40 @@ class BenchmarkStage:
         return implausible(latency, state.entry(answer.index).config, measured, floor)
 
     def _settle(self, worker: DeviceWorker, artifact: Artifact, answer: Measurement | Failure) -> None:
-        emit, state = self.emit, self.state
-        where = {"worker": worker.name, "index": answer.index, "device": worker.name}
         if isinstance(answer, Failure):
-            emit(BenchmarkFailed, **where, kind=answer.kind, message=answer.message, detail=answer.detail)  # type: ignore[arg-type]
-            if not worker.alive:
-                reason = f"{answer.kind}: {answer.message}"
-                emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=answer.kill_s)
-            self.run.outcomes.settled(answer.index)
+            self.failed(worker, answer)
             return
-        before, latency = state.best, answer.timing.latency_ms
+        before, latency = self.state.best, answer.timing.latency_ms
         self.run.artifacts[answer.index] = artifact
         self._fastest[worker.name] = min(latency, self._fastest.get(worker.name, latency))
-        emit(
+        self.emit(
             CandidateMeasured,
-            **where,  # type: ignore[arg-type]
+            worker=worker.name,
+            index=answer.index,
+            device=worker.name,
             timing=answer.timing,
             checked=answer.checked,
             max_error=answer.max_error,
             seconds=answer.seconds,
             writes=answer.writes,
         )
-        best = state.best
+        best = self.state.best
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)
+
+    def failed(self, worker: DeviceWorker, failure: Failure) -> None:
+        """Record that a candidate failed on a device."""
+        why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail}
+        self.emit(BenchmarkFailed, worker=worker.name, index=failure.index, device=worker.name, **why)
+        self.run.outcomes.settled(failure.index)
+
+    def _note_loss(self, worker: DeviceWorker, answer: Measurement | Failure) -> None:
+        """Record that a device's process ended with or after `answer`, if it did."""
+        if worker.alive:
+            return
+        reason, kill_s = BETWEEN, 0.0
+        if isinstance(answer, Failure):
+            reason, kill_s = f"{answer.kind}: {answer.message}", answer.kill_s
+        self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
 
     async def start(self, worker: DeviceWorker) -> bool:
         """Start a device's process. Returns False if the device is given up. Raises `DevicesLost` for the last one."""

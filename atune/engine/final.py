@@ -13,13 +13,7 @@ from atune.engine.proof import Proofs
 from atune.engine.ranking import equal_best, final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import (
-    BenchmarkFailed,
-    CandidateMeasured,
-    FinalOrdered,
-    FinalStarted,
-    Warned,
-)
+from atune.journal.events import CandidateMeasured, FinalOrdered, FinalStarted, Warned
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
@@ -147,10 +141,8 @@ class FinalStage:
     async def _drop(self, worker: DeviceWorker, failures: Sequence[Failure]) -> None:
         """Record finalists as failures, and restart the device if they killed its process."""
         for one in failures:
-            where = {"worker": worker.name, "index": one.index, "device": worker.name}
-            self.emit(BenchmarkFailed, **where, kind=one.kind, message=one.message, detail=one.detail)  # type: ignore[arg-type]
+            self.measuring.failed(worker, one)
             self.run.artifacts.pop(one.index, None)
-            self.run.outcomes.settled(one.index)
         if not worker.alive:
             await self.measuring.restarted(worker, f"{failures[0].kind}: {failures[0].message}")
 
