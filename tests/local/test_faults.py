@@ -16,8 +16,8 @@ from kernel_outputs import outputs_of
 from processes import wait_until
 
 from atune.frontends.api.tuner import tune
-from atune.journal import writer as journals
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
+from atune.journal.reader import read
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
@@ -96,7 +96,7 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
     assert [e.standby for e in ready] == [False, *[standby] * 8]
     [late] = [e.kill_s for e in lost if e.reason.startswith("timeout")]
     assert 0 < late < 1 and all(0 < e.start_s < 10 for e in ready)
-    assert TuneResult.from_events(journals.read(tmp_path / "j")).records == result.records
+    assert TuneResult.from_events(read(tmp_path / "j")).records == result.records
 
 
 async def built(machine: LocalMachine, *indices: int) -> list[Artifact]:
