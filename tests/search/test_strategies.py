@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from atune.engine.search import forest
 from atune.engine.search import registry as choosing
 from atune.engine.search.encoding import Encoding
-from atune.engine.search.fixed_orders import spread_more
 from atune.engine.search.interface import DUPLICATE, Guarded, Searched, Strategy
 from atune.engine.search.registry import KINDS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
@@ -144,13 +142,6 @@ def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) 
     for name, values in (("policy", 3), ("swizzle", 2)):
         counts = Counter(config[name] for config in first)
         assert len(counts) == values and max(counts.values()) <= 8 / values + 1.5
-
-
-def test_a_spread_takes_each_candidate_once_and_no_more_than_there_are() -> None:
-    places = [(a, b) for a in range(3) for b in range(2)]
-    assert sorted(spread_more(places, [0, 2, 3, 5], [1, 4], 9, random.Random(0))) == [0, 2, 3, 5]
-    assert spread_more(places, [], [], 3, random.Random(0)) == []
-    assert sorted(spread_more([()] * 4, [1, 2], [], 2, random.Random(0))) == [1, 2]
 
 
 @pytest.mark.parametrize(("budget", "most"), [(12, 4), (29, 4), (48, 6), (64, 8), (400, 8), (None, 8)])

@@ -1,10 +1,9 @@
 """Orders of a space that learn nothing: all of it in blocks, by a prior, and drawn so that values spread.
 
-Spread draws have each value of each axis about equally often, each candidate once. `spread_order` draws from a list;
-`spread_more` from what is left of one, and what was taken before counts as drawn. The first draws each axis in rounds,
-as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979). A round has each value once, in a new order.
-After n draws, each of an axis' L values has occurred n/L times, rounded. Rounds may fail, because constraints refuse
-the point or it was taken before. Then a few candidates are drawn plainly, and the one with the rarest values is taken.
+Spread draws have each value of each axis about equally often, each candidate once. Each axis is drawn in rounds, as in
+a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979). A round has each value once, in a new order. After n
+draws, each of an axis' L values has occurred n/L times, rounded. Rounds may fail, because constraints refuse the point
+or it was taken before. Then a few candidates are drawn plainly, and the one with the rarest values is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
 
@@ -33,8 +32,6 @@ SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
 TRIES = 48
 """If a drawn point is no candidate, the one with the rarest values of this many others replaces it."""
-TRIES_MORE = 32
-"""The same for `spread_more`, and one more for each that it has drawn."""
 
 
 class FixedOrder:
@@ -174,53 +171,21 @@ def spread_order(places: Sequence[tuple[int, ...]], lengths: Sequence[int], seed
     left = list(range(len(places)))
     rng.shuffle(left)
     at = {digits: position for position, digits in enumerate(places)}
-    seen, values = set[int](), _Values(places, lengths)
+    seen, counts = set[int](), [Counter[int]() for _ in lengths]
+
+    def met(position: int) -> int:
+        """Return how often a position's values were drawn, those of long axes weighing more."""
+        place = places[position]
+        return sum(count[digit] * length for count, digit, length in zip(counts, place, lengths, strict=True))
+
     for digits, _ in zip(points(lengths, seed), range(min(SPREAD, len(places) // 4)), strict=False):
         found = at.get(digits)
         if found is None or found in seen:
             drawn = [left[rng.randrange(len(left))] for _ in range(TRIES)]
-            found = values.rarest(position for position in drawn if position not in seen)
+            found = min((position for position in drawn if position not in seen), key=met, default=None)
         if found is not None:
             seen.add(found)
-            values.take(found)
+            for count, digit in zip(counts, places[found], strict=True):
+                count[digit] += 1
             yield found
     yield from (position for position in left if position not in seen)
-
-
-def spread_more(
-    places: Sequence[tuple[int, ...]], left: Sequence[int], before: Collection[int], count: int, rng: random.Random
-) -> list[int]:
-    """Draw `count` of the positions `left`, with values that are rare among those `before` and those drawn here.
-
-    `places`: each position's digits. An axis counts by the logarithm of how many values occur on it.
-    """
-    values = _Values(places, [math.log(len(set(axis))) for axis in zip(*places, strict=True)])
-    for position in before:
-        values.take(position)
-    chosen = dict[int, None]()
-    while len(chosen) < min(count, len(left)):
-        drawn = rng.sample(left, min(len(left), TRIES_MORE + len(chosen)))
-        if (best := values.rarest(position for position in drawn if position not in chosen)) is not None:
-            chosen[best] = None
-            values.take(best)
-    return list(chosen)
-
-
-class _Values:
-    """How often each value of each axis was taken. `weights`: how much an axis counts."""
-
-    def __init__(self, places: Sequence[tuple[int, ...]], weights: Sequence[float]) -> None:
-        self._places, self._weights = places, weights
-        self._counts: list[Counter[int]] = [Counter() for _ in weights]
-
-    def take(self, position: int) -> None:
-        for count, digit in zip(self._counts, self._places[position], strict=True):
-            count[digit] += 1
-
-    def rarest(self, positions: Iterator[int]) -> int | None:
-        """Return which of `positions` has the values that were taken least; None for none."""
-        return min(positions, key=self._met, default=None)
-
-    def _met(self, position: int) -> float:
-        place = self._places[position]
-        return sum(c[digit] * w for c, digit, w in zip(self._counts, place, self._weights, strict=True))

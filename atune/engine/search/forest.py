@@ -12,10 +12,11 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from atune.engine.search.encoding import Encoding, elsewhere_column, more_columns
-from atune.engine.search.fixed_orders import first_of, spread_more
+from atune.engine.search.fixed_orders import first_of, spread_order
 from atune.engine.search.interface import DUPLICATE, Searched, by_prior
 from atune.errors import UsageError
 
@@ -229,7 +230,8 @@ class Forest:
         """Draw the first candidates without a prior: spread under a small budget, of which they are a large share."""
         if self.budget is None or self.budget >= EARLY:
             return self.drawn(rng, count)
-        return spread_more(self.encoding.places, self.left(), self.asked, count, rng)
+        order = spread_order(self.encoding.places, [len(axis.values) for axis in self.encoding.axes], self.seed)
+        return list(islice((candidate for candidate in order if candidate not in self.asked), count))
 
     def _rows(self) -> NDArray[np.float32]:
         """Return the features of all candidates, of shape (candidates, columns)."""
