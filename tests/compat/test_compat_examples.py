@@ -18,7 +18,6 @@ import pytest
 import tilelang
 
 import atune
-from atune.compat.tilelang.arguments import RunArgs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "compat"
@@ -65,8 +64,7 @@ def test_one_line_makes_it_tilelangs(name: str, tmp_path: Path) -> None:
 def test_examples_compile(name: str) -> None:
     module = loaded(EXAMPLES / f"{name}.py")
     tuned, configs = configs_of(module)
-    tuner = tuned._tuner(module.arguments(), {})
-    work = tuner._call(tuner._kernel(RunArgs())).workload
+    work = tuned.call_of(module.arguments(), {}).workload
     kernels = atune.compile_all(
         work.kernel, [configs[0], configs[-1]], arguments=work.arguments, out_idx=work.out_idx, target="sm_90a"
     )

@@ -35,6 +35,7 @@ from atune.compat.tilelang import (
     set_autotune_inputs,
 )
 from atune.compat.tilelang.arguments import RunArgs
+from atune.compat.tilelang.inputs import TilelangKernel
 from atune.errors import TargetError, WorkloadError
 
 pytestmark = pytest.mark.timeout(170)
@@ -174,7 +175,7 @@ def test_checks_and_inputs_are_those_of_a_workload() -> None:
 
 
 def workload_of(tuner: AutoTuner) -> atune.Workload:
-    return tuner._call(tuner._kernel(RunArgs())).workload
+    return tuner.call_of(TilelangKernel(tuner.fn), RunArgs()).workload
 
 
 # ---- Configuration spaces

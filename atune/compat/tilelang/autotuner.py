@@ -31,17 +31,17 @@ from atune.compat.tilelang.environment import (
 from atune.compat.tilelang.inputs import (
     GivenTensors,
     TilelangCall,
-    as_called,
+    TilelangKernel,
     can_be_sent,
     described,
     get_autotune_inputs,
     supplied,
 )
 from atune.errors import AtuneError, InputsMissing, SpaceError, UsageError
-from atune.frontends.api.blocking import run_blocking
-from atune.frontends.decorator.autotuned import Autotuned
+from atune.frontends.decorator.arguments import KeyRule
+from atune.frontends.decorator.autotuned import made
+from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import Options, lazy_callback
-from atune.frontends.decorator.winners import winner_of
 from atune.journal.result import NoWinner, TuneResult
 from atune.model.candidate import PASS_CONFIGS, RESERVED
 from atune.model.device import device_names
@@ -231,7 +231,7 @@ class AutoTuner:
         for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
             if callback is not None and not can_be_sent(callback):
                 return None
-        return self._call(self._kernel(RunArgs())).work.key.text
+        return self.call_of(TilelangKernel(self.fn), RunArgs()).work.key.text
 
     @method_takes(RunArgs)
     def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -240,40 +240,19 @@ class AutoTuner:
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
         `TuningFailed` if no configuration works.
         """
-        asked = RunArgs(*args, **kwargs)
-        with cache_folder_at(environment.cache_root()), _errors_of_tilelang():
-            kernel = self._kernel(asked)
-            call = self._call(kernel)
-            if call.explicit:
-                warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
-                return self._result(as_called(call), None)
-            tuning = run_blocking(kernel.tuned, call)
-            return self._result(kernel.kernel_of(call, winner_of(tuning)), tuning)
-
-    def _result(self, kernel: Any, tuning: TuneResult | None) -> AutotuneResult:
-        return AutotuneResult(
-            latency=None if tuning is None else tuning.latency_ms,
-            config=None if tuning is None else kernel.config,
-            ref_latency=None if tuning is None else tuning.reference_ms,
-            libcode=kernel.get_kernel_source(),
-            func=kernel.prim_func,
-            kernel=kernel,
-            tuning=tuning,
-            out_idx=positions(self.compile_args.out_idx),
-        )
+        asked, kernel = RunArgs(*args, **kwargs), TilelangKernel(self.fn)
+        with drop_in():
+            return result_of(kernel, self.call_of(kernel, asked))
 
     def __call__(self) -> AutotuneResult:
         return self.run()
 
-    def _kernel(self, asked: RunArgs) -> Autotuned:
-        """Return the kernel under atune's own decorator, with this tuner's arguments as its options."""
-        return Autotuned(self.fn, self._options(asked))
-
-    def _call(self, kernel: Autotuned) -> TilelangCall:
+    def call_of(self, kernel: TilelangKernel, asked: RunArgs, do_not_specialize: Any = ()) -> TilelangCall:
+        """Return the analysed call of `kernel` with this tuner's arguments."""
         args, kwargs = self._kernel_parameters or ((), {})
-        return TilelangCall(kernel, self._configs(), args, kwargs)
+        return TilelangCall(kernel, self._options(asked, do_not_specialize), args, kwargs)
 
-    def _options(self, asked: RunArgs) -> Options:
+    def _options(self, asked: RunArgs, do_not_specialize: Any) -> Options:
         """Return this tuner's arguments as options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
         planned = plan(compile_args, None if profile is self._unset else profile, asked)
@@ -284,7 +263,8 @@ class AutoTuner:
         elif profile.supply_prog is not None:
             inputs = supplied(profile.supply_prog)
         return Options(
-            space=None,
+            space=self._configs,
+            rule=KeyRule(None, do_not_specialize),
             hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: compile_args.pass_configs},
             inputs=inputs,
             workload={
@@ -329,11 +309,30 @@ class AutoTuner:
         return list(configs.values())
 
 
+def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
+    """Return the result of a call. Tunes if it is unknown."""
+    winner = None if call.explicit else kernel.winners.find(call)
+    if winner is None:
+        warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
+    compiled = made(call) if winner is None else kernel.kernel_of(call, winner)
+    return AutotuneResult(
+        latency=None if winner is None else winner.latency_ms,
+        config=None if winner is None else compiled.config,
+        ref_latency=None if winner is None else winner.reference_ms,
+        libcode=compiled.get_kernel_source(),
+        func=compiled.prim_func,
+        kernel=compiled,
+        tuning=None if winner is None else winner.result,
+        out_idx=positions(call.options.workload["out_idx"]),
+    )
+
+
 @contextmanager
-def _errors_of_tilelang() -> Iterator[None]:
-    """Turn errors into those that programs for tilelang's tuner catch."""
+def drop_in() -> Iterator[None]:
+    """Keep files where tilelang's variables say, and turn errors into those that programs for its tuner catch."""
     try:
-        yield
+        with cache_folder_at(environment.cache_root()):
+            yield
     except NoWinner as error:
         raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
     except InputsMissing as error:

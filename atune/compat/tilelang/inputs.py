@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from atune.errors import UsageError
-from atune.frontends.decorator.call import Call, TunableKernel
+from atune.frontends.decorator.autotuned import SelfTuning
+from atune.frontends.decorator.call import Call
+from atune.frontends.decorator.options import Options
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, config_key
-from atune.model.device import parse_target
 from atune.model.space import Space
-from atune.stages.frontend.frontend import encode, frontend_lock
-from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.stages.frontend.frontend import encode
 from atune.stages.measure.inputs import GivenTensors as GivenTensors
 from atune.workload.definition import function_of, signature_of
 from atune.workload.fingerprint import kernel_fingerprint
@@ -115,35 +115,43 @@ class ByText:
         return make(**values)
 
 
-class TilelangCall(Call):
-    """A call whose values need not be data, such as enums and functions: text stands for others in journals and keys.
+class TilelangKernel(SelfTuning):
+    """A kernel whose arguments need not be data, such as enums and functions: text stands for others in keys."""
 
-    `configs`: the configurations, with the caller's own values.
-    """
+    def data(self, value: Any, where: str) -> Any:
+        return _data_of(value)
+
+
+class TilelangCall(Call):
+    """A call of a `TilelangKernel`. The configurations, too, have the caller's own values."""
 
     def __init__(
-        self, owner: TunableKernel, configs: Sequence[Config], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._configs = configs
         self._given: dict[str, Config] = {}
         self._tables: dict[str, dict[str, Any]] = {}
         """For each parameter, the value of each text."""
-        super().__init__(owner, args, kwargs)
+        super().__init__(owner, options, args, kwargs)
 
     def _space(self) -> Space:
+        self._configs: Sequence[Config] = self.options.space()
         data = [{n: v if n in RESERVED else self._data(n, v) for n, v in config.items()} for config in self._configs]
         space = Space(data)
         self._given = {config_key(one): given for one, given in zip(space.walk({}), self._configs, strict=True)}
         return space
 
     def _data(self, name: str, value: Any) -> Any:
-        data = _data_of(value)
+        data = super()._data(name, value)
         if isinstance(data, str) and type(value) is not str:
             self._tables.setdefault(name, {})[data] = value
         return data
 
     def _probes(self) -> list[Config]:
         return [{}, *self._configs]
+
+    def _key(self) -> Any:
+        """Return the key. As with tilelang's tuner, names that are no arguments may be left out of it."""
+        return {name: value for name, value in self.problem.items() if name not in self.options.rule.leave_out}
 
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
         with suppress(UsageError):
@@ -197,14 +205,3 @@ def described(value: Any) -> str:
 
 def _code(value: Any) -> str:
     return kernel_fingerprint(value)[:12]
-
-
-def as_called(call: TilelangCall) -> Any:
-    """Return the kernel of a call that sets tunable parameters itself. tilelang compiles it in this process."""
-    owner = call.owner
-    target = parse_target(owner.target)
-    if target is None or (target.kind == "cuda" and not target.arch):
-        target, _ = owner.where_to_run
-    given, flags = call.given.given, call.options.run["compile"].flags
-    with frontend_lock:
-        return jit_kernel(owner.kernel, given, {}, target=target, flags=flags, **(call.options.jit or {}))

@@ -49,32 +49,29 @@ def to_build(call: Call, winner: Winner) -> tuple[Workload, Target, CompileSetti
         out_idx=call.out_idx,
         pass_configs=call.hints.get(PASS_CONFIGS),
     )
-    return workload, call.owner.where_to_run[0], call.compile, functools.partial(made, call, winner)
+    return workload, call.target, call.compile, functools.partial(made, call, winner)
 
 
-def made(call: Call, winner: Winner, artifact: Artifact | None) -> Any:
-    """Return the `tilelang.JITKernel` that calls `artifact`. For None, tilelang compiles it in this process."""
+def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
+    """Return the `tilelang.JITKernel` that calls `artifact`. For None, tilelang compiles it in this process.
+
+    Without a `winner` the kernel has the call's own arguments alone.
+    """
     owner, jit = call.owner, call.options.jit
     if jit is None:
         jit = _of_jit(owner.kernel) if owner.is_jit else {"out_idx": call.options.workload.get("out_idx")}
+    passes = (call.compile.pass_configs, jit.get("pass_configs"), call.hints.get(PASS_CONFIGS))
     with owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(
             call.kernel,
             call.arguments,
-            call.as_given(winner.config),
-            target=owner.where_to_run[0],
+            {} if winner is None else call.as_given(winner.config),
+            target=call.target,
             artifact=artifact,
             flags=call.compile.flags,
-            latency_ms=winner.latency_ms,
-            reference_ms=winner.reference_ms,
-            **{
-                **jit,
-                "pass_configs": {
-                    **call.compile.pass_configs,
-                    **(jit.get("pass_configs") or {}),
-                    **(call.hints.get(PASS_CONFIGS) or {}),
-                },
-            },
+            latency_ms=None if winner is None else winner.latency_ms,
+            reference_ms=None if winner is None else winner.reference_ms,
+            **{**jit, "pass_configs": {name: value for each in passes for name, value in (each or {}).items()}},
         )
 
 
@@ -108,51 +105,143 @@ def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, ar
     return lambda args, kwargs: run(*[kwargs[name] if i is None else args[i] for i, name in order])
 
 
-class Autotuned(TunableKernel):
-    """A TileLang kernel under `@atune.autotune`.
+class SelfTuning(TunableKernel):
+    """A kernel whose calls use the winners of their keys. What its subclasses add is how a call is analysed.
 
-    A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
-    returns a PrimFunc, gives the compiled kernel. An eager kernel, which has tensor annotations, runs and gives its
-    outputs. The first call with a new key tunes, and later calls look up the kernel.
-
-    Safe under threads and tasks: one of them tunes, and the others wait.
+    The first call of each form finds its kernel, and later ones look it up. Safe under threads and tasks: one of them
+    tunes, and the others wait.
     """
 
     is_autotuned = True
     """Tells `Workload` that this is no kernel function."""
 
-    def __init__(self, kernel: Any, options: Options) -> None:
+    def __init__(self, kernel: Any) -> None:
         functools.update_wrapper(self, function_of(kernel))
-        super().__init__(kernel, options)
+        super().__init__(kernel)
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Entry] = {}
         self._provisional: set[Hashable] = set()
-        """Entries of the default configuration, used until a tuning finishes."""
+        """Forms of calls that use the default configuration until a tuning finishes."""
         self._kernels: dict[str, Any] = {}
-        self._winners = Winners(self.__name__, self._tuned_again)
+        self.winners = Winners(self.__name__, self._tuned_again)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
         self._tensor: type = importlib.import_module("torch").Tensor
 
-    # Called by users
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the kernel with the fastest configuration. Tunes first if that is unknown."""
-        entry = self._entries.get(raw_key(args, kwargs, self._described, self._tensor, self._at_run_time))
+        entry = self._entries.get(self.form_of(args, kwargs))
         if entry is None:
             entry = self._entry(args, kwargs)
         return entry(args, kwargs)
+
+    def forget(self, key: Any = None) -> None:
+        """Forget all winners in memory, or the winner of the encoded `key`."""
+        with self._lock:
+            self._entries.clear()
+            if key is None:
+                self._kernels.clear()
+        self.winners.forget(None if key is None else text_of(key))
+
+    def known(self) -> dict[str, Winner]:
+        """Return the winners that are known in this program, by key as text."""
+        return dict(self.winners.known)
+
+    def __repr__(self) -> str:
+        return f"<autotuned {self.__name__}, {len(self.winners.known)} keys known>"
+
+    # Parts of a call
+
+    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Return the analysed call."""
+        raise NotImplementedError
+
+    def entry_of(self, call: Call, form: Hashable) -> Entry:
+        """Return what calls of this form do from now on."""
+        raise NotImplementedError
+
+    def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        """Return a key of the call's form, without analysing it."""
+        return raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
+
+    def _described(self, value: Any) -> Hashable:
+        described = self.frontend.describe_tensor(value)  # subclasses, such as torch.nn.Parameter
+        if described is not None:
+            return (type(value), *described)
+        return text_of(self.data(value, f"{self.__name__}: an argument"))
+
+    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """Find the kernel for calls of this form, and remember it."""
+        call = self.call_of(args, kwargs)
+        if call.eager and not self._at_run_time:
+            places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
+            self._at_run_time = frozenset({*call.names, *places})
+        form = self.form_of(args, kwargs)
+        entry = self._entries[form] = self.entry_of(call, form)
+        return entry
+
+    def launched(self, call: Call, kernel: Any) -> Entry:
+        """Return what calls of the form of `call` do with its `kernel`."""
+        return launcher(kernel, call.names, self.signature, call.given.args) if call.eager else giver(kernel)
+
+    # Kernels
+
+    def kernel_of(self, call: Call, winner: Winner) -> Any:
+        """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
+
+        For other arguments, or without that library, it comes from the artifact store or from a compile worker.
+        """
+        name = text_of([call.arguments, winner.config])
+        if (known := self._kernels.get(name)) is not None:
+            return known
+        artifact = measured(call, winner)
+        if artifact is not None:
+            return self._keep(name, made(call, winner, artifact))
+        with self._building:
+            if (known := self._kernels.get(name)) is not None:
+                return known
+            return self._keep(name, with_library(*to_build(call, winner)))
+
+    async def _prepare(self, call: Call, winner: Winner) -> None:
+        """Make the kernel before a call, unless loading the measured library is enough."""
+        name = text_of([call.arguments, winner.config])
+        if name in self._kernels or await anyio.to_thread.run_sync(measured, call, winner) is not None:
+            return
+        with suppress(AtuneError):  # the call will report it
+            self._keep(name, await with_library_async(*to_build(call, winner)))
+
+    def _keep(self, name: str, kernel: Any) -> Any:
+        with self._lock:
+            return self._kernels.setdefault(name, kernel)
+
+    def _tuned_again(self, refresh: bool) -> None:
+        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
+        with self._lock:
+            if refresh or self._provisional:
+                self._entries.clear()
+                self._provisional.clear()
+
+
+class Autotuned(SelfTuning):
+    """A TileLang kernel under `@atune.autotune`.
+
+    A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
+    returns a PrimFunc, gives the compiled kernel. An eager kernel, which has tensor annotations, runs and gives its
+    outputs. The first call with a new key tunes, and later calls look up the kernel.
+    """
+
+    def __init__(self, kernel: Any, options: Options) -> None:
+        super().__init__(kernel)
+        self.options = options
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.
 
         An eager kernel takes tensors here, or its `T.const` dimensions by name.
         """
-        call = Call(self, args, kwargs)
-        if call.explicit:
-            return self.kernel.compile(*args, **kwargs)
-        return self.kernel_of(call, self._winners.find(self._tuning_call(call)))
+        call = self.call_of(args, kwargs)
+        return made(call) if call.explicit else self.kernel_of(call, self.winners.find(self._tuning_call(call)))
 
     def as_op(
         self,
@@ -183,14 +272,12 @@ class Autotuned(TunableKernel):
 
         Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
         """
-        call = Call(self, args, kwargs)
-        if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner to name; leave it to the space")
-        kernel = self.kernel_of(call, self._winners.find(self._tuning_call(call)))
+        call = self._open_call(args, kwargs)
+        kernel = self.kernel_of(call, self.winners.find(self._tuning_call(call)))
         return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
             kernel,
             name,
-            target=self.where_to_run[0].kind,
+            target=call.target.kind,
             backward=backward,
             setup_context=setup_context,
             mutates=mutates,
@@ -208,11 +295,9 @@ class Autotuned(TunableKernel):
 
         Cancelling it ends the tuning.
         """
-        call = await anyio.to_thread.run_sync(Call, self, args, kwargs)
+        call = await anyio.to_thread.run_sync(self._open_call, args, kwargs)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
-        if tuning.explicit:
-            raise UsageError(f"{tuning.explicit[0]!r} is given, so there is nothing to tune; leave it to the space")
-        result = await self.tuned(tuning, refresh)
+        result = await self.winners.tuned(tuning, refresh)
         await self._prepare(call, winner_of(result))
         return result
 
@@ -224,10 +309,8 @@ class Autotuned(TunableKernel):
         """
         if on_miss is not None:
             check_on_miss(on_miss)
-        call = self._tuning_call(Call(self, args, kwargs))
-        if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
-        return dict(self._winners.find(call, on_miss).config)
+        call = self._open_call(args, kwargs)
+        return dict(self.winners.find(self._tuning_call(call), on_miss).config)
 
     def clear_cache(self, key: Any = None) -> int:
         """Forget winners in memory and in the result cache. Returns the number removed from the cache.
@@ -240,94 +323,29 @@ class Autotuned(TunableKernel):
             return 0
         return self.options.cache.clear(source=kernel_fingerprint(self.kernel), problem=encoded)
 
-    def forget(self, key: Any = None) -> None:
-        """Forget all winners in memory, or the winner of the encoded `key`."""
-        with self._lock:
-            self._entries.clear()
-            if key is None:
-                self._kernels.clear()
-        self._winners.forget(None if key is None else text_of(key))
+    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return Call(self, self.options, args, kwargs)
 
-    def _tuned_again(self, refresh: bool) -> None:
-        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
-        with self._lock:
-            if refresh or self._provisional:
-                self._entries.clear()
-                self._provisional.clear()
+    def entry_of(self, call: Call, form: Hashable) -> Entry:
+        if call.explicit:
+            return direct(self.kernel)
+        winner = self.winners.find(self._tuning_call(call))
+        if winner.source == "default":
+            self._provisional.add(form)
+        return self.launched(call, self.kernel_of(call, winner))
 
-    def known(self) -> dict[str, Winner]:
-        """Return the winners that are known in this program, by key as text."""
-        return dict(self._winners.known)
-
-    def __repr__(self) -> str:
-        return f"<autotuned {self.__name__}, {len(self._winners.known)} keys known>"
-
-    # Parts of a call
-
-    def _described(self, value: Any) -> Hashable:
-        described = self.frontend.describe_tensor(value)  # subclasses, such as torch.nn.Parameter
-        if described is not None:
-            return (type(value), *described)
-        return text_of(self.frontend.encode(value, f"{self.__name__}: an argument"))
+    def _open_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Return the analysed call. Raises `UsageError` where it leaves nothing to tune."""
+        call = self.call_of(args, kwargs)
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner; leave it to the space")
+        return call
 
     def _tuning_call(self, call: Call) -> Call:
         """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
-        if self.options.tune_on is None or call.explicit:
+        if self.options.tune_on is None:
             return call
         other = self.options.tune_on(*call.given.args, **call.given.kwargs)
         if not isinstance(other, Mapping):
             raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
-        return Call(self, (), {**call.given.given, **other})
-
-    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        """Find the kernel for calls of this form, and remember it."""
-        call = Call(self, args, kwargs)
-        if call.eager and not self._at_run_time:
-            names = self.frontend.tensor_names(self.kernel)
-            places = {i for i, name in enumerate(self.signature.parameters) if name in names}
-            self._at_run_time = frozenset({*names, *places})
-        key = raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
-        if call.explicit:
-            entry = direct(self.kernel)
-        else:
-            winner = self._winners.find(self._tuning_call(call))
-            if winner.source == "default":
-                self._provisional.add(key)
-            kernel = self.kernel_of(call, winner)
-            entry = launcher(kernel, call.names, self.signature, args) if call.eager else giver(kernel)
-        self._entries[key] = entry
-        return entry
-
-    # Kernels
-
-    async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
-        """Return the whole tuning of an analysed call."""
-        return await self._winners.tuned(call, refresh)
-
-    def kernel_of(self, call: Call, winner: Winner) -> Any:
-        """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
-
-        For other arguments, or without that library, it comes from the artifact store or from a compile worker.
-        """
-        name = text_of([call.arguments, winner.config])
-        if (known := self._kernels.get(name)) is not None:
-            return known
-        artifact = measured(call, winner)
-        if artifact is not None:
-            return self._keep(name, made(call, winner, artifact))
-        with self._building:
-            if (known := self._kernels.get(name)) is not None:
-                return known
-            return self._keep(name, with_library(*to_build(call, winner)))
-
-    async def _prepare(self, call: Call, winner: Winner) -> None:
-        """Make the kernel before a call, unless loading the measured library is enough."""
-        name = text_of([call.arguments, winner.config])
-        if name in self._kernels or await anyio.to_thread.run_sync(measured, call, winner) is not None:
-            return
-        with suppress(AtuneError):  # the call will report it
-            self._keep(name, await with_library_async(*to_build(call, winner)))
-
-    def _keep(self, name: str, kernel: Any) -> Any:
-        with self._lock:
-            return self._kernels.setdefault(name, kernel)
+        return self.call_of((), {**call.given.given, **other})

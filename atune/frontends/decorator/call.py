@@ -1,4 +1,4 @@
-"""A kernel with the options of its tuning, and the analysis of one call of it: its workload and its key."""
+"""A kernel function, and the analysis of one call of it: its workload and its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atune.frontends.decorator.arguments import Arguments, text_of
 from atune.frontends.decorator.options import Options, listed, refuse_clash, resolved
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
-from atune.model.device import Target
+from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.workload.definition import function_of, meant
@@ -26,31 +26,20 @@ from atune.workload.workload import Workload
 
 
 class TunableKernel:
-    """A kernel function with the options of its tuning: what is known before a call."""
+    """A kernel function: what is known of it before a call."""
 
-    def __init__(self, kernel: Any, options: Options) -> None:
+    def __init__(self, kernel: Any) -> None:
         self.frontend = importlib.import_module("atune.stages.frontend.frontend")
         self.is_jit: bool = self.frontend.is_jit(kernel)
         function = function_of(kernel)
-        self.kernel, self.options = kernel, options
+        self.kernel = kernel
         self.__name__: str = getattr(function, "__name__", "kernel")
         self.signature = inspect.signature(function)
-        self.parameters = frozenset(self.signature.parameters)
-        self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
         self._eager: bool | None = None if self.is_jit else False
 
-    @property
-    def where_to_run(self) -> tuple[Target, Any]:
-        return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
-
-    def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
-        """Return the space of a call. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
-        space = self.options.space
-        if callable(space) and not isinstance(space, Space):
-            space = space(*args, **kwargs)
-        if isinstance(space, Space):
-            return space
-        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
+    def data(self, value: Any, where: str) -> Any:
+        """Return an argument as data. Raises `UsageError`, naming `where`, for other things."""
+        return self.frontend.encode(value, where)
 
     def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
         if self._eager is None:
@@ -59,20 +48,14 @@ class TunableKernel:
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
-        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+        parameters = self.signature.parameters
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
-        if unknown := sorted(set(names) - self.parameters):
+        if unknown := sorted(set(names) - parameters.keys()):
             raise SpaceError(
-                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
-                f"{meant(unknown[0], self.signature.parameters)}"
+                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(parameters)}"
+                f"{meant(unknown[0], parameters)}"
             )
-
-    def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
-        found = []
-        for name, p in self.signature.parameters.items():
-            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name not in tensors:
-                found += [name] if name not in arguments and name not in tunables else []
-        return found
 
 
 class Call:
@@ -81,8 +64,10 @@ class Call:
     With tunable arguments of the caller's own (`explicit`), nothing is tuned, and the analysis ends there.
     """
 
-    def __init__(self, owner: TunableKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.owner, self.options, stage = owner, owner.options, owner.frontend
+    def __init__(
+        self, owner: TunableKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.owner, self.options, stage = owner, options, owner.frontend
         self.given = Arguments(owner.signature, args, kwargs, extra=owner.is_jit)
         self.space = self._space()
         self.tunables = tunables_of(self.space)
@@ -91,32 +76,44 @@ class Call:
         self.explicit = sorted(self.tunables & self.given.given.keys())
         self.eager = owner.is_eager(self.given, self._probes())
         if not self.eager:
-            self._refuse_unknown(owner.parameters, "")
-        if self.explicit:
-            return
+            self._refuse_unknown(owner.signature.parameters, "")
         self.names = stage.tensor_names(owner.kernel) if self.eager else ()
+        if self.explicit:
+            self.arguments = self.given.given
+            return
         self.tensors = {n: self.given.given[n] for n in self.names if n in self.given.given}
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
-        hints = resolved(self.options.hints, lambda: owner.where_to_run[0])
-        self.hints = {n: v for n, v in hints.items() if n in RESERVED}
-        plain.update({n: v for n, v in hints.items() if n not in RESERVED})
+        plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
         self.arguments = {name: self._data(name, value) for name, value in plain.items()}
         if self.eager:
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
             self.arguments.update({name: self._data(name, size) for name, size in sizes.items()})
-            self._refuse_unknown({*owner.parameters, *sizes}, f", and by name the dimensions {', '.join(sizes)}")
-        if missing := owner.missing(self.arguments, self.tunables, self.names):
-            raise TypeError(f"{owner.__name__} lacks the argument {missing[0]!r}")
+            self._refuse_unknown(
+                {*owner.signature.parameters, *sizes}, f", and by name the dimensions {', '.join(sizes)}"
+            )
+        for name, p in owner.signature.parameters.items():
+            optional = p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            if not optional and name not in {*self.names, *self.arguments, *self.tunables}:
+                raise TypeError(f"{owner.__name__} lacks the argument {name!r}")
         self._symbols_and_inputs()
-        self.key = self.options.rule.apply(self.problem, self.given, stage.encode)
+        self.key = self._key()
         self.key_text = text_of(self.key)
 
     def _space(self) -> Space:
-        return self.owner.space_for(self.given.args, self.given.kwargs)
+        """Return the call's space. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
+        space = self.options.space
+        if callable(space) and not isinstance(space, Space):
+            space = space(*self.given.args, **self.given.kwargs)
+        if isinstance(space, Space):
+            return space
+        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
+
+    def _key(self) -> Any:
+        """Return what the tuning is remembered under, as data."""
+        return self.options.rule.apply(self.problem, self.given, self.owner.frontend.encode)
 
     def _data(self, name: str, value: Any) -> Any:
-        """Return the value of an argument as data. Raises `UsageError` for other things."""
-        return self.owner.frontend.encode(value, f"{self.owner.__name__}: argument {name!r}")
+        return self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")
 
     def _probes(self) -> list[Config]:
         """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
@@ -164,9 +161,28 @@ class Call:
         return config
 
     @functools.cached_property
+    def hints(self) -> Mapping[str, Any]:
+        """The hints, with their values for the target."""
+        return resolved(self.options.hints, lambda: self.target)
+
+    @functools.cached_property
+    def asked_target(self) -> str:
+        """The target as it was given; ``auto`` and ``cuda`` leave the rest to the devices."""
+        return self.options.target or str(self.owner.frontend.target_text(getattr(self.owner.kernel, "target", None)))
+
+    @functools.cached_property
+    def target(self) -> Target:
+        """The target that is compiled for. Devices are asked for only where they decide."""
+        found = parse_target(self.asked_target)
+        if found is not None and (found.kind != "cuda" or found.arch):
+            return found
+        return discover(self.asked_target, self.options.devices, self.options.run["benchmark"].mixed_devices)[0]
+
+    @functools.cached_property
     def kernel(self) -> Any:
         owner = self.owner
-        return owner.frontend.jit_function(owner.kernel, self.eager) if owner.is_jit else owner.kernel
+        as_it_is = self.explicit or not owner.is_jit
+        return owner.kernel if as_it_is else owner.frontend.jit_function(owner.kernel, self.eager)
 
     @functools.cached_property
     def compile(self) -> CompileSettings:
@@ -192,7 +208,7 @@ class Call:
 
     @functools.cached_property
     def work(self) -> CachedWork:
-        where = {"target": self.owner.target, "devices": self.options.devices}
+        where = {"target": self.asked_target, "devices": self.options.devices}
         return CachedWork(self.workload, self.key, **{**self.options.run, "compile": self.compile, **where})
 
 

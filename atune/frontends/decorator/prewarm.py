@@ -15,16 +15,16 @@ from atune.workers.storage.result_cache import ResultCache
 from atune.workload.fingerprint import kernel_fingerprint
 
 if TYPE_CHECKING:
-    from atune.frontends.decorator.call import TunableKernel
+    from atune.frontends.decorator.autotuned import Autotuned
 
 
-def for_kernel(kernel: TunableKernel) -> None:
+def for_kernel(kernel: Autotuned) -> None:
     """Start them in the background, unless calls never tune the kernel or it already has a result."""
     if kernel.options.on_miss == "tune" and not _has_result(kernel):
         warm_early()
 
 
-def _has_result(kernel: TunableKernel) -> bool:
+def _has_result(kernel: Autotuned) -> bool:
     """Tell whether the result cache has a result of the kernel's current source, for any problem."""
     cache = kernel.options.cache
     with suppress(Exception):  # the call will report what is wrong
