@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import importlib
 import inspect
 import math
@@ -14,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, ParamSpec, Required, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Required, TypeVar, get_args, get_origin
 
 import msgspec
 
 from atune.errors import UnknownOption, UsageError
 
-P = ParamSpec("P")
-R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -305,19 +302,3 @@ def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> lis
         return [ways[option] for option in alike if option in known] or [ways[option] for option in alike]
     near = [] if name in MEANT else get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
     return [ways[option] for option in near]
-
-
-def named_options(where: str, elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that refuses a function's wrong keywords as `refuse_unknown` does."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
-
-        @functools.wraps(function)
-        def checked(*arguments: P.args, **options: P.kwargs) -> R:
-            refuse_unknown(where, options, known, elsewhere)
-            return function(*arguments, **options)
-
-        return checked
-
-    return decorate

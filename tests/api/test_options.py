@@ -54,7 +54,7 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.autotune(space=[{"block": 1}], warmup=3),
          'autotune: there is no option \'warmup\'; did you mean tuning={"n_warmup": …} or tuning={"warmup_ms": …}?'),
         (lambda: atune.autotune(space=[{"block": 1}], tuning={"rep": 3}), "no option 'rep'; did you mean 'n_repeat'"),
-        (lambda: atune.compile_all(kernel, space=[{"block": 1}]), "no option 'space'; did you mean 'configs'?"),
+        (lambda: atune.compile_all(kernel, [{"block": 1}], flags=[]), "did you mean compile=CompileSettings(flags=…)?"),
         (lambda: atune.CompileSettings(worker=3), "CompileSettings: there is no option 'worker'; did you mean"),
         (lambda: atune.BenchmarkSettings(timeout=3), "did you mean 'benchmark_timeout_s'?"),
         (lambda: atune.BenchmarkSettings(configs=[]), "did you mean @atune.autotune(space=…)?"),

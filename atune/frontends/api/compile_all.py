@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
@@ -19,17 +20,18 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import Verdict
 from atune.errors import AtuneError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.options import TuneOptions
+from atune.frontends.api.options import EngineOptions
 from atune.journal.events import BuildFailed
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key
 from atune.model.device import Target
-from atune.model.options import checked, named_options
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.options import Option, complete, documents, options_of
+from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.server import in_worker, refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workload.workload import Workload, candidates_of, describe, ship
+from atune.workload.options import WorkloadOptions
+from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, candidates_of, describe, ship
 
 
 class CompileFailed(AtuneError):
@@ -40,18 +42,31 @@ class CompileFailed(AtuneError):
         self.failures = failures
 
 
-@named_options("compile_all")
+_OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
+
+
+class CompileAllOptions(TypedDict, total=False):
+    """Options of `compile_all`. All but two are those of `Workload` and `tune`."""
+
+    # fmt: off
+    arguments: Annotated[Mapping[str, Any] | None, _OF_WORKLOAD["arguments"].option]
+    out_idx: Annotated[int | Sequence[int] | None, _OF_WORKLOAD["out_idx"].option]
+    pass_configs: Annotated[Mapping[str, Any] | None, _OF_WORKLOAD["pass_configs"].option]
+    target: Annotated[str, _OF_TUNE["target"].option]
+    compile: Annotated[CompileSettings | None, _OF_TUNE["compile"].option]
+    ignore_errors: Annotated[bool, Option("Return None for each kernel that failed to compile.", default=False)]
+    on_failure: Annotated[Callable[[Config, Failure], None] | None, Option(
+        "A function of the configuration and the `Failure` of each such kernel.",
+        fits=callable, must="must be a function of a configuration and a failure",
+    )]
+    # fmt: on
+
+
+@documents(CompileAllOptions)
 def compile_all(
     kernel: Callable[..., Any],
     configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
-    *,
-    arguments: Mapping[str, Any] | None = None,
-    out_idx: int | Sequence[int] | None = None,
-    pass_configs: Mapping[str, Any] | None = None,
-    target: str = "auto",
-    compile: CompileSettings | None = None,
-    ignore_errors: bool = False,
-    on_failure: Callable[[Config, Failure], None] | None = None,
+    **options: Unpack[CompileAllOptions],
 ) -> list[Any]:
     """Compile `kernel` with each of `configs` in worker processes, and return the kernels in order.
 
@@ -60,43 +75,45 @@ def compile_all(
 
     Parameters
     ----------
-    kernel, configs, arguments, out_idx, pass_configs
+    kernel, configs
         As for `Workload`. `configs` is a list of dicts, a generator, or a function of the arguments.
-    target
-        As for `tune`. A target with an arch, such as ``sm_90a``, needs no GPU.
-    compile
-        `CompileSettings`.
-    ignore_errors
-        Return None for each kernel that failed to compile.
-    on_failure
-        Called with the configuration and the `Failure` of each such kernel.
+    {options}
+
+    A target with an arch, such as ``sm_90a``, needs no GPU.
 
     Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
     for arguments that cannot work.
     """
     refuse_in_worker()
-    checked("compile_all", {"compile": compile, "target": target}, TuneOptions)
-    workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
-    settings = compile or CompileSettings()
+    given = complete("compile_all", options, CompileAllOptions)
+    of_kernel = {name: given[name] for name in ("arguments", "out_idx", "pass_configs")}
+    workload = Workload(kernel, configs, **of_kernel)
+    settings, on_failure = given["compile"] or CompileSettings(), given["on_failure"]
     spec = describe(workload)
-    # The caller gets these kernels without a final benchmark or proof, so they are compiled as tilelang does.
-    exact = BenchmarkSettings(n_final=0)
-    machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
 
     async def work() -> list[Any]:
-        run = Run()
-        async with machine.open(wake=run.wake):
-            await machine.discover()
+        async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
             answers = await compiled(machine, candidates, run, settings.group_size)
             for index, answer in answers.items():
                 if isinstance(answer, Failure) and on_failure is not None:
                     on_failure(candidates[index].config, answer)
-            if not ignore_errors:
+            if not given["ignore_errors"]:
                 raise_failures(candidates, answers)
             return [await _loaded(one, answers[one.index], spec.out_idx) for one in candidates]
 
     return run_blocking(work)
+
+
+@asynccontextmanager
+async def compilers(
+    workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
+) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
+    """Open a machine that measures nothing and knows its target. Yields it, and the run that it wakes."""
+    machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
+    async with machine.open(wake=run.wake):
+        await machine.discover()
+        yield machine, run
 
 
 async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tuple[int, ...]) -> Any:
@@ -207,13 +224,8 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
 
 
 async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    spec = describe(workload)
-    exact = BenchmarkSettings(n_final=0)
-    machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
-    candidates: list[Candidate] = candidates_of(workload)
-    run = Run()
-    async with machine.open(wake=run.wake):
-        await machine.discover()
+    candidates = candidates_of(workload)
+    async with compilers(ship(workload), target, settings, describe(workload)) as (machine, run):
         answers = await compiled(machine, candidates, run)
         raise_failures(candidates, answers)
         artifact = answers[0]

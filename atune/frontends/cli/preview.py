@@ -15,19 +15,17 @@ from typing import Any
 import anyio
 import msgspec
 
-from atune.engine.run_state import Run
 from atune.engine.search.registry import AUTO
 from atune.errors import TargetError, UsageError
-from atune.frontends.api.compile_all import compiled
+from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, fitted, print_message, print_out
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key, describe_config, printable
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
-from atune.workers.local.machine import LocalMachine
 from atune.workers.local.workload_queries import discover, survey_space
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import FileRef, SpaceSurvey
@@ -191,10 +189,7 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
 
 async def _compile(workload: FileRef, target: str, settings: CompileSettings, most: Any) -> CompileSummary:
     began = time.monotonic()
-    exact = BenchmarkSettings(n_final=0)  # nothing is timed, so nothing is compiled a second time
-    machine = LocalMachine(workload, target=target, devices=(), compile=settings, benchmark=exact)
-    run = Run()
-    async with machine.open(wake=run.wake):
+    async with compilers(workload, target, settings) as (machine, run):
         spec = await machine.describe()
         if not spec.configs:
             raise UsageError("the space is empty: no configuration satisfies the constraints")
