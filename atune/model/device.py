@@ -141,15 +141,17 @@ def parse_target(text: Any) -> Target | None:
 
 
 def device_names(devices: Any) -> tuple[str, ...]:
-    """Return devices as texts: ``all``, ``cpu`` and numbers of GPUs, which may be given as ints.
+    """Return devices as texts: ``all``, ``cpu`` and numbers of GPUs, which may be given as ints, or in a text: ``0,1``.
 
     Raises `UsageError` for anything else. It does not check whether the devices exist.
     """
-    listed = isinstance(devices, Sequence) and not isinstance(devices, (str, bytes))
-    given = (devices,) if isinstance(devices, str) else devices if listed else ()
+    listed = isinstance(devices, Sequence) and not isinstance(devices, bytes)
+    given = map(str.strip, devices.split(",")) if isinstance(devices, str) else devices if listed else ()
     names = tuple(str(name) if type(name) is int else name for name in given)
     if not names or not all(isinstance(n, str) and (n in ("all", "cpu") or re.fullmatch(r"\d+", n)) for n in names):
         raise UsageError(f"devices: give 'all', 'cpu' or device numbers such as [0, 1], got {devices!r}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"device {twice[0]} is given twice: give it once")
     return names
 
 

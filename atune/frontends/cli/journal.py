@@ -13,7 +13,6 @@ from atune.errors import UsageError
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, number, strategy_name, with_flags
 from atune.model.options import options_of
-from atune.workers.cluster.address import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -124,10 +123,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     options: dict[str, Any] = {}
     if arguments.budget is not None:
         options["budget"] = Budget.parse(arguments.budget)
-    if arguments.cluster is not None:
-        options["cluster"] = Cluster.parse(arguments.cluster)
-    if arguments.devices is not None:
-        options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
+    options |= {name: value for name in ("cluster", "devices") if (value := getattr(arguments, name)) is not None}
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
     if done:

@@ -85,8 +85,8 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     budget: Budget = options["budget"]
     found, impossible = None, ""
     try:
-        devices = (options["devices"],) if isinstance(options["devices"], str) else tuple(options["devices"])
-        found = await discover(workload, options["target"], devices, options["compile"], options["benchmark"])
+        where = options["target"], options["devices"]
+        found = await discover(workload, *where, options["compile"], options["benchmark"])
     except TargetError as error:
         impossible = str(error)
     space = await survey_space(workload)

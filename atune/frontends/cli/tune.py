@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,9 @@ from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.model.candidate import printable
-from atune.model.device import Target, parse_target
+from atune.model.device import device_names
+from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workers.cluster.address import Cluster
 from atune.workers.system.terminal import Interrupts
 from atune.workload.workload import parse_file_ref
 
@@ -37,13 +37,12 @@ if TYPE_CHECKING:
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
     budget = Budget.parse(arguments.budget)
-    target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
     if arguments.dry_run or arguments.compile_only:
         _check_no_run(arguments)
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
 
-        options = _options(arguments, budget, target, "")
+        options = _options(arguments, budget, "")
         if arguments.dry_run:
             return dry_run_command(workload, arguments.journal, options, arguments)
         return compile_only_command(workload, options, arguments)
@@ -51,7 +50,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))
-    options = _options(arguments, budget, target, journal)
+    options = _options(arguments, budget, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
         print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
 
@@ -71,7 +70,7 @@ def _check_no_run(arguments: argparse.Namespace) -> None:
         raise UsageError("--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out")
 
 
-def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
+def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dict[str, Any]:
     """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
 
     def given(kind: type[Any]) -> dict[str, Any]:
@@ -80,9 +79,8 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
     if arguments.strategy is not None:
         check_name(arguments.strategy)
     return {
-        **given(TuneOptions),
-        "devices": _devices(arguments.devices, target),
-        "cluster": Cluster.parse(arguments.cluster),
+        **checked("", given(TuneOptions), TuneOptions),
+        "devices": device_names(arguments.devices),
         "prior": None if arguments.prior else False,
         "budget": budget,
         "journal": journal,
@@ -187,22 +185,3 @@ def _report(
     if known is not None and known.journal is not None:
         print_err(f"  journal: {printable(known.journal)}\n")
     return status
-
-
-def _devices(given: str, target: Target | None) -> str | Sequence[str]:
-    """Return ``all``, or the devices' names. Raises `UsageError` for unknown or contradictory devices."""
-    if given == "all":
-        return given
-    names = [name.strip() for name in given.split(",")]
-    for name in names:
-        if name != "cpu" and not (name.isascii() and name.isdigit()):
-            raise UsageError(f"device {name!r} is unknown: give all, cpu, or CUDA indices such as 0,1")
-    names = [name if name == "cpu" else str(int(name)) for name in names]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"device {twice[0]} is given twice: give it once")
-    if "cpu" in names and len(names) > 1:
-        raise UsageError("one run cannot tune for the CPU and for GPUs: run each separately")
-    if target is not None and (target.kind == "c") != (names == ["cpu"]):
-        fitting = "cpu" if target.kind == "c" else "CUDA indices such as 0,1"
-        raise UsageError(f"target {target.kind} does not run on device {','.join(names)}: give {fitting}")
-    return tuple(names)
