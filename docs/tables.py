@@ -8,8 +8,7 @@ from typing import Any
 
 from atune.frontends.api.options import ListenOptions, TuneOptions
 from atune.frontends.cli.main import SHARED
-from atune.frontends.cli.parsing import default_of, skips
-from atune.frontends.cli.tune_options import groups
+from atune.frontends.cli.parsing import default_of, groups, skips
 from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.options import Field, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings

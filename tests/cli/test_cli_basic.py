@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from event_streams import Stream
 from atune.engine.plan import PARTS
 from atune.engine.search.registry import SHOWN
 from atune.errors import TargetError, WorkerError
-from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
@@ -258,16 +256,6 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "missing  g++" in out and "apt-get install g++" in out and "it lacks g++" in out
-
-
-def test_doctor_says_where_each_start_compiles_the_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
-    found = doctor.bytecode()
-    assert "PYTHONDONTWRITEBYTECODE" in found.found
-    command = shlex.split(found.advice[found.advice.index(sys.executable) : found.advice.index(" keeps them")])
-    subprocess.run([command[0], "-X", f"pycache_prefix={tmp_path}", *command[1:]], check=True, timeout=60)
-    assert doctor.bytecode() == doctor.Check("bytecode", True, "kept")
 
 
 SURVEY = """

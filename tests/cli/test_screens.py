@@ -14,8 +14,8 @@ import pytest
 from event_streams import Stream, write
 
 from atune.frontends.cli.main import main
-from atune.frontends.cli.output import fitted, fitted_rows
-from atune.frontends.cli.preview import CompileSummary, compile_data, compile_lines
+from atune.frontends.cli.output import fitted
+from atune.frontends.cli.preview import CompileReason, CompileSummary, compile_lines
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """
@@ -53,18 +53,6 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
     assert lines[-1].strip() == "/a/" + "long" * 20  # what is copied stays whole
     monkeypatch.setenv("COLUMNS", "60")
     assert fitted(text).splitlines()[1] == "           (0.1758 ms)"
-
-
-def test_rows_of_a_table_are_broken_only_where_they_are_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "latency ms  config  note\n    0.2524  block_M=4, block_N=16, block_K=4     winner, final timing"
-    assert fitted_rows(text) == text  # no terminal
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    assert fitted_rows(text).splitlines() == [
-        "latency ms  config  note",
-        "    0.2524  block_M=4, block_N=16,",
-        "  block_K=4  winner, final timing",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +138,7 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
 
 
 def test_many_reasons_are_counted() -> None:
-    failures = tuple(("lower", f"reason {k}", 1) for k in range(11))
+    failures = tuple(CompileReason("lower", f"reason {k}", 1) for k in range(11))
     lines = compile_lines(
         CompileSummary(target="c", total=11, compiled=0, codes=0, failed=11, wall_s=1.0, failures=failures)
     )
@@ -161,10 +149,7 @@ def test_compile_only_says_which_compiler_was_chosen_and_why() -> None:
     found = CompileSummary(
         target="sm_90a", total=1, compiled=1, codes=1, failed=0, wall_s=1.0, compiler="as asked; parsed"
     )
-    assert (
-        compile_lines(found)[2:] == ["compiler   as asked; parsed"]
-        and compile_data(found)["compiler"] == "as asked; parsed"
-    )
+    assert compile_lines(found)[2:] == ["compiler   as asked; parsed"]
 
 
 def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureFixture[str]) -> None:

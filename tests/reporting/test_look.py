@@ -428,7 +428,7 @@ def test_a_compressed_journal_ends_with_its_last_event(tmp_path: Path, whole: bo
 def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None:
     path, lines = tmp_path / "j", DATA.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:30]))
-    command = [sys.executable, "-m", "atune", "watch", str(path), "--json", "--poll", "0.05"]
+    command = [sys.executable, "-m", "atune", "watch", str(path), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as watcher:
         time.sleep(0.5)
         assert watcher.poll() is None

@@ -23,7 +23,10 @@ from atune.workers.system.resources import shortage_of
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error that matters in a task group's exception group, or the group if there are several."""
+    """Return the one error that matters in a task group's exception group, or the group if there are several.
+
+    The caller's mistake comes first, then atune's other errors.
+    """
     found: list[BaseException] = []
     queue: list[BaseException] = [group]
     while queue:
@@ -32,7 +35,7 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
             queue += error.exceptions
         else:
             found.append(error)
-    ours = [e for e in found if isinstance(e, AtuneError)]
+    ours = sorted((e for e in found if isinstance(e, AtuneError)), key=lambda e: not isinstance(e, UsageError))
     # On trio each task may raise a cancellation; next to an error, it is only the error's consequence.
     cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
     others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-import atune
 from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import add_command
 from atune.model.device import parse_target
@@ -77,7 +75,7 @@ def examine() -> list[Check]:
 
     The last two findings say which targets can be tuned.
     """
-    checks = [_python(), bytecode(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores()]
+    checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores()]
     checks.append(_cache())
     by_name = {check.name: check for check in checks}
     packages = [name for name in TESTED if by_name[name].found == "missing"]
@@ -113,17 +111,6 @@ def _python() -> Check:
     found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     ok = sys.version_info >= (3, 11) and sys.platform == "linux"
     return Check("Python", ok, found, "" if ok else "atune needs Python 3.11 or newer on Linux")
-
-
-def bytecode() -> Check:
-    """Check whether Python keeps atune's modules compiled; otherwise each start compiles them."""
-    kept = importlib.util.cache_from_source(__file__)
-    if os.path.exists(kept):
-        return Check("bytecode", True, "kept")
-    why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else f"{os.path.dirname(kept)} cannot be written"
-    folder = shlex.quote(str(Path(atune.__file__).parent))
-    advice = f"each start of atune compiles its modules: {sys.executable} -m compileall -q {folder} keeps them compiled"
-    return Check("bytecode", True, f"not kept: {why}", advice)
 
 
 def _package(name: str) -> Check:
@@ -174,36 +161,13 @@ def _compiler(name: str, path: str | None, advice: str, pattern: str) -> Check:
 
 
 def _gpus() -> list[Check]:
-    try:
-        pynvml: Any = importlib.import_module("pynvml")  # the package nvidia-ml-py
-    except ImportError:
+    if importlib.util.find_spec("pynvml") is None:  # the package nvidia-ml-py
         return [Check("GPU", False, "cannot be listed without nvidia-ml-py", "pip install nvidia-ml-py")]
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [_no_gpu(f"no NVIDIA driver ({error})")]
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        checks = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                name = pynvml.nvmlDeviceGetName(handle)
-                memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-                major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-                found = f"{name}, {memory:.0f} GiB, sm_{major}{minor}, driver {driver}"
-                checks.append(Check(f"GPU {index}", True, found))
-            except pynvml.NVMLError as error:
-                checks.append(Check(f"GPU {index}", False, str(error), "run nvidia-smi to learn more"))
-        return checks or [_no_gpu(f"none (driver {driver})")]
-    except pynvml.NVMLError as error:
-        return [_no_gpu(str(error))]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _no_gpu(found: str) -> Check:
-    return Check("GPU", False, found, "needed for CUDA only: the CPU (--target c) can be tuned without a GPU")
+    gpus = importlib.import_module("atune.stages.session.devices").visible_gpus()
+    if not gpus:
+        advice = "needed for CUDA only: the CPU (--target c) can be tuned without a GPU"
+        return [Check("GPU", False, "NVML finds none that CUDA_VISIBLE_DEVICES admits", advice)]
+    return [Check(f"GPU {gpu.id}", True, f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.arch}") for gpu in gpus]
 
 
 def _cores() -> Check:
@@ -228,7 +192,7 @@ def _survey_of(nvcc: bool, gpus: Sequence[Check]) -> tuple[str, ...]:
     """Return the target whose accelerators count here, for `SURVEY`: the CPU if nothing here compiles CUDA."""
     if not nvcc:
         return ("c", "")
-    found = re.search(r"\bsm_\d+\b", gpus[0].found) if gpus else None
+    found = re.search(r"\bsm_\w+", gpus[0].found) if gpus else None
     target = parse_target(found.group()) if found else None
     return ("cuda",) if target is None else (target.kind, target.arch)
 

@@ -9,7 +9,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.frontends.cli.parsing import add_command, number
+from atune.frontends.api.options import EngineOptions
+from atune.frontends.cli.parsing import add_command, add_options
+from atune.model.options import options_of
+from atune.model.settings import CompileSettings
 
 if TYPE_CHECKING:
     from atune.model.candidate import Config
@@ -43,17 +46,11 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         metavar="a=1,b=2",
         help="the configuration (the kernel's defaults); give it twice to compare two",
     )
-    parser.add_argument("--target", metavar="T", help="cuda, an arch such as sm_90a, or c (auto, or the journal's)")
+    add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
     parser.add_argument("--svg", metavar="FILE", help="draw which thread holds which element of a fragment")
     parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
-    parser.add_argument(
-        "--compile-timeout",
-        type=number("seconds", whole=False),
-        default=120.0,
-        metavar="S",
-        help="time limit of each step in seconds (120)",
-    )
+    add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
 
 
 def parse_config(text: str) -> Config:
@@ -89,7 +86,6 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.model.artifact import Failure
     from atune.model.device import parse_target
-    from atune.model.settings import CompileSettings
     from atune.workers.local.workload_queries import explain
 
     if arguments.fragment is not None and arguments.svg is None:
@@ -97,7 +93,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     ref, configs, target, choices = _asked(arguments)
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
-    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout)
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
     answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):

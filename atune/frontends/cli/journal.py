@@ -6,13 +6,12 @@ Each command imports what it needs itself.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from atune.engine.search.registry import AUTO, SHOWN
-from atune.errors import UsageError
+from atune.engine.search.registry import AUTO
 from atune.frontends.api.options import RunOptions
-from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, number, strategy_name, with_flags
-from atune.model.options import options_of
+from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, with_flags
+from atune.model.options import Option, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,6 +21,22 @@ if TYPE_CHECKING:
     from atune.journal.events import Event
     from atune.journal.result import TuneResult
     from atune.workers.system.terminal import Interrupts
+
+
+class SimulateOptions(TypedDict):
+    """What ``simulate`` plays, in addition to the options of a run."""
+
+    # fmt: off
+    seeds: Annotated[int, Option(
+        "Number of runs, with seeds from 0.", default=100, flag="--seeds", metavar="N", unit="seeds",
+    )]
+    workers: Annotated[int, Option(
+        "Number of simulated compile workers.", default=16, flag="--workers", metavar="N", unit="workers",
+    )]
+    devices: Annotated[int, Option(
+        "Number of simulated devices.", default=1, flag="--devices", metavar="N", unit="devices",
+    )]
+    # fmt: on
 
 
 def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
@@ -60,9 +75,6 @@ def _replay_options(parser: argparse.ArgumentParser) -> None:
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
-    parser.add_argument(
-        "--poll", type=float, default=0.5, metavar="S", help="seconds between two reads of the file (0.5)"
-    )
     add_options(parser, [options_of(ScreenOptions)["table"]])
 
 
@@ -76,22 +88,10 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
-    )
-    parser.add_argument(
-        "--budget", metavar="N|10%|90s", default="10%", help="candidates, a share, or simulated time (10 percent)"
-    )
-    parser.add_argument(
-        "--seeds", type=number("seeds"), default=100, metavar="N", help="number of runs, with seeds from 0 (100)"
-    )
-    parser.add_argument(
-        "--workers", type=number("workers"), default=16, metavar="N", help="number of simulated compile workers (16)"
-    )
-    parser.add_argument(
-        "--devices", type=number("devices"), default=1, metavar="N", help="number of simulated devices (1)"
-    )
-    parser.add_argument("--no-prior", action="store_true", help="search without a prior")
+    of_tune = options_of(RunOptions)
+    add_options(parser, [of_tune["strategy"]], unset=AUTO)
+    add_options(parser, [of_tune["budget"]], unset=SIMULATED)
+    add_options(parser, [*options_of(SimulateOptions).values(), of_tune["prior"]])
 
 
 def _merge_options(parser: argparse.ArgumentParser) -> None:
@@ -170,8 +170,6 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.state import State
     from atune.reporting.progress import Progress
 
-    if not arguments.poll > 0:
-        raise UsageError(f"--poll must be above zero, got {arguments.poll}")
     state = State()
 
     async def look(progress: Progress) -> None:
@@ -181,7 +179,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 progress.on_event(event)
             return
         last, noted = time.time(), False
-        async for each in follow(arguments.journal, arguments.poll):
+        async for each in follow(arguments.journal):
             if each is not None:
                 state.apply(each)
                 progress.on_event(each)
@@ -241,15 +239,15 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.workers.system.resources import usable_cores
 
     recording = read_recording(arguments.journal)
-    budget = Budget.parse(arguments.budget)
+    budget = Budget.parse(arguments.budget or SIMULATED)
     summary, _ = simulate(
         recording,
-        arguments.strategy,
+        arguments.strategy or AUTO,
         budget=budget.most(len(recording.configs)),
         seeds=arguments.seeds,
         workers=arguments.workers,
         devices=arguments.devices,
-        prior=not arguments.no_prior,
+        prior=arguments.prior,
         seconds=budget.seconds,
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
@@ -257,6 +255,8 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
+SIMULATED = "10%"
+"""Budget of a simulation that is given none."""
 MANY_SEEDS = 8
 """Number of seeds from which several processes share the runs."""
 

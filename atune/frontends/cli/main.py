@@ -16,7 +16,6 @@ from atune.frontends.cli.output import (
     USAGE,
     OutputLost,
     fitted,
-    fitted_rows,
     print_message,
     print_out,
     report_error,
@@ -32,7 +31,7 @@ OK, INTERRUPTED = 0, 130
 SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
 """Options of all commands."""
 _COMMANDS = {
-    "tune_options": ("tune",),
+    "parsing": ("tune",),
     "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
     "explain": ("show", "explain"),
     "cache": ("cache",),
@@ -91,7 +90,7 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     if arguments.table:
         from atune.reporting.export import table
 
-        print_out(fitted_rows(table(result)))
+        print_out(table(result))
     print_out(json.dumps(summary(result)) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_text
 import os
-import re
 import shutil
 import stat
 import sys
@@ -59,18 +58,6 @@ def fitted(text: str) -> str:
     return "\n".join(lines)
 
 
-def fitted_rows(text: str) -> str:
-    """Return a table's rows; those that are wider than stdout's terminal are broken between words."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return text
-    columns = shutil.get_terminal_size().columns
-    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, subsequent_indent="  ")
-    rows = (
-        [row] if len(row) <= columns else wrapper.wrap(re.sub(r"(?<=\S) {2,}", "  ", row)) for row in text.split("\n")
-    )
-    return "\n".join(line for row in rows for line in row)
-
-
 def print_message(message: str, kind: str = "error: ") -> None:
     """Print a line on stderr. Does nothing if stderr is closed."""
     print_err(f"atune: {kind}{message}\n")
@@ -102,7 +89,10 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
         import traceback
 
         print_err("".join(traceback.format_exception(error)))
-    error = _only_error(error)
+    if isinstance(error, BaseExceptionGroup):
+        from atune.frontends.api.blocking import unwrapped
+
+        error = unwrapped(error)
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:
@@ -139,15 +129,6 @@ def _print_error_data(error: BaseException, result: TuneResult | None) -> None:
         print_out(json_text.dumps({**known, "error": error_data(error)}))
     except (BrokenPipeError, OutputLost):
         pass  # stderr has it
-
-
-def _only_error(error: BaseException) -> BaseException:
-    """Return the error that a task group wrapped. If several failed at once, the caller's mistake comes first."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    inner = [_only_error(e) for e in error.exceptions]
-    ranks: tuple[type[BaseException], ...] = (UsageError, AtuneError, BaseException)
-    return next(e for kind in ranks for e in inner if isinstance(e, kind))
 
 
 def write_output(path: str, data: bytes, *, private: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What the commands' parsers share: how a command is added, and how options become arguments of the command line."""
+"""How options become arguments of the command line, and ``atune tune``, which has most of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from atune.engine.search.registry import check_name
-from atune.errors import UsageError
+from atune.frontends.api.options import TuneOptions
 from atune.model.options import Field, Option, options_of
+from atune.model.settings import BenchmarkSettings, CompileSettings
+
+if TYPE_CHECKING:
+    from atune.workers.system.terminal import Interrupts
 
 
 class ScreenOptions(TypedDict):
@@ -24,6 +27,50 @@ class ScreenOptions(TypedDict):
         default=False, flag="--verbose", group="output",
     )]
     # fmt: on
+
+
+class HowFar(TypedDict):
+    """What is left out of a run."""
+
+    # fmt: off
+    dry_run: Annotated[bool, Option(
+        "Print what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="search",
+        page="concepts.md#dry-run",
+    )]
+    compile_only: Annotated[bool, Option(
+        "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
+        flag="--compile-only", group="search", page="#compile-only",
+    )]
+    # fmt: on
+
+
+def groups() -> dict[str, list[Field]]:
+    """Return the options by the headings of the help."""
+    found: dict[str, list[Field]] = {"search": [], "where": [], "compiling": [], "measuring": [], "output": []}
+    for kind in (HowFar, TuneOptions, ScreenOptions):
+        for field in with_flags(kind):
+            found[field.option.group].append(field)
+    found["compiling"] = with_flags(CompileSettings)
+    found["measuring"] = with_flags(BenchmarkSettings)
+    return found
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``tune``. `shown` holds the options that all commands share."""
+    tune = add_command(commands, shown, "tune", _tune, "Tune a workload")
+    tune.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
+    for heading, fields in groups().items():
+        add_options(tune.add_argument_group(heading), fields)
+
+
+def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if not arguments.dry_run:
+        from atune.workers.processes.server import warm_early
+
+        warm_early()
+    from atune.frontends.cli.tune import tune_command
+
+    return tune_command(arguments, interrupts)
 
 
 def add_command(
@@ -87,15 +134,6 @@ def first_sentence(doc: str) -> str:
     """Return the first sentence of an option's text as the command line shows it."""
     sentence = re.split(r"\.(?: |$)", doc)[0].replace("`", "")
     return sentence if sentence[1:2].isupper() else sentence[0].lower() + sentence[1:]
-
-
-def strategy_name(text: str) -> str:
-    """Check a strategy's name, as an argparse type: the strategy exists and its library is installed."""
-    try:
-        check_name(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def number(unit: str = "", *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:

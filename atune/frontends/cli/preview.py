@@ -164,8 +164,16 @@ def dry_run_data(run: DryRun) -> dict[str, Any]:
     }
 
 
+class CompileReason(msgspec.Struct, frozen=True):
+    """Why candidates failed to compile, and how many."""
+
+    kind: str
+    message: str
+    count: int
+
+
 class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a space that was compiled. `failures`: (kind, message) and count, the most frequent first."""
+    """What became of a space that was compiled, as ``--json`` prints it. `failures`: the most frequent first."""
 
     target: str
     total: int
@@ -176,14 +184,15 @@ class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     compiler: str = ""
     """Which compiler was chosen, and why; empty if there was no choice."""
-    failures: tuple[tuple[str, str, int], ...] = ()
+    failures: tuple[CompileReason, ...] = ()
 
 
 def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
     most = options["budget"].most
     found = anyio.run(partial(_compile, workload, options["target"], options["compile"], most))
-    print_out(json.dumps(compile_data(found)) if arguments.json else fitted("\n".join(compile_lines(found))))
+    data = json.dumps(msgspec.to_builtins(found)) if arguments.json else fitted("\n".join(compile_lines(found)))
+    print_out(data)
     return OK if found.compiled else NO_WINNER
 
 
@@ -208,7 +217,7 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
         failed=reasons.total(),
         wall_s=round(time.monotonic() - began, 3),
         compiler=compiler,
-        failures=tuple((*reason, count) for reason, count in reasons.most_common()),
+        failures=tuple(CompileReason(*reason, count) for reason, count in reasons.most_common()),
     )
 
 
@@ -217,14 +226,7 @@ def compile_lines(found: CompileSummary) -> list[str]:
     counts = f"{found.compiled} of {found.total} candidates, {found.codes} distinct codes, {found.failed} failed"
     lines = [f"compiled   {counts}; {duration(found.wall_s)}", f"target     {found.target}; nothing was measured"]
     lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
-    lines += [f"           {n} × {kind}: {printable(message)}" for kind, message, n in found.failures[:REASONS]]
+    lines += [f"           {one.count} × {one.kind}: {printable(one.message)}" for one in found.failures[:REASONS]]
     if more := len(found.failures) - REASONS:
         lines += [f"           {more} other reasons"] if more > 0 else []
     return lines
-
-
-def compile_data(found: CompileSummary) -> dict[str, Any]:
-    """Return it as ``--json`` prints it."""
-    data: dict[str, Any] = msgspec.to_builtins(found)
-    data["failures"] = [{"kind": kind, "message": text, "count": count} for kind, text, count in found.failures]
-    return data
