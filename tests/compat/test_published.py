@@ -140,16 +140,15 @@ def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:tunable parameters")
-@pytest.mark.parametrize(
-    ("call", "new"),
-    [({"n": 64, "factor": 3.0}, 0), ({"n": 128, "factor": 2.0}, 1), ({"n": 64, "factor": 2.0, "block": 32}, 1)],
-    ids=["one that does not specialize", "one that does", "a tunable"],
-)
-def test_parameters_that_do_not_specialize_make_no_entry(call: dict[str, Any], new: int) -> None:
-    kernel = lazy(do_not_specialize=["factor"])
-    kernel(n=64, factor=2.0)
-    kernel(**call)
-    assert len(kernel._tuner_cache) == 1 + new
+@pytest.mark.parametrize("tunable", [{}, {"block": 32}], ids=["tuned", "given"])
+def test_parameters_that_do_not_specialize_make_no_entry(tunable: dict[str, Any]) -> None:
+    kernel = lazy(do_not_specialize=["factor", "no parameter"])
+    found = kernel(n=64, factor=2.0, **tunable)
+    assert kernel(n=64, factor=3.0, **tunable) is found and kernel(64, 4.0, **tunable) is found
+    assert len(kernel._tuner_cache) == 1
+    kernel(n=128, factor=2.0, **tunable)
+    kernel(n=64, factor=2.0, block=16)
+    assert len(kernel._tuner_cache) == 3
 
 
 # ---- the key of a result

@@ -88,7 +88,8 @@ class AutoTuneImpl(TilelangKernel):
 
     def _result(self, call: Call) -> AutotuneResult:
         """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
-        key = self.form_of(call.given.args, call.given.kwargs) if call.explicit else call.key_text
+        counts = {n: v for n, v in call.given.given.items() if n not in call.options.rule.leave_out}
+        key = self.form_of((), counts) if call.explicit else call.key_text
         return self.results.get(key) or self.results.setdefault(key, result_of(self, call))
 
     def forget(self, key: Any = None) -> None:
