@@ -14,8 +14,8 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -83,8 +83,25 @@ _RELATIVE = (
     "; FILE.py:NAME runs the file alone, outside its package: import by full names (from package.module import ...), "
     "with the package's parent folder on PYTHONPATH. Or import the workload and pass it: atune.run(WORKLOAD)"
 )
-_by_value = threading.Lock()
+_one_at_a_time = threading.Lock()
 """cloudpickle's list of modules to pickle by value is one setting of the whole process."""
+
+
+@contextmanager
+def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
+    """Have cloudpickle send by value, inside the block, what `functions` need of modules that no worker can import."""
+    import cloudpickle
+
+    named = (getattr(function, "__module__", None) or "" for function in functions)
+    modules = {module for name in named if (module := sys.modules.get(name)) and not _importable(module)}
+    with _one_at_a_time:
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def ship(workload: Workload) -> PickleRef:
@@ -92,15 +109,10 @@ def ship(workload: Workload) -> PickleRef:
 
     Large tensors, arrays and byte strings are referenced. Their contents at the time of sending count.
     """
-    import cloudpickle
-
     functions = functions_of(workload)
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
-    by_value = {m for f in functions if (m := sys.modules.get(f.__module__ or "")) and not _importable(m)}
-    with _by_value:
-        for module in by_value:
-            cloudpickle.register_pickle_by_value(module)
+    with _by_value(functions):
         try:
             packed = pack((_without_kernels(workload), _annotation_globals(functions)))
         except Exception as error:
@@ -109,13 +121,10 @@ def ship(workload: Workload) -> PickleRef:
                 f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}). Functions must not hold "
                 "locks, files, CUDA streams or the like in their closure or defaults"
             ) from error
-        finally:
-            for module in by_value:
-                cloudpickle.unregister_pickle_by_value(module)
     parts = [part for _, part in parts_of(workload)]
-    by_value_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
+    sent_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
     # Copied in one step, because other threads add entries.
-    names = by_value_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
+    names = sent_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     files = tuple({file for part in parts if os.path.isabs(file := _file_of(part))})
@@ -145,20 +154,13 @@ def ship_function(function: Callable[..., Any], where: str) -> bytes:
     """Pack a function outside a workload. Raises `UsageError`, naming `where`, if pickling fails."""
     import cloudpickle
 
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    by_value = module is not None and not _importable(module)
-    with _by_value:
-        if by_value:
-            cloudpickle.register_pickle_by_value(module)
+    with _by_value([function]):
         try:
             return pickle.dumps((sys.path, cloudpickle.dumps(function, protocol=5)))
         except Exception as error:
             raise UsageError(
                 f"{where} cannot be sent to the workers ({error}); it must not hold locks, files or the like"
             ) from error
-        finally:
-            if by_value:
-                cloudpickle.unregister_pickle_by_value(module)
 
 
 def load_function(packed: bytes) -> Callable[..., Any]:

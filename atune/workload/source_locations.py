@@ -151,9 +151,5 @@ def detail_of(error: BaseException) -> str:
 
 def located(message: str, error: BaseException) -> str:
     """Return `message`, and below it the place in the user's own code that raised `error`, where that is known."""
-    return placed(message, place_of(error))
-
-
-def placed(message: str, place: Place | None) -> str:
-    """Return `message`, and below it `place`, where that is known."""
+    place = place_of(error)
     return message if place is None else "\n".join([message, *(f"  {line}" for line in place.lines())])
