@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from atune.errors import UsageError
-from atune.model.candidate import why_no_pass_configs
+from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
 from atune.model.options import Option, Settings, options_of
 
 _BUDGETS = "give a number of candidates (40), a share of them (10%), or a time (90s)"
@@ -149,12 +149,6 @@ def _accelerate(where: str, value: Any) -> str:
     return str(value)
 
 
-def _pass_configs(where: str, value: Any) -> Any:
-    if why := why_no_pass_configs(value):
-        raise UsageError(f"{where.partition(':')[0]}: {why}")
-    return value
-
-
 def _host(where: str, host: Any) -> str:
     if not (isinstance(host, str) and host.strip()):
         raise UsageError(f"{where} must be a text such as 'c', got {host!r}")
@@ -187,7 +181,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     pass_configs: Annotated[Mapping[str, Any], Option(
         "TileLang's pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``. A candidate's "
         "own `pass_configs` take precedence.",
-        check=_pass_configs, measured=True,
+        fits=is_pass_configs, must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
     accelerate: Annotated[str, Option(
         f"Accelerators to compile with: auto, off, names from {','.join(ACCELERATORS)}, or auto without some "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from atune.errors import WorkloadError
-from atune.model.candidate import why_no_pass_configs
+from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
 from atune.model.options import Option
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
@@ -23,12 +23,6 @@ def _supply(where: str, value: Any) -> str:
     if (name := supply_name(value)) not in SUPPLIES:
         raise WorkloadError(f"{where} {value!r} is unknown: give {', '.join(SUPPLIES)}")
     return name
-
-
-def _pass_configs(where: str, value: Any) -> Any:
-    if why := why_no_pass_configs(value):
-        raise WorkloadError(f"{where.partition(':')[0]}: {why}")
-    return value
 
 
 def supply_name(supply: Any) -> str:
@@ -159,7 +153,7 @@ class WorkloadOptions(SharedOptions, total=False):
     )]
     pass_configs: Annotated[Mapping[str, Any] | None, Option(
         "TileLang pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``.",
-        check=_pass_configs,
+        fits=is_pass_configs, must=MUST_BE_PASS_CONFIGS,
     )]
     source: Annotated[str | None, Option(
         "The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.",
