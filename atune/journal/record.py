@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -184,28 +185,25 @@ def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None
 
 
 class Untried(msgspec.Struct, frozen=True):
-    """Candidates that were not tried for one reason. `indices`: of proposed ones; others have no record."""
+    """How many candidates were not tried for one reason."""
 
     reason: str
     count: int
-    indices: tuple[int, ...] = ()
 
 
 def untried(state: State) -> tuple[Untried, ...]:
     """Return the untried candidates by reason, the most frequent first."""
-    by_reason: dict[str, list[int]] = {}
+    by_reason = Counter[str]()
     why = "the run has not ended" if state.interrupted is None else "the run was cut short before them"
     if state.finished is not None:
         why = ENDED.get(state.finished.reason, state.finished.reason)
     for entry in state.entries.values():
         outcome = state.outcome(entry.index)
         if isinstance(outcome, CandidatePruned):
-            by_reason.setdefault(outcome.reason, []).append(entry.index)
+            by_reason[outcome.reason] += 1
         elif outcome is None and entry.key:
-            by_reason.setdefault(why, []).append(entry.index)
-    found = {reason: Untried(reason, len(indices), tuple(indices)) for reason, indices in by_reason.items()}
-    rest = max(0, state.total - sum(bool(entry.key) for entry in state.entries.values()))
-    if rest:
-        there = found.get(why, Untried(why, 0))
-        found[why] = Untried(why, there.count + rest, there.indices)
-    return tuple(sorted(found.values(), key=lambda one: (-one.count, one.reason)))
+            by_reason[why] += 1
+    if (rest := state.total - sum(bool(entry.key) for entry in state.entries.values())) > 0:
+        by_reason[why] += rest
+    ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Untried(reason, count) for reason, count in ordered)
