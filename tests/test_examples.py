@@ -95,7 +95,7 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         spec = await machine.describe()
         if name == "gemm_roller":  # described, the GPU gives what the roller recommends on it
             assert tuple(thaw(spec.configs[0]).values()) == (64, 128, 32, 2, 128, True)
-        assert len(spec.configs) == total and spec.default is not None and spec.has_reference
+        assert len(spec.configs) == total and spec.default is not None
         await machine.discover()
         worker = machine.compile_workers()[0]
         candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]

@@ -95,7 +95,7 @@ class Points(ABC):
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
         """Tell whether every constraint admits a configuration, given in the form that constraints see."""
-        return all(question.ask(raw) for question in self._where)
+        return self.refusing(raw) is None
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
         """Return the first constraint that refuses a configuration; None if none does."""

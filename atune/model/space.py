@@ -99,15 +99,11 @@ class Space:
         self._read()
         return self.__dict__
 
-    def configs(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return every configuration for the problem `arguments`, in order, as it was given.
+    def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield every configuration for the problem `arguments`, in order, as it was given.
 
         Raises `SpaceError` if none is left, a configuration is no mapping, or a user's callable raises.
         """
-        return list(self.walk(arguments))
-
-    def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the configurations that `configs` returns, one at a time. Raises `SpaceError` as `configs` does."""
         points, found = self.points(arguments), False
         for raw in points.given():
             if points.admits(raw):

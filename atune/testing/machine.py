@@ -151,7 +151,6 @@ class FakeMachine:
             configs=tuple(self.described),
             default=self.default,
             fingerprint=self.fingerprint,
-            has_reference=self.script.reference_ms is not None,
             out_idx=(-1,),
             space=space_hash(map(config_key, self.described)),
         )

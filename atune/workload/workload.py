@@ -52,7 +52,6 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """The candidates in order: all of the space, or a draw from a large one."""
     default: int | None
     fingerprint: str
-    has_reference: bool
     out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
@@ -82,7 +81,6 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         configs=(),
         default=None,
         fingerprint=fingerprint(workload),
-        has_reference=workload.reference is not None,
         out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,

@@ -38,7 +38,7 @@ async def test_kernels_of_the_benchmarks_compile(
     )
     async with machine.open():
         spec = await machine.describe()
-        assert len(spec.configs) == total and spec.has_reference
+        assert len(spec.configs) == total
         await machine.discover()
         worker = machine.compile_workers()[0]
         configs = [thaw(spec.configs[i]) for i in chosen]

@@ -185,7 +185,7 @@ def test_threads_may_be_a_tuple() -> None:
     configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
     tuner = AutoTuner(scaled, configs)
     tuner.set_kernel_parameters(((64,), {}))
-    assert [c["threads"] for c in workload_of(tuner).space.configs({})] == [(64, 2), (128, 1)]
+    assert [c["threads"] for c in workload_of(tuner).space.walk({})] == [(64, 2), (128, 1)]
     if shutil.which("nvcc") is None:
         pytest.skip(reason="nvcc is not installed")
     kernels = atune.compile_all(scaled, configs, arguments={"n": 1024}, target="sm_90a")

@@ -20,7 +20,7 @@ from atune.workload.workload import Workload, candidates_of, describe
 
 
 def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:
-    return space.configs(arguments)
+    return list(space.walk(arguments))
 
 
 def test_axes_make_a_product_whose_last_axis_varies_fastest() -> None:
@@ -78,8 +78,8 @@ def test_what_is_given_is_not_changed() -> None:
     axes = {"a": [1, 2]}
     fixed = [{"a": 1}]
     space = Space(axes)
-    Space(fixed).configs({})[0]["a"] = 7
-    space.configs({})
+    configs(Space(fixed))[0]["a"] = 7
+    configs(space)
     assert axes == {"a": [1, 2]} and fixed == [{"a": 1}]
 
 

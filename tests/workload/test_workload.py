@@ -50,7 +50,7 @@ def describing(*args: Any, **options: Any) -> Any:
 def test_a_description_is_plain_data() -> None:
     spec = describing(kernel, Space(block=[16, 32], stages=[1, 2]), arguments={"N": 8}, reference=abs, out_idx=1)
     assert spec.configs[1] == {"block": 16, "stages": 2} and spec.default == 2
-    assert (spec.name, spec.arguments, spec.out_idx, spec.has_reference) == ("kernel", {"N": 8}, (1,), True)
+    assert (spec.name, spec.arguments, spec.out_idx) == ("kernel", {"N": 8}, (1,))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)) == spec
 
 
