@@ -35,7 +35,7 @@ def columns(result: TuneResult) -> list[Column]:
     found = [
         Column("candidate", lambda r: r.index),
         Column("latency, ms", lambda r: r.latency_ms, lambda v: f"{v:.4g}"),
-        Column("spread, %", lambda r: None if r.timing is None else 100 * r.timing.spread, lambda v: f"{v:.1f}"),
+        Column("spread, %", lambda r: getattr(r.timing, "spread", None), lambda v: f"{100 * v:.1f}"),
         Column("mark", lambda r: marks.get(r.index, "")),
     ]
     names = dict.fromkeys(name for record in result.records for name in record.config)
@@ -57,10 +57,6 @@ def facts(result: TuneResult) -> list[Column]:
     def layouts(name: str) -> Callable[[Record], Any]:
         return lambda record: getattr(getattr(record.facts, "layouts", None), name, None)
 
-    def share(name: str) -> Callable[[Record], Any]:
-        read = of("roofline", name)
-        return lambda record: None if (value := read(record)) is None else 100 * value
-
     return [
         Column("registers", of("machine", "registers")),
         Column("stack and spills, bytes", of("machine", "stack_bytes")),
@@ -72,8 +68,8 @@ def facts(result: TuneResult) -> list[Column]:
         Column("code, bytes", of("machine", "code_bytes")),
         Column("GFLOP/s", of("roofline", "gflops_s"), in_thousands),
         Column("GB/s", of("roofline", "gbytes_s"), in_thousands),
-        Column("of the tensor cores, %", share("compute_share"), lambda v: f"{v:.1f}"),
-        Column("of the memory, %", share("memory_share"), lambda v: f"{v:.1f}"),
+        Column("of the tensor cores, %", of("roofline", "compute_share"), lambda v: f"{100 * v:.1f}"),
+        Column("of the memory, %", of("roofline", "memory_share"), lambda v: f"{100 * v:.1f}"),
     ]
 
 

@@ -48,33 +48,33 @@ def export(journal: str | Path, to: str) -> bytes:
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return a flat row for each record: what became of it, then its configuration as ``config.NAME``."""
-    found = []
-    for record in records:
-        timing, facts = record.timing, record.facts
-        row: dict[str, Any] = {
-            "index": record.index,
-            "key": record.key,
-            "status": record.status,
-            "latency_ms": record.latency_ms,
-            "spread": None if timing is None else timing.spread,
-            "n_samples": None if timing is None else len(timing.samples_us),
-            "power_w": None if timing is None or timing.energy is None else timing.energy.power_w,
-            "call_j": None if timing is None or timing.energy is None else timing.energy.call_j,
-            "device": record.device or None,
-            "same_as": record.same_as,
-            "instead": record.instead,
-            "kind": record.kind or None,
-            "message": record.message or None,
-            "smem_bytes": None if facts is None else facts.smem_bytes,
-            "threads": None if facts is None else facts.threads,
-            "registers": None if record.machine is None else record.machine.registers,
-            "stack_bytes": None if record.machine is None else record.machine.stack_bytes,
-            "code_bytes": None if record.machine is None else record.machine.code_bytes,
-            "slots": None if facts is None or facts.layouts is None else facts.layouts.slots,
-            "redundant": None if facts is None or facts.layouts is None else facts.layouts.redundant,
-        }
-        found.append({**row, **{f"config.{name}": _flat(value) for name, value in record.config.items()}})
-    return found
+    return [_flat_row(record) for record in records]
+
+
+def _flat_row(record: Record) -> dict[str, Any]:
+    timing, facts = record.timing, record.facts
+    energy = timing.energy if timing is not None else None
+    layouts = facts.layouts if facts is not None else None
+    return {
+        **{name: getattr(record, name) for name in ("index", "key", "status", "latency_ms")},
+        "spread": None if timing is None else timing.spread,
+        "n_samples": None if timing is None else len(timing.samples_us),
+        **_fields(energy, "power_w", "call_j"),
+        "device": record.device or None,
+        "same_as": record.same_as,
+        "instead": record.instead,
+        "kind": record.kind or None,
+        "message": record.message or None,
+        **_fields(facts, "smem_bytes", "threads"),
+        **_fields(record.machine, "registers", "stack_bytes", "code_bytes"),
+        **_fields(layouts, "slots", "redundant"),
+        **{f"config.{name}": _flat(value) for name, value in record.config.items()},
+    }
+
+
+def _fields(part: object, *names: str) -> dict[str, Any]:
+    """Return fields of a part of a record by name; None each where the part is not known."""
+    return {name: getattr(part, name, None) for name in names}
 
 
 def _csv(result: TuneResult) -> bytes:
