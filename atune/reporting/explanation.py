@@ -69,7 +69,7 @@ def _chosen(result: TuneResult, index: int | None) -> Record:
     if index is None:
         index = result.best_index
     if index is None:
-        index = next((group.index for group in failure_groups(result.records)), None)
+        index = next((group.first.index for group in failure_groups(result.records)), None)
     found = next((record for record in result.records if record.index == index), None)
     if found is None:
         wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from atune.journal.events import (
     BenchmarkFailed,
@@ -18,9 +18,6 @@ from atune.model.device import DeviceInfo
 
 NAMED = 4
 """Most hosts that progress names each; of more it counts."""
-
-LOCAL = "local"
-"""What the machine is called that a part of a run had to itself, next to the hosts of another part."""
 
 
 def host_of(device: str) -> str:
@@ -68,16 +65,5 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
     hosts = {host_of(device.id) for device in devices}
     if len(hosts) < 2:
         return ", ".join(device.name for device in devices) or "no device"
-    return f"{_counted(devices)}, on {len(hosts)} hosts"
-
-
-def by_host(devices: Iterable[DeviceInfo]) -> list[tuple[str, str]]:
-    """Return each host with its devices' models and their counts; nothing where there is one."""
-    hosts: dict[str, list[DeviceInfo]] = {}
-    for device in devices:
-        hosts.setdefault(host_of(device.id), []).append(device)
-    return [(host or LOCAL, _counted(there)) for host, there in sorted(hosts.items())] if len(hosts) > 1 else []
-
-
-def _counted(devices: Iterable[DeviceInfo]) -> str:
-    return ", ".join(f"{count} × {name}" for name, count in Counter(device.name for device in devices).items())
+    counts = Counter(device.name for device in devices)
+    return f"{', '.join(f'{count} × {name}' for name, count in counts.items())}, on {len(hosts)} hosts"

@@ -10,7 +10,7 @@ from typing import Any
 from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
 from atune.model.candidate import describe_config, printable
-from atune.reporting.hosts import by_host, measured_on
+from atune.reporting.hosts import measured_on
 from atune.reporting.importance import axis_importance
 from atune.reporting.plot import improvements, over_time_plot
 from atune.reporting.summary import (
@@ -88,12 +88,12 @@ def failures_section(result: TuneResult) -> str:
     for group in groups[:GROUPS]:
         lines.append(f"<h3>{group.count:,} × {escape(printable(group.kind))}</h3>")
         lines.append(f"<p>{breakable(group.message)}</p>")
-        if group.where is not None:
-            lines.append(_written("\n".join(map(printable, group.where.lines()))))
-        example = f"candidate {group.index}: {describe_config(group.example)}"
+        if (where := group.where) is not None:
+            lines.append(_written("\n".join(map(printable, where.lines()))))
+        example = f"candidate {group.first.index}: {group.example}"
         lines.append(f'<p class="soft">For example {breakable(example)}</p>')
-        if group.detail:
-            lines.append(_written(group.detail))
+        if group.first.detail:
+            lines.append(_written(group.first.detail))
     if len(groups) > GROUPS:
         lines.append(f"<p>{len(groups) - GROUPS:,} more reasons are in the journal.</p>")
     return "\n".join([*lines, "</section>"])
@@ -130,7 +130,6 @@ def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
     header = result.header
     assert header is not None
     rows = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
-    rows += [(f"host {host}", devices) for host, devices in by_host(result.devices)]
     rows += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
     rows += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
     rows += [(name, version) for name, version in sorted(header.versions.items())]

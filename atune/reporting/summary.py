@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from atune.journal.result import Ratio, Record, TuneResult
-from atune.model.candidate import Config, describe_config, printable
+from atune.model.candidate import describe_config, printable
 from atune.model.roofline import Roofline
 from atune.reporting.importance import axis_importance
 from atune.reporting.progress import duration
@@ -207,19 +207,22 @@ DETAIL_LINES = 3
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidates that failed or were pruned alike.
-
-    `kind`: a failure kind, or ``pruned``. `where`: the place in the user's code that raised; None where none is known.
-    `example`, `index`: the configuration and the number of the first of them. `detail`: what was written for that one.
-    """
+    """Candidates that failed or were pruned alike. `kind`: a failure kind, or ``pruned``. `first`: one of them."""
 
     kind: str
     message: str
     count: int
-    where: Place | None
-    example: Config
-    index: int
-    detail: str = ""
+    first: Record
+
+    @property
+    def where(self) -> Place | None:
+        """The place in the user's code that raised; None where none is known."""
+        return place_in(self.first.detail)
+
+    @property
+    def example(self) -> str:
+        """The configuration of the first, as text."""
+        return describe_config(self.first.config) or "the kernel's defaults"
 
 
 def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
@@ -229,20 +232,9 @@ def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
         if record.status in ("failed", "pruned"):
             members.setdefault((record.kind or record.status, record.message), []).append(record)
     ordered = sorted(members.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [_group(kind, message, found) for (kind, message), found in ordered]
-
-
-def _group(kind: str, message: str, found: list[Record]) -> FailureGroup:
-    first = found[0]
-    return FailureGroup(
-        kind=kind,
-        message=message,
-        count=len(found),
-        where=place_in(first.detail),
-        example=first.config,
-        index=first.index,
-        detail=first.detail,
-    )
+    return [
+        FailureGroup(kind=kind, message=message, count=len(found), first=found[0]) for (kind, message), found in ordered
+    ]
 
 
 def failure_summary(records: Iterable[Record]) -> list[tuple[str, str, int]]:
@@ -258,7 +250,7 @@ def failures_data(result: TuneResult) -> list[dict[str, Any]]:
             "count": group.count,
             "message": group.message,
             "where": msgspec.to_builtins(group.where),
-            "example": {"index": group.index, "config": msgspec.to_builtins(group.example)},
+            "example": {"index": group.first.index, "config": msgspec.to_builtins(group.first.config)},
         }
         for group in failure_groups(result.records)[:MOST_GROUPS]
     ]
@@ -272,14 +264,12 @@ def first_failure_lines(result: TuneResult) -> list[str]:
     group = next((g for g in failure_groups(result.records) if g.kind != "pruned"), None)
     if group is None:
         return []
-    alike = _all_mismatch(result)
-    example = describe_config(group.example) or "the kernel's defaults"
-    lines = [f"for example {group.kind} of candidate {group.index}: {example}"]
-    text = group.where.lines() if group.where is not None else _last_lines(group)
+    lines = [f"for example {group.kind} of candidate {group.first.index}: {group.example}"]
+    text = where.lines() if (where := group.where) is not None else _last_lines(group)
     lines += [f"  {printable(line)[:300]}" for line in text]
     if result.journal is not None:
-        lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.index}")
-    return lines + alike
+        lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
+    return lines + _all_mismatch(result)
 
 
 def _all_mismatch(result: TuneResult) -> list[str]:
@@ -292,7 +282,7 @@ def _all_mismatch(result: TuneResult) -> list[str]:
 
 def _last_lines(group: FailureGroup) -> list[str]:
     """Return the end of what was written, without lines that repeat the message."""
-    lines = [line.rstrip() for line in group.detail.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in group.first.detail.splitlines() if line.strip()]
     return [line for line in lines if line.strip() not in group.message][-DETAIL_LINES:]
 
 
