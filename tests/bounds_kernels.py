@@ -123,9 +123,6 @@ UNSAFE = {"tl.disable_safe_memory_legalize": True}
 BLOCKED = atune.Workload(
     rounded_up, atune.Space(block=BLOCKS), arguments={"n": N}, reference=doubled, pass_configs=UNSAFE
 )
-AMONG = atune.Space(mode=[*(f"good {i}" for i in range(7)), "past the end", *(f"good {i}" for i in range(7, 20))])
-AMONG_TWENTY = atune.Workload(calling, AMONG, reference=doubled)
-AMONG_TWENTY_GPU = atune.Workload(calling, AMONG, arguments={"threads": 32}, reference=doubled)
 SPOILING = atune.Workload(spoiling, atune.Space(x=[0, 1, 2, 3]), reference=doubled)
 CALLING = atune.Workload(calling, atune.Space(mode=MODES), reference=doubled)
 BLOCKED_GPU = atune.Workload(

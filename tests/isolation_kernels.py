@@ -67,4 +67,3 @@ ON_CPU = atune.Workload(kernel, spaced(GOOD, AT_COMPILING + AT_LOWERING))
 ON_GPU = atune.Workload(
     kernel, spaced(GOOD[:3], ["segfaults", "static assertion", "calls nothing"]), arguments={"threads": 32}
 )
-ON_GPU_CRASH = atune.Workload(kernel, spaced(GOOD[:3], ["crashes the linker's parent"]), arguments={"threads": 32})

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 MARK = "ATUNE_TEST_MARK"
@@ -52,6 +52,18 @@ def groups(pids: Iterator[int] | dict[int, str]) -> set[int]:
     for pid in pids:
         with contextlib.suppress(OSError):
             found.add(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2]))
+    return found
+
+
+def in_groups(groups: Iterable[int]) -> dict[int, str]:
+    """Return the live processes of these process groups, with their names; zombies do not count."""
+    found, wanted = {}, set(groups)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(") ")
+            state, _, group, *_ = rest.split()
+            if int(group) in wanted and state not in "ZX":
+                found[int(entry.name)] = name
     return found
 
 

@@ -76,16 +76,6 @@ def test_an_extern_that_writes_outside_fails_alone_and_so_does_one_that_is_right
     assert result.measured == 5 and not repeated_for_others(events)
 
 
-@pytest.mark.asked
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("time", range(10))
-def test_one_that_writes_past_the_end_among_twenty_good_ones_fails_alone_each_time(target: str, time: int) -> None:
-    result, events = tuned("AMONG_TWENTY", target, n_final=2)
-    assert [(record.config["mode"], record.kind) for record in result.failures] == [("past the end", "out_of_bounds")]
-    assert result.measured == 20 and all(m.checked for m in result.measurements)
-    assert not repeated_for_others(events)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("check", [True, False])
 def test_without_a_check_of_the_outputs_the_bounds_are_kept(target: str, check: bool) -> None:
@@ -107,9 +97,8 @@ def test_what_does_not_load_where_another_spoilt_the_process_is_measured_in_a_fr
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("target", TARGETS)
-async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_backend: str) -> None:
+async def test_each_finalist_is_checked_once_it_was_timed(target: str) -> None:
     """Three finalists that no one measured before: one is right in its first call alone, one writes past the end."""
     name, device = ("CALLING", "cpu") if target == "c" else ("CALLING_GPU", "0")
     settings = CompileSettings(workers=1, store=False)

@@ -37,11 +37,6 @@ CPU = atune.Workload(scaled, [{"scale": 2.0}, {"scale": 3.0}], inputs=inputs, re
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -113,12 +108,3 @@ async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeyp
     await tune(f"{file}:CPU", target="c", benchmark=BenchmarkSettings(n_final=0), on_event=events.append)
     warned = [e.message for e in events if isinstance(e, Warned)]
     assert len(warned) == (len(os.sched_getaffinity(0)) * 4 - 1 > 2) and all("compile workers on" in w for w in warned)
-
-
-def test_loading_without_a_gpu_is_a_clear_failure(tmp_path: Path) -> None:
-    from atune.stages.measure.loader import LoadError, load
-
-    bad = tmp_path / "bad.so"
-    bad.write_bytes(b"no library")
-    with pytest.raises(LoadError, match="has no kernel K"):
-        load(Artifact(0, str(bad), "K", (), "cuda"))

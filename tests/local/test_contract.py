@@ -6,8 +6,7 @@ import os
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from functools import partial
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import anyio
 import pytest
 from cluster_agents import Loopback, LoopbackAgent
 from kernel_outputs import outputs_of
+from processes import in_groups
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
@@ -35,10 +35,10 @@ from atune.model.jobs import (
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.timer import MOST
-from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script
+from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.ray_cluster import connect_ray
-from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
+from atune.workers.cluster.workers import ClusterDeviceWorker
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
@@ -64,15 +64,9 @@ real = (
     pytest.param("cpu"),
     pytest.param("agents"),
     pytest.param("ray", marks=pytest.mark.asked),
-    pytest.param("two Ray nodes", marks=pytest.mark.asked),
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
 LOCAL = "cpu", "cuda"
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class Bench:
@@ -147,21 +141,6 @@ def two_ray_nodes(slow_compiler: None) -> Iterator[None]:
         yield
 
 
-def connected(kind: str) -> Any:
-    """Return what a `ClusterMachine` takes for nodes of `kind`."""
-    if kind == "agents":
-        return Loopback(1)
-    connect = connect_ray("auto")
-    return connect if kind == "two Ray nodes" else partial(first_of, connect)
-
-
-@asynccontextmanager
-async def first_of(connect: Any, opening: Any) -> AsyncGenerator[Any, None]:
-    """Use one node of those that `connect` finds."""
-    async with connect(opening) as (agents, left_out):
-        yield agents[:1], left_out
-
-
 async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     if kind == "fake":
         moody = name == "MOODY"
@@ -173,7 +152,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
         )
         machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
     elif kind not in LOCAL:
-        connect = connected(kind)
+        connect: Any = Loopback(1) if kind == "agents" else connect_ray("auto")
         reference = parse_file_ref(f"{KERNELS}:{name}")
         settings = CompileSettings(store=False, accelerate=SPY, workers=1)
         machine = ClusterMachine(connect, reference, target="c", compile=settings)
@@ -193,7 +172,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
 
 @pytest.fixture(scope="module", params=["fake", *real])
 async def scaled(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncGenerator[Bench, None]:
-    if "ray" in request.param.lower():
+    if request.param == "ray":
         request.getfixturevalue("two_ray_nodes")
     async with AsyncExitStack() as stack:
         yield await opened(request.param, "SCALED", stack)
@@ -201,7 +180,7 @@ async def scaled(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncGen
 
 @pytest.fixture(scope="module", params=["fake", *real])
 async def moody(request: pytest.FixtureRequest, anyio_backend: str, slow_compiler: None) -> AsyncGenerator[Bench, None]:
-    if "ray" in request.param.lower():
+    if request.param == "ray":
         request.getfixturevalue("two_ray_nodes")
     async with AsyncExitStack() as stack:
         yield await opened(request.param, "MOODY", stack)
@@ -229,21 +208,6 @@ def compiling_slowly() -> list[str]:
         with suppress(OSError):
             if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"sleep\0"):
                 found += [entry.name] if path in (entry / "environ").read_bytes().split(b"\0") else []
-    return found
-
-
-def processes(group: int) -> list[str]:
-    """Return the live processes of a process group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            fields = stat[stat.rindex(")") + 2 :].split()
-            if int(fields[2]) == group and fields[0] != "Z":
-                found.append(stat)
     return found
 
 
@@ -387,7 +351,7 @@ async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(m
     assert time.monotonic() - started < LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (6, "timeout")
     assert f"benchmark_timeout_s={LIMIT_S:g}" in answer.message and not device.alive
-    assert not group or not processes(group)
+    assert not group or not in_groups([group])
     await device.run(StartJob())
     assert isinstance(await device.run(MeasureJob(ok)), Measurement)
 
@@ -416,7 +380,7 @@ async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moo
         [answer] = await worker.run(BuildJob((slow,)))
     assert time.monotonic() - started < LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (9, "timeout")
-    assert not group or not processes(group)  # the compiler too
+    assert not group or not in_groups([group])  # the compiler too
     with moody.hasty():
         assert isinstance(await worker.run(BuildJob((slow, ok))), GroupFailed)
     [artifact] = await worker.run(BuildJob((ok,)))
@@ -511,13 +475,6 @@ async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) 
     prior = ship_function(endless, "prior")
     with moody.hasty(), pytest.raises(UsageError, match=f"endless took more than compile_timeout_s={LIMIT_S:g} s"):
         await moody.compiler.run(RankJob("endless", prior, dict.fromkeys(range(2), ({}, StaticFacts()))))
-
-
-async def test_the_workers_are_of_the_kind_meant(moody: Bench) -> None:
-    of_kind: dict[str, tuple[type, type]] = {"fake": (FakeCompileWorker, FakeDeviceWorker)}
-    of_kind |= dict.fromkeys(LOCAL, (LocalCompileWorker, LocalDeviceWorker))
-    kinds = of_kind.get(moody.kind, (ClusterCompileWorker, ClusterDeviceWorker))
-    assert isinstance(moody.compiler, kinds[0]) and isinstance(moody.device, kinds[1])
 
 
 async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:

@@ -34,11 +34,6 @@ KERNELS = Path(__file__).parents[1] / "fault_kernels.py"
 LIMIT_S = 2.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Watched(LocalMachine):
     """Keeps its device worker where a test can find the process's number."""
 

@@ -34,11 +34,6 @@ SETTINGS = CompileSettings(workers=2, group_size=1, store=False, accelerate="off
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSES_S", (0.1, 0.2, 0.4))
@@ -165,21 +160,14 @@ async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, a
 
 
 @pytest.mark.parametrize("stays", [True, False])
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("ld: final link failed: No space left on device", "no space is left on the disk of"),
-        ("cc1plus: fatal error: x.h: Too many open files", "no further file"),
-        ("g++: fatal error: cannot execute cc1plus: vfork: Resource temporarily unavailable", "no further process"),
-    ],
-)
 async def test_a_compiler_that_names_what_the_machine_lacks(
-    words: str, says: str, stays: bool, compiler: Callable[[str], object], tmp_path: Path
+    stays: bool, compiler: Callable[[str], object], tmp_path: Path
 ) -> None:
     """A little while it is waited for; then the run ends, and resume tries its candidates again."""
+    output, says = "cc1plus: fatal error: x.h: Too many open files", "no further file"
     journal, mark = tmp_path / "j", tmp_path / "short"
     heard = Shortage(tmp_path, says, mark.touch, None if stays else mark.unlink)
-    compiler(f"{{ {heard.wait}; }} 2>/dev/null\nif [ -e {mark} ]; then echo '{words}' >&2; exit 1; fi\n")
+    compiler(f"{{ {heard.wait}; }} 2>/dev/null\nif [ -e {mark} ]; then echo '{output}' >&2; exit 1; fi\n")
     if not stays:
         result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=heard)
         assert (result.measured, result.failed, result.best_index) == (TOTAL, 0, 0) and not mark.exists()

@@ -17,11 +17,6 @@ KERNELS = Path(__file__).parents[1] / "raising_kernels.py"
 BENCHMARK = BenchmarkSettings(n_repeat=5, n_final=0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None:
     """Interrupts, cancellations, skips, panics, exceptions without words or with words that no journal can hold."""
     result = await tune(

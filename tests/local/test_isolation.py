@@ -15,7 +15,7 @@ import pytest
 
 from atune.engine.engine import Engine
 from atune.engine.start import EngineSettings
-from atune.journal.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
+from atune.journal.events import AnyEvent, BuildFailed, CandidateMeasured, GroupSplit
 from atune.journal.recorder import Recorder
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -28,11 +28,6 @@ GOOD = {"good 1", "good 2", "good 3", "good 4"}
 
 pytestmark = pytest.mark.anyio
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class CompileOnly(LocalMachine):
@@ -124,16 +119,3 @@ async def test_culprits_fail_alone_on_cuda_with_nvcc() -> None:
     assert "static assertion failed" in failure_of(events, "ints are not that wide").message
     assert "nobody_has_defined_this" in failure_of(events, "nobody_has").message
     assert any(isinstance(e, GroupSplit) and len(e.indices) >= 3 for e in events)
-
-
-@needs_nvcc
-async def test_a_crash_while_compiling_for_cuda_costs_one(broken_compilers: None) -> None:
-    """The worker dies of SIGSEGV while it links the group; the others come out of the halves, in new workers.
-
-    With cicc, or with nvcc where that cannot be driven.
-    """
-    ends, events = await compiled("ON_GPU_CRASH", "sm_90a", CompileSettings(workers=1, group_size=8, accelerate="cicc"))
-    assert ends == {**dict.fromkeys(GOOD - {"good 4"}, "built"), "crashes the linker's parent": "crash"}
-    assert any(isinstance(e, GroupSplit) and len(e.indices) == 4 for e in events)
-    built = [e for e in events if isinstance(e, ArtifactBuilt)]
-    assert all(e.compiler == "cicc" or "because" in e.why for e in built), built

@@ -33,11 +33,6 @@ class Watched(LocalMachine):
         return super().compile_workers()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("room", [True, False], ids=["", "and no room for a file"])
 async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     twice = torch.full((N,), 2.0)

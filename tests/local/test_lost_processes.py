@@ -1,7 +1,9 @@
-"""A compile worker that dies, on every machine: its candidates are tried again, and fail only if they are at fault."""
+"""Processes that are killed, on every machine: their candidates are tried again, and fail only if they are at fault."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,21 @@ from lost_kernels import DYING, TOTAL
 from stand_in_compiler import stand_in
 
 from atune.engine import run_state
+from atune.errors import MachineError
 from atune.frontends.api.compile_all import compiled
+from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
-from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit
+from atune.journal.events import (
+    BenchmarkFailed,
+    BuildFailed,
+    CandidateMeasured,
+    CompileRepeated,
+    Event,
+    GroupSplit,
+    Warned,
+)
 from atune.journal.reader import read
+from atune.journal.replay import replay
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
@@ -29,12 +42,31 @@ from atune.workload.workload import parse_file_ref
 pytestmark = pytest.mark.anyio
 KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
 TOGETHER = CompileSettings(workers=1, group_size=4, store=False)
+IN_PAIRS = CompileSettings(workers=2, group_size=2, store=False)
 ALWAYS = 99
+Act = Callable[[list[Event]], None]
+"""What a test does with the events so far, at each event."""
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+def machine_for(target: str = "c", compile: CompileSettings = IN_PAIRS) -> LocalMachine:
+    return LocalMachine(parse_file_ref(KERNELS), target=target, compile=compile)
+
+
+async def finished(machine: Any, compile: CompileSettings = IN_PAIRS, act: Act | None = None, **options: Any) -> Run:
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if act is not None:
+            act(events)
+
+    run = Run(await tune(machine=machine, compile=compile, on_event=listen, **options), events)
+    assert run.result.best_index == 0 and not run.of(BenchmarkFailed)
+    return run
+
+
+def all_but(*indices: int) -> list[int]:
+    return [index for index in range(TOTAL) if index not in indices]
 
 
 class Deaths:
@@ -57,20 +89,16 @@ class Deaths:
                 f"{{ {die}; }} 2>/dev/null && {{ {how}; sleep 300; }}\nfi;; esac; done\n"
             )
 
-    async def run(self, kind: str, compile: CompileSettings = TOGETHER, **options: Any) -> Run:
+    async def run(self, kind: str, **options: Any) -> Run:
         """Tune on a machine of `kind`, and return the finished run."""
-        events: list[Event] = []
         machine: Any
         if kind == "fake":
             machine = FakeMachine(TOTAL, Script(latency_ms=lambda c: 1.0 + c["x"], kills=self.script), workers=1)
         elif kind == "agents":
-            machine = ClusterMachine(Loopback(1), parse_file_ref(KERNELS), target="c", compile=compile)
+            machine = ClusterMachine(Loopback(1), parse_file_ref(KERNELS), target="c", compile=TOGETHER)
         else:
-            machine = LocalMachine(parse_file_ref(KERNELS), target="c", compile=compile)
-        options = {"strategy": "exhaustive", "compile": compile, "on_event": events.append, **options}
-        run = Run(await tune(machine=machine, **options), events)
-        assert run.result.best_index == 0 and not run.of(BenchmarkFailed)
-        return run
+            machine = machine_for(compile=TOGETHER)
+        return await finished(machine, TOGETHER, strategy="exhaustive", **options)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +117,6 @@ def deaths(counted: tuple[Path, Callable[[str], object]]) -> Iterator[Deaths]:
     compiler("")
     for left in folder.iterdir():
         left.unlink()
-
-
-def all_but(*indices: int) -> list[int]:
-    return [index for index in range(TOTAL) if index not in indices]
 
 
 @pytest.mark.parametrize("kind", ["fake", "cpu"])
@@ -158,3 +182,70 @@ async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
     async with machine.open():
         answers = await compiled(machine, candidates, run_state.Run())
     assert sorted(answers) == [0, 1, 2, 3] and all(isinstance(one, Artifact) for one in answers.values())
+
+
+def kill_server(machine: LocalMachine) -> None:
+    os.kill(machine.server.pids()[0], signal.SIGKILL)
+
+
+lengths: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+async def test_a_killed_fork_server_changes_nothing_of_the_result(share: float, target: str) -> None:
+    """Killed after this share of the events that a run has."""
+    if target not in lengths:
+        lengths[target] = len((await finished(machine_for(target))).events)
+    machine = machine_for(target)
+    run = await finished(
+        machine, act=lambda events: kill_server(machine) if len(events) == int(share * lengths[target]) else None
+    )
+    assert run.measured() == all_but() and not run.of(BuildFailed)
+    assert (run.result.measured, run.result.failed, run.result.remaining) == (TOTAL, 0, 0)
+    assert [e for e in run.of(Warned) if "fork server was lost" in e.message]
+
+
+async def test_a_fork_server_that_is_killed_while_it_imports_is_replaced() -> None:
+    machine = machine_for()
+    async with machine.open():
+        kill_server(machine)
+        target, devices = await machine.discover()
+    assert target.kind == "c" and len(devices) == 1
+
+
+async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    journal, machine, seen = tmp_path / "j", machine_for(), list[Event]()
+
+    def act(events: list[Event]) -> None:
+        """Kill it at the first measurement, and at the first after the loss that follows."""
+        seen[:] = events
+        lost = [n for n, e in enumerate(events) if isinstance(e, Warned) and "lost" in e.message]
+        since = events[lost[0] :] if lost else events
+        if isinstance(events[-1], CandidateMeasured) and sum(isinstance(e, CandidateMeasured) for e in since) == 1:
+            kill_server(machine)
+
+    with pytest.raises(MachineError, match=r"(?s)fork server ended.*the server before it was lost, too.*atune resume"):
+        await finished(machine, act=act, journal=journal)
+    kept = {e.index: e.timing for e in seen if isinstance(e, CandidateMeasured)}
+    assert kept and not any(isinstance(e, BuildFailed | BenchmarkFailed) for e in seen)
+    result = await resume(journal, machine=machine_for())
+    assert (result.measured, result.failed, result.best_index) == (TOTAL, 0, 0)
+    measured = [e for e in read(journal) if isinstance(e, CandidateMeasured)]
+    assert kept.items() <= {e.index: e.timing for e in measured}.items() and len(measured) == TOTAL
+    assert replay(journal).best_index == 0
+
+
+async def test_fewer_workers_go_on_after_kills_for_want_of_memory(
+    deaths: Deaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts, then kills; here a file counts, and two workers are killed."""
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    monkeypatch.setattr("atune.workers.local.machine.oom_kills", lambda: len(list(kills.iterdir())))
+    deaths.compiler(f"{{ mkdir {kills}/1 || mkdir {kills}/2; }} 2>/dev/null && kill -KILL $PPID && sleep 300\n")
+    settings = CompileSettings(workers=4, group_size=1, store=False)
+    run = await finished(machine_for(compile=settings), settings)
+    assert run.measured() == all_but() and not run.of(BuildFailed)
+    warnings = [e.message for e in run.of(Warned)]
+    assert [f"{n} at once" in message for n, message in zip((2, 1), warnings, strict=True)] == [True, True]

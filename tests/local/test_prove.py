@@ -34,11 +34,6 @@ CANDIDATE = Candidate(3, "key", {"x": 1})
 KEY, PLAIN_KEY = "a" * 32, "b" * 32
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Answering(LocalCompileWorker):
     """A compile worker that gives the answer that it has."""
 

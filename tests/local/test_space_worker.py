@@ -25,11 +25,6 @@ pytestmark = pytest.mark.anyio
 KERNELS = Path(space_kernels.__file__)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space_worker, "ANSWER_TIMEOUT_S", 1.0)

@@ -23,11 +23,6 @@ GEMM = Path(__file__).parents[2] / "examples" / "gemm.py"
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class NothingLowered(LocalMachine):
     """Compile workers that elaborate, and devices that do nothing."""
 

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import anyio
 import pytest
+from processes import in_groups
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import ForkServer
@@ -84,21 +85,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def processes(groups: Iterable[int]) -> dict[int, str]:
-    """Return all live (non-zombie) processes of these process groups, with their names."""
-    found, wanted = {}, set(groups)
-    for folder in os.listdir("/proc"):
-        if folder.isdigit():
-            try:
-                stat = Path("/proc", folder, "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            name, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
-            if int(rest[2]) in wanted and rest[0] not in "ZX":
-                found[int(folder)] = name
-    return found
-
-
 def zombies_of(parent: int) -> list[str]:
     stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat")]
     return [stat for stat in stats if stat[stat.rindex(")") + 2 :].split()[:2] == ["Z", str(parent)]]
@@ -141,7 +127,7 @@ async def call_compiler(worker: Worker, *, task_status: anyio.abc.TaskStatus[int
     async with anyio.create_task_group() as tasks:
         group = worker.pid
         tasks.start_soon(worker.call, "pool_targets:run_compiler", b"")
-        assert await until(lambda: {"cc1plus", "sleep"} <= set(processes([group]).values()))
+        assert await until(lambda: {"cc1plus", "sleep"} <= set(in_groups([group]).values()))
         task_status.started(group)
 
 
@@ -156,11 +142,11 @@ async def test_round_trip(run_dir: str) -> None:
         assert await worker.call("pool_targets:echo", big) == big
         assert await worker.call("pool_targets:echo", b"") == b""
         assert await worker.call("zlib:compress", b"1") != b"1"
-        assert len(server.pids()) == len(processes(server.pids())) == 4
+        assert len(server.pids()) == len(in_groups(server.pids())) == 4
         assert worker.name == "c-2" and worker.alive
         assert server.preload_s is not None
         groups = server.pids()
-    assert not processes(groups) and not server.pids() and not worker.alive
+    assert not in_groups(groups) and not server.pids() and not worker.alive
     with pytest.raises(WorkerError, match="not open"):
         await server.spawn("late")
 
@@ -222,7 +208,7 @@ async def test_worker_that_hangs_up_is_killed(run_dir: str) -> None:
         group = worker.pid
         with anyio.fail_after(2), pytest.raises(WorkerLost, match="close_replies: closed the socket that its answers"):
             await worker.call("pool_targets:close_replies", b"")
-        assert not processes([group])
+        assert not in_groups([group])
 
 
 async def test_a_worker_without_its_socket_is_named_whether_it_goes_on_or_ends(run_dir: str) -> None:
@@ -244,7 +230,7 @@ async def test_fork_that_returns_twice_is_answered_once(run_dir: str, how: bytes
         for _ in range(5):
             assert await worker.call("pool_targets:fork_and_go_on", how) == str(worker.pid).encode()
             assert await worker.call("pool_targets:echo", b"x") == b"x"
-        assert await until(lambda: list(processes([worker.pid])) == [worker.pid])
+        assert await until(lambda: list(in_groups([worker.pid])) == [worker.pid])
 
 
 async def test_reply_to_an_earlier_request_is_passed_over(run_dir: str) -> None:
@@ -282,7 +268,7 @@ async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str)
         group = worker.pid
         with pytest.raises(WorkerLost):
             await worker.call("pool_targets:crash_beside_compiler", b"")
-        assert await until(lambda: not processes([group]))
+        assert await until(lambda: not in_groups([group]))
         assert await until(lambda: not zombies_of(server.pids()[0]))
 
 
@@ -294,15 +280,15 @@ async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
         seen: dict[int, str] = {}
 
         async def look() -> None:
-            assert await until(lambda: {"g++", "cc1plus", "sleep"} <= set(processes([group]).values()))
-            seen.update(processes([group]))
+            assert await until(lambda: {"g++", "cc1plus", "sleep"} <= set(in_groups([group]).values()))
+            seen.update(in_groups([group]))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             with pytest.raises(WorkerTimeout, match=r"past 1 s"):
                 await worker.call("pool_targets:run_compiler", b"", timeout_s=1)
         assert len(seen) == 4
-        assert await until(lambda: not processes([group]), 0.5)
+        assert await until(lambda: not in_groups([group]), 0.5)
         assert await until(lambda: not zombies_of(server.pids()[0]), 0.5)
         assert not worker.alive
 
@@ -318,7 +304,7 @@ async def test_timeout_has_the_tail_and_beats_the_gil(run_dir: str) -> None:
         with pytest.raises(WorkerTimeout):
             await worker.call("pool_targets:hold_gil", b"", timeout_s=0.3)
         assert time.monotonic() - start < 0.8
-        assert not processes([group])
+        assert not in_groups([group])
 
 
 @every_loop
@@ -331,7 +317,7 @@ async def test_cancel_during_call(run_dir: str) -> None:
             tasks.cancel_scope.cancel()
         assert time.monotonic() - start < 0.5
         assert not worker.alive
-        assert await until(lambda: not processes([group]), 0.5)
+        assert await until(lambda: not in_groups([group]), 0.5)
         assert await (await server.spawn("next")).call("pool_targets:echo", b"x") == b"x"
 
 
@@ -350,13 +336,13 @@ async def test_cancel_of_everything(run_dir: str, entry: str, begun: str) -> Non
             if begun:
                 assert await until(lambda: told(run_dir, begun) == 3)
             else:
-                assert await until(lambda: list(processes(groups).values()).count("cc1plus") == 3)
+                assert await until(lambda: list(in_groups(groups).values()).count("cc1plus") == 3)
             start = time.monotonic()
-            assert len(processes(groups)) >= 4
+            assert len(in_groups(groups)) >= 4
             scope.cancel()
     assert scope.cancelled_caught
     assert time.monotonic() - start < 0.9
-    assert await until(lambda: not processes(groups), 0.1)
+    assert await until(lambda: not in_groups(groups), 0.1)
 
 
 @every_loop
@@ -369,7 +355,7 @@ async def test_cancel_during_preload_that_holds_the_gil(run_dir: str, slow_modul
                 await server.spawn("test")
         assert scope.cancelled_caught
         assert time.monotonic() - start < delay + 0.5
-        assert not processes([group])
+        assert not in_groups([group])
         with pytest.raises(ProcessLookupError):
             os.kill(group, 0)
 
@@ -406,7 +392,7 @@ async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float)
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await until(lambda: not processes(groups))
+    assert await until(lambda: not in_groups(groups))
     assert await until(lambda: childless() and descriptors() == before)  # the server is reaped behind the task
 
 
@@ -484,7 +470,7 @@ async def test_server_killed_from_outside(run_dir: str) -> None:
             start = time.monotonic()
             os.kill(groups[0], signal.SIGKILL)
         assert time.monotonic() - start < 1
-        assert await until(lambda: not processes(groups))
+        assert await until(lambda: not in_groups(groups))
         assert await until(lambda: not server.pids())
         assert not any(worker.alive for worker in workers)
         with pytest.raises(WorkerError, match="fork server ended: killed by SIGKILL"):
@@ -497,7 +483,7 @@ async def test_server_that_hangs_does_not_delay_the_exit(run_dir: str) -> None:
         groups, start = server.pids(), time.monotonic()
         os.kill(groups[0], signal.SIGSTOP)
     assert time.monotonic() - start < 1
-    assert await until(lambda: not processes(groups))
+    assert await until(lambda: not in_groups(groups))
 
 
 async def test_native_noise_does_not_touch_the_protocol(run_dir: str) -> None:
@@ -587,10 +573,10 @@ def test_sigkill_of_the_parent(run_dir: str, slow_modules: str, mode: str, anyio
         try:
             mode = mode.removesuffix("-forked")
             count, holding = {"preload": (1, 1), "compiler": (9, 0), "gil": (3, 2), "idle": (3, 0)}[mode]
-            assert wait_for(lambda: len(processes(groups)) == count), processes(groups)
+            assert wait_for(lambda: len(in_groups(groups)) == count), in_groups(groups)
             assert wait_for(lambda: told(run_dir, "holding the GIL") == holding)
             parent.kill()
-            assert wait_for(lambda: not processes(groups), 2), processes(groups)
+            assert wait_for(lambda: not in_groups(groups), 2), in_groups(groups)
         finally:
             if child:
                 os.kill(child, signal.SIGKILL)
