@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from atune.engine.search import forest
 from atune.engine.search import registry as choosing
 from atune.engine.search.encoding import Encoding
+from atune.engine.search.fixed_orders import spread_order
 from atune.engine.search.interface import DUPLICATE, Guarded, Searched, Strategy
 from atune.engine.search.registry import KINDS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
@@ -142,6 +145,23 @@ def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) 
     for name, values in (("policy", 3), ("swizzle", 2)):
         counts = Counter(config[name] for config in first)
         assert len(counts) == values and max(counts.values()) <= 8 / values + 1.5
+
+
+@pytest.mark.parametrize("lengths", [[2] * 16, [16] * 4, [256, 256], [2, 4, 8, 16, 64]])
+def test_ten_of_65536_touch_the_values_of_each_axis_evenly(lengths: list[int]) -> None:
+    points = list(itertools.product(*map(range, lengths)))
+    ten = [points[position] for position in islice(spread_order(points, lengths, 7), 10)]
+    for axis, length in enumerate(lengths):
+        counts = Counter(digits[axis] for digits in ten)
+        assert len(counts) == min(10, length) and max(counts.values()) == -(-10 // length)
+
+
+def test_each_place_comes_once_and_constraints_leave_draws_spread() -> None:
+    admitted = [digits for digits in itertools.product(range(16), repeat=3) if sum(digits) % 7 == 0]
+    orders = [list(spread_order(admitted, [16] * 3, seed)) for seed in (1, 1, 2)]
+    assert sorted(orders[0]) == list(range(len(admitted))) and orders[0] == orders[1] != orders[2]
+    ten = [admitted[position] for position in orders[0][:10]]
+    assert all(len({digits[axis] for digits in ten}) >= 8 for axis in range(3))
 
 
 @pytest.mark.parametrize(("budget", "most"), [(12, 4), (29, 4), (48, 6), (64, 8), (400, 8), (None, 8)])
