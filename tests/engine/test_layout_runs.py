@@ -7,15 +7,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from event_streams import write
 from fake_runs import finish
 
 from atune import Space, layout, resume
 from atune.errors import UsageError
-from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned
-from atune.journal.reader import read
+from atune.journal.events import CandidateProposed, CandidatePruned
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import CONTAINED, Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
@@ -25,7 +22,6 @@ from atune.testing import FakeMachine, Script
 pytestmark = pytest.mark.anyio
 
 ONE = CompileSettings(layouts=1, workers=1)
-FAILS = dict.fromkeys((0, 3, 6), ("lower", "lower"))
 SPACE = Space(x=[1, 2, 3], loop=layout.loops(2, 8))
 
 
@@ -51,11 +47,6 @@ async def test_the_report_says_which_layouts_were_preferred_and_why() -> None:
     page = html.unescape(page_of((await finish(machine(), compile=ONE)).events))
     assert page.count(f"passed over for candidate 2: {CONTAINED}") == 2
     assert "passed over" not in page_of((await finish(machine())).events)
-
-
-async def test_the_top_few_are_measured_where_so_many_are_asked_for() -> None:
-    run = await finish(machine(), compile=CompileSettings(layouts=2, workers=1))
-    assert run.measured() == [1, 2, 4, 5, 7, 8]
 
 
 async def test_a_layout_that_does_not_lower_falls_out() -> None:
@@ -101,21 +92,8 @@ async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
         assert {r.index: r.instead for r in result.records} == {r.index: r.instead for r in uncut.result.records}
 
 
-async def test_layouts_of_what_failed_before_they_were_proposed_are_tried_once_resumed(tmp_path: Path) -> None:
-    """The run ends right after the first candidate's failure, which leaves nothing of it to do again."""
-    found, whole, part = machine(fails=FAILS), tmp_path / "whole", tmp_path / "part"
-    uncut = await finish(found, compile=ONE, journal=whole, strategy="exhaustive", budget=Budget(candidates=2))
-    events = read(whole)
-    first = next(at for at, event in enumerate(events) if isinstance(event, CandidateProposed))
-    failed = next(event for event in events if isinstance(event, BuildFailed))
-    write(part, [*events[: first + 1], msgspec.structs.replace(failed, seq=first + 1)])
-    result = await resume(part, machine=machine(fails=FAILS), budget=Budget(candidates=2))
-    assert uncut.measured() == [2, 5]
-    assert [r.index for r in result.records if r.status == "measured"] == uncut.measured()
-
-
 class Own:
-    """A user's strategy: the space's order by x last, remembering how much it had been told when it was asked."""
+    """A user's strategy: the space's order by x last, remembering the outcomes it had when it was asked."""
 
     name = "own"
 

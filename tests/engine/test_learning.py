@@ -18,7 +18,6 @@ from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.device import DeviceLimits
-from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -117,13 +116,6 @@ async def test_a_suspect_reaches_the_strategy_of_the_part_that_gives_it_up(tmp_p
     write(journal, numbered)
     await resume(journal, machine=fake(), strategy=own, budget=12)
     assert own.outcomes[5] == (None, "suspect")
-
-
-@pytest.mark.parametrize("group_size", [None, 1, 16])
-async def test_whatever_is_proposed_is_compiled_while_the_strategy_waits(group_size: int | None) -> None:
-    settings = CompileSettings(group_size=group_size)
-    result = await tune(machine=fake(1), strategy="forest", compile=settings)
-    assert not result.remaining and result.measured == 48
 
 
 class Forgetful(Own):

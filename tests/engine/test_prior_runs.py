@@ -114,15 +114,6 @@ async def test_without_a_budget_all_are_tried_and_the_priors_neighbourhoods_firs
     assert sorted(order) == list(range(2 * N)) and len(kept(tmp_path / "j", SpaceSurveyed)) == 1
 
 
-async def test_a_run_without_a_budget_goes_on_in_the_priors_order(tmp_path: Path) -> None:
-    await tune(machine=many(), journal=tmp_path / "j")
-    whole = proposed(read(tmp_path / "j"))
-    cut_before(tmp_path / "j", 9)
-    machine = many()
-    result = await resume(tmp_path / "j", machine=machine)
-    assert proposed(read(tmp_path / "j")) == whole and result.measured == 2 * N and not machine.elaborated
-
-
 async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that it leaves out have no estimate, and are tried all the same."""
     monkeypatch.setattr(proposing, "ORDERING_S", 0.0)
@@ -131,11 +122,6 @@ async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypa
     assert result.measured == 2 * N and not machine.elaborated
     await tune(machine=(searching := many()), budget=20)
     assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
-
-
-async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:
-    await tune(machine=fake(), budget=20, pipeline=False, journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j"))[: len(BEST)] == BEST
 
 
 async def history_of(journal: Path, first: Path, budget: int) -> None:
@@ -150,22 +136,13 @@ async def history_of(journal: Path, first: Path, budget: int) -> None:
     journal.write_bytes(b"".join(map(line_of, history(header, [{"x": x} for x in range(N)], known))))
 
 
-async def test_a_run_with_results_of_earlier_runs_behind_it_has_the_prior(tmp_path: Path) -> None:
-    """What was measured before is told, and not asked for again."""
-    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
-    before = sorted(proposed(read(tmp_path / "first")))
-    await history_of(tmp_path / "j", tmp_path / "first", budget=9)
-    result = await resume(tmp_path / "j", machine=fake())
-    assert proposed(read(tmp_path / "j")) == [*before, *[index for index in BEST if index not in before][:6]]
-    assert len(kept(tmp_path / "j", SpaceSurveyed)) == 1 and result.measured == 9
-
-
 async def test_what_earlier_runs_measured_is_not_failed_by_the_survey(tmp_path: Path) -> None:
     await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
     known = proposed(read(tmp_path / "first"))[0]
     await history_of(tmp_path / "j", tmp_path / "first", budget=9)
     result = await resume(tmp_path / "j", machine=fake(fails={known: ("elaborate", "lower")}))
     assert result.failed == 0 and result.measured == 9
+    assert set(proposed(read(tmp_path / "j"))[3:]) <= set(BEST)  # the prior's first of the rest
 
 
 # ---- what goes wrong in it
@@ -182,13 +159,6 @@ async def test_a_candidate_that_cannot_be_elaborated_has_failed_and_costs_no_eva
     later = fake()
     result = await resume(journal, machine=later, budget=8)
     assert proposed(read(journal)) == BEST[1:9] and not later.elaborated and result.failed == 1
-
-
-async def test_a_space_of_which_nothing_can_be_elaborated_has_no_winner(tmp_path: Path) -> None:
-    fails = dict.fromkeys(range(N), ("elaborate", "lower"))
-    with pytest.raises(Exception, match="60 × lower: scripted to fail"):
-        await tune(machine=fake(fails=fails), budget=10, journal=tmp_path / "j")
-    assert replay(tmp_path / "j").finished
 
 
 async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(tmp_path: Path) -> None:
@@ -270,11 +240,6 @@ async def test_a_users_prior_decides_on_any_target(tmp_path: Path, target: str) 
     assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
     [header] = kept(tmp_path / "j", RunStarted)
     assert header.settings["prior"] == "last_first"
-
-
-async def test_with_a_users_prior_and_no_budget_all_are_tried_in_its_order(tmp_path: Path) -> None:
-    result = await tune(machine=fake(), prior=last_first, journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j")) == list(reversed(range(N))) and not result.remaining
 
 
 def raising(config: Mapping[str, Any], known: StaticFacts) -> float:

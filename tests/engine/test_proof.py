@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from event_streams import Stream, write
+from event_streams import Stream
 from fake_runs import SLOW_S, slow_last, tuned
 
 from atune.errors import WorkerError
@@ -33,7 +33,6 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.model.artifact import Lowered
 from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.reporting.report import report
 from atune.reporting.summary import summary
 from atune.testing import FakeCompileWorker, FakeMachine, Script
 
@@ -178,11 +177,6 @@ async def test_nothing_is_proven_where_that_is_not_wanted() -> None:
     assert plain.proven()[1] == "plain"
 
 
-async def test_a_proof_that_an_earlier_run_left_is_taken() -> None:
-    run = await tuned(FakeMachine(N, accelerated(proven_before={0})))
-    assert run.proven() == (0, "compared", 0.0)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 6])
 async def test_a_worker_lost_over_a_proof_costs_a_second_try(workers: int) -> None:
     machine = FakeMachine(N, accelerated(prove_losses=1), workers=workers)
@@ -295,13 +289,6 @@ def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:
     assert not proven(measured().proven(1).finished().resumed()) and not proven(Stream().finished())
     twins = Stream(total=2).ready().proposed(1).lowered(1, "c").built(1).measured(1, 1.0)
     assert proven(twins.proposed(0).lowered(0, "c").aliased(0, 1).proven(1).finished())  # credited to the first
-
-
-@pytest.mark.parametrize("proven", [True, False])
-def test_the_report_tells_whether_the_winner_is_proven(tmp_path: Path, proven: bool) -> None:
-    stream = Stream(total=1).ready().candidate(0, 1.0)
-    page = report(write(tmp_path / "j", (stream.proven(0) if proven else stream).finished().events))
-    assert ("Proven plain" in page, "Not proven plain" in page) == (proven, not proven)
 
 
 def test_a_measurement_after_the_final_has_the_last_word() -> None:

@@ -10,13 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-import atune
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     ArtifactBuilt,
-    BenchmarkFailed,
     BenchmarkStarted,
     CandidateLowered,
     CandidateMeasured,
@@ -275,11 +273,3 @@ async def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
     held, _ = Journal.reopen(journal)
     with held, pytest.raises(JournalError, match="being written by another run"):
         await resume(journal, machine=fake())
-
-
-async def test_listeners_get_the_events_of_all_parts(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await until(journal, nth(BenchmarkFailed, 1))
-    seen: list[Event] = []
-    await atune.resume(journal, machine=fake(), on_event=seen.append)
-    assert [e.seq for e in seen] == list(range(len(seen))) and seen == list(read(journal))

@@ -1,4 +1,4 @@
-"""The scheduler as a pure function, without a loop: what a free worker is told; nothing is lost or done twice."""
+"""The scheduler as a pure function, without a loop: what a free worker does next; nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_with_nothing_to_do_a_worker_waits() -> None:
     assert state(proposing=False).next_job() is None and state(proposing=False).finished
 
 
-@pytest.mark.parametrize("field", ["waiting", "lowering", "building"])
+@pytest.mark.parametrize("field", ["waiting", "lowering", "building", "ready"])
 def test_work_under_way_is_not_the_end(field: str) -> None:
     assert not state(proposing=False, **{field: 1}).finished
 
@@ -81,13 +81,6 @@ def test_workers_rest_while_devices_need_their_cores() -> None:
     assert state(retry=[(lowered(0),)], busy=1, resting=1).next_job() is None
 
 
-def test_work_in_a_queue_is_not_the_end() -> None:
-    for queue, value in (("ready", lowered(0)), ("deferred", lowered(0)), ("retry", (lowered(0),))):
-        one = state(proposing=False)
-        getattr(one.queues, queue).append(value)
-        assert not one.finished
-
-
 def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     """They are likely losers, so not before little is left; and never while building is on hold."""
     workers = FEW_WORKERS + 1
@@ -98,15 +91,6 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
     assert isinstance(state(**late, deferred=[*heavy], builds="first").next_job(), Lower)
     assert isinstance(state(**{**late, "seen": late["seen"] - 1}, deferred=[*heavy]).next_job(), Lower)
-
-
-def test_with_few_workers_the_longest_compiles_begin_last() -> None:
-    late = {"total": 40, "groups": 1, "workers": FEW_WORKERS}
-    heavy = [with_accumulators(lowered(9), 512)]
-    assert isinstance(state(**late, waiting=4, seen=30, deferred=[*heavy]).next_job(), Lower)
-    assert isinstance(state(**late, waiting=1, seen=39, deferred=[*heavy], proposing=False).next_job(), Lower)
-    assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False, ready=3).next_job()) == [0]
-    assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False).next_job()) == [9]
 
 
 def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
@@ -124,14 +108,6 @@ def test_the_first_group_is_small_and_one_a_device() -> None:
     assert isinstance(one.next_job(), Lower)  # the device has something to do now
     two = state(ready=4, waiting=5, devices=2)
     assert [indices(two.next_job()), indices(two.next_job())] == [[0, 1], [2, 3]]
-
-
-def test_the_first_group_waits_for_what_comes_sooner_than_it_could_be_built() -> None:
-    held = state(ready=3, waiting=5, devices=1, builds="none")
-    assert isinstance(held.next_job(), Lower)
-    held.hints = CompileHints()
-    assert indices(held.next_job()) == list(range(FIRST_GROUP))
-    assert indices(state(ready=3, waiting=5, devices=1, builds="first").next_job()) == list(range(FIRST_GROUP))
 
 
 def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
@@ -164,23 +140,11 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
 
-def test_a_heavy_one_among_others_waits_for_a_library_of_its_own() -> None:
-    one = state(proposing=False, devices=0, workers=FEW_WORKERS + 1)
-    one.queues.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(7)]
-    assert [indices(one.next_job()) for _ in range(3)] == [[0, 1, 3], [2], [4]]
-
-
 def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
     one = state(proposing=False, workers=FEW_WORKERS + 1)
     one.queues.deferred = heavy_and_likely_losers()
     groups = [indices(one.next_job()) for _ in range(11)]
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6], [8], [9], [10]]
-
-
-def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
-    one = state(proposing=False, lowering=3, ready=1)
-    one.queues.deferred = [lowered(9)]
-    assert indices(one.next_job()) == [9]
 
 
 def test_the_rest_is_split_over_the_free_workers() -> None:
@@ -208,16 +172,6 @@ def test_parts_of_failed_groups_come_first() -> None:
     one = state(ready=20, waiting=5)
     one.queues.retry += halves([lowered(7), lowered(8), lowered(9)])
     assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
-
-
-def test_deferred_candidates_come_last() -> None:
-    one = state(group_size=None, waiting=1)
-    one.queues.deferred = [lowered(i) for i in range(8)]
-    assert isinstance(one.next_job(), Lower)
-    one.queues.waiting, one.counts.lowering = 0, 1
-    assert one.next_job() is None
-    one.counts.lowering, one.proposing = 0, False
-    assert indices(one.next_job()) == [0, 1]  # a third for each of two workers
 
 
 def with_source(one: Lowered, length: int, registers: int | None = None) -> Lowered:
@@ -250,27 +204,6 @@ def test_a_source_that_is_short_or_as_its_neighbours_does_not_stand_alone(length
     assert indices(one.next_job()) == [0, 1, 2, 3, 4]
 
 
-def test_of_several_that_come_last_the_longest_begins_first() -> None:
-    """None as heavy as another is left for the end by itself; those with many accumulators begin before the rest."""
-    one = state(proposing=False, devices=0)
-    for index, length in enumerate([9_000, 9_000, 9_000, 9_000, 40_000, 400_000, 90_000]):
-        one.add(with_source(lowered(index), length))
-    one.add(with_source(lowered(7), 9_000, 256), deferred=True)
-    groups = []
-    while (job := one.next_job()) is not None:
-        groups.append(indices(job))
-    assert groups[-4:] == [[5], [6], [4], [7]]
-
-
-def test_a_far_longer_source_is_begun_while_others_are_still_compiled() -> None:
-    """Last is when a worker finds nothing else to begin, not when all others are done."""
-    one = state(proposing=False, workers=4, busy=3, building=2, lowering=1, groups=3)
-    for index, length in enumerate([9_000, 9_000, 400_000]):
-        one.add(with_source(lowered(index), length))
-    one.queues.ready = one.queues.ready[2:]
-    assert indices(one.next_job()) == [2]
-
-
 def with_loops(one: Lowered, *iterations: int, registers: int | None = None) -> Lowered:
     loops = tuple(LoopFacts((4, 4096), slots) for slots in iterations)
     return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, layouts=Layouts(loops=loops)))
@@ -289,14 +222,6 @@ def test_far_longer_loops_stand_alone_and_all_begin_at_once_the_longest_first() 
     assert groups == [[0], [2], [4], [6], [3], [1], [5]] and one.counts.busy < 16
 
 
-def test_long_loops_wait_for_no_lowering_under_way() -> None:
-    one = state(proposing=False, workers=8, lowering=3, busy=3, groups=1)
-    for index, iterations in enumerate([64, 64, 4096, 4096]):
-        one.add(with_loops(lowered(index), iterations))
-    one.queues.ready = one.queues.ready[2:]
-    assert [indices(one.next_job()), indices(one.next_job())] == [[2], [3]]
-
-
 @pytest.mark.parametrize("workers", [1, 2, 16])
 def test_the_default_among_the_first_two_is_alone_if_its_loops_are_far_longer(workers: int) -> None:
     """It is lowered first. A group of two for a waiting device would hold the other up."""
@@ -307,13 +232,6 @@ def test_the_default_among_the_first_two_is_alone_if_its_loops_are_far_longer(wo
     assert indices(one.next_job()) == [1, 2]
     one.queues.waiting, one.proposing = 0, False
     assert indices(one.next_job()) == [0]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
-def test_halves_keep_everything_in_order(size: int) -> None:
-    group = [lowered(i) for i in range(size)]
-    left, right = halves(group)
-    assert [*left, *right] == group and abs(len(left) - len(right)) <= 1
 
 
 @pytest.mark.parametrize("seed", range(150))

@@ -119,11 +119,6 @@ def test_of_what_is_not_known_enough_there_is_no_estimate(lacking: dict[str, Any
     assert all(math.isfinite(number) for number in prior.features(facts, figures()).values())
 
 
-def test_without_figures_there_are_no_estimates() -> None:
-    assert figures_of(DeviceInfo("cpu", "CPU")) is None
-    assert prior.estimates({0: ({}, product())}, None) == {}
-
-
 # ---- devices
 
 
