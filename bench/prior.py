@@ -75,9 +75,8 @@ def facts_of(name: str) -> dict[int, StaticFacts]:
 def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
     """Return the prior's estimate for each candidate of a recording, in milliseconds; `device`: the recording's."""
     result = recorded(name)
-    configs = {record.index: record.config for record in result.records}
     figures = figures_of(device or result.devices[0])
-    return estimates({index: (configs[index], facts) for index, facts in facts_of(name).items()}, figures)
+    return estimates(facts_of(name), figures)
 
 
 def read(name: str) -> tuple[int, float]:

@@ -66,7 +66,7 @@ def play(space: str, strategy: str, source: str, advice: str, percent: str, seed
     known = ratios(recorded(source), here, advice) if source else {}
     make = partial(make_strategy, strategy)
     figures = figures_for(here.target, here.devices)
-    more = fields_of_facts(here.configs, here.facts, figures) if prior else {}
+    more = fields_of_facts(here.facts, figures) if prior else {}
     trials = simulate_seeds(here, make, budget=budget, seeds=range(seeds), known={"elsewhere": known, **more})
     return Row(
         space=space,

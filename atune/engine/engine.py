@@ -10,7 +10,6 @@ The engine itself never compiles, loads or runs anything. `compile_stage` and `b
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -22,7 +21,7 @@ from atune.engine.final import FinalStage, Find
 from atune.engine.interfaces import Machine
 from atune.engine.plan import Plan
 from atune.engine.proof import Proofs, ProofStage
-from atune.engine.proposing import ProposeStage, StrategyDriver
+from atune.engine.proposing import ProposeStage
 from atune.engine.run_state import Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
@@ -96,17 +95,13 @@ class Engine:
             n, len(device_workers), plan.to_compile, settings.compile.group_size, settings.pipeline
         )
         layouts = await start.layouts(plan)
-        asking = StrategyDriver(run, plan, scheduled)
-        proposing = ProposeStage(
-            run, plan, asking, machine, strategy=start.strategy, prior=settings.prior, figures=start.figures,
-            seed=settings.seed, seconds=settings.budget.seconds, layouts=layouts,
-        )  # fmt: skip
-        run.outcomes.tell = asking.add_outcome
+        screen = Screen(run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=layouts)
+        proposing = ProposeStage(start, plan, scheduled, screen, layouts)
+        run.outcomes.tell = proposing.driver.add_outcome
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         proofs = Proofs(run, plan.candidates, compile_workers, wanted=settings.compile.prove)
-        screen = Screen(run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=layouts)
 
         async def hand_on(lowered: Lowered, artifact: Artifact) -> None:
             proofs.remember(lowered, artifact)
@@ -117,15 +112,14 @@ class Engine:
             timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, proofs, compile_workers, plan.candidates, self.find)
+        final = FinalStage(run, settings.benchmark, measuring, proofs, self.find)
         async with anyio.create_task_group() as until_proven:
             until_proven.start_soon(run.outcomes.keep_synced)
             for compile_worker in compile_workers:  # one may still prove the leader during the final
                 until_proven.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, settings.budget.seconds)
-                propose_all = partial(proposing.serve, retries=settings.pipeline)
-                tasks.start_soon(propose_all, compile_workers, scheduled, propose, screen)
+                tasks.start_soon(proposing.serve, compile_workers, propose)
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 deliver.close()
@@ -133,7 +127,7 @@ class Engine:
             if (most := settings.budget.most(plan.total)) is not None and most < plan.total:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
-            asking.tell()
+            proposing.driver.tell()
             await ProofStage(run, proofs, measuring, final.hold).settle()
             until_proven.cancel_scope.cancel()
 

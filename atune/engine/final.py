@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.to_thread
@@ -39,22 +39,14 @@ class FinalStage:
     """Re-benchmarks finalists on one device, while the leader is proven. Gets libraries for those that an earlier part
     of the run measured.
 
-    `candidates`: the space's, by index. `find` looks a library up in the artifact store.
+    `find` looks a library up in the artifact store.
     """
 
     def __init__(
-        self,
-        run: Run,
-        benchmark: BenchmarkSettings,
-        measuring: BenchmarkStage,
-        proofs: Proofs,
-        compile_workers: Sequence[CompileWorker],
-        candidates: Mapping[int, Candidate],
-        find: Find,
+        self, run: Run, benchmark: BenchmarkSettings, measuring: BenchmarkStage, proofs: Proofs, find: Find
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.proofs = measuring, proofs
-        self.compile_workers, self.candidates, self.find = compile_workers, candidates, find
+        self.measuring, self.proofs, self.find = measuring, proofs, find
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self) -> None:
@@ -188,13 +180,13 @@ class FinalStage:
         async def rebuild(worker: CompileWorker) -> None:
             while missing:
                 index = missing.pop(0)
-                failed = await self._rebuild(worker, self.candidates[index])
+                failed = await self._rebuild(worker, self.proofs.candidates[index])
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
                     self.emit(Warned, worker=worker.name, message=f"{message}: it is not in the final")
 
         async with anyio.create_task_group() as tasks:
-            for worker in self.compile_workers[: len(missing)]:
+            for worker in self.proofs.workers[: len(missing)]:
                 tasks.start_soon(rebuild, worker)
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:

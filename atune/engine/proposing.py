@@ -7,23 +7,22 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from atune.engine.interfaces import CompileWorker, Machine
+from atune.engine.interfaces import CompileWorker
 from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Screen
-from atune.engine.search.devices import Figures
 from atune.engine.search.interface import AHEAD, Guarded
-from atune.engine.search.prior import Chosen, OwnPrior, check_answers, estimates
+from atune.engine.search.prior import OwnPrior, check_answers, estimates
 from atune.engine.search.recording import reason_of
 from atune.engine.search.registry import EXHAUSTIVE, kind_of
 from atune.engine.search.survey_columns import columns
+from atune.engine.start import Start
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate
@@ -98,103 +97,69 @@ class Survey:
 
 
 class ProposeStage:
-    """Proposes the candidates of a plan.
-
-    `strategy`: None if it is made after the survey, with `prior` and the device's `figures`.
-    """
+    """Proposes the candidates of a plan. `layouts`: chooses layouts; None where all are tried."""
 
     def __init__(
-        self,
-        run: Run,
-        plan: Plan,
-        asking: StrategyDriver,
-        machine: Machine,
-        *,
-        strategy: Guarded | None,
-        prior: Chosen,
-        figures: Figures | None,
-        seed: int,
-        seconds: float | None,
-        layouts: LayoutChoice | None = None,
+        self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen, layouts: LayoutChoice | None
     ) -> None:
-        self._run, self._plan, self._asking, self._machine = run, plan, asking, machine
-        self._prior, self._figures, self._answers = prior, figures, dict[int, float]()
-        self._seed, self._seconds, self._layouts = seed, seconds, layouts
-        asking.strategy = strategy
+        self._start, self._run, self._plan = start, start.run, plan
+        self._scheduled, self._screen, self._layouts = scheduled, screen, layouts
+        self.driver = StrategyDriver(start.run, plan, scheduled, start.strategy)
+        self._answers = dict[int, float]()
+        """The estimates of a user's prior."""
 
-    async def serve(
-        self,
-        workers: Sequence[CompileWorker],
-        scheduled: CompileState,
-        propose: MemoryObjectSendStream[Candidate],
-        screen: Screen,
-        *,
-        retries: bool,
-    ) -> None:
-        """Propose until the strategy, the budget or the run ends.
-
-        `retries`: whether to propose again what `screen` left out as likely to lose, where nothing else works.
-        Raises `UsageError` and `SpaceError`.
-        """
-        run, plan, asking = self._run, self._plan, self._asking
+    async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
+        """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
+        run, plan, driver = self._run, self._plan, self.driver
         with propose:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 run.wake()
-            for index in [candidate.index for candidate in plan.redo] + self._last_proposed():
-                await self._propose_further_layouts(index, propose)
-            if asking.strategy is None:
+            for candidate in plan.redo:
+                await self._propose_further_layouts(candidate.index, propose)
+            if driver.strategy is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
-                asking.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+                driver.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
             await self._ask(propose)
-            if retries and screen.leaves_out:
-                await self._retry_left_out(scheduled, propose, screen)
-            scheduled.proposing = False
+            if self._start.settings.pipeline and self._screen.leaves_out:
+                await self._retry_left_out(propose)
+            self._scheduled.proposing = False
         run.wake()
 
-    def _last_proposed(self) -> list[int]:
-        """Return what the strategy proposed last before the run was interrupted.
-
-        The run may have ended before the candidate's other layouts were proposed.
-        """
-        return [entry.index for entry in proposed(self._run.recorder.state) if not entry.further_layout][-1:]
-
     async def _ask(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        run, asking, count = self._run, self._asking, 0
+        run, driver, count = self._run, self.driver, 0
         while count < self._plan.proposable and not run.stopping:
-            await asking.turn()
-            index = None if run.stopping else await asking.ask()
+            await driver.turn()
+            index = None if run.stopping else await driver.ask()
             while index is not None and run.recorder.state.entry(index).key:
-                index = await asking.ask()  # it was proposed before, or failed in the survey
+                index = await driver.ask()  # it was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_further_layouts(index, propose)
             count += 1
 
-    async def _retry_left_out(
-        self, scheduled: CompileState, propose: MemoryObjectSendStream[Candidate], screen: Screen
-    ) -> None:
+    async def _retry_left_out(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose again what was left out as likely to lose, one of each code, if nothing else works."""
         run, state = self._run, self._run.recorder.state
-        scheduled.held = True
+        self._scheduled.held = True
         run.wake()
         while not run.stopping and any(e.key and state.outcome(e.index) is None for e in state.entries.values()):
             await run.changed()
         if not run.stopping and not state.ranked(1):
-            screen.leave_none_out()
+            self._screen.leave_none_out()
             for index, outcome in [(index, state.outcome(index)) for index in sorted(state.entries)]:
                 own = state.first(index).index == index and index in self._plan.candidates
                 if own and isinstance(outcome, CandidatePruned) and outcome.likely:
                     await propose.send(self._plan.candidates[index])
                     run.wake()
-        scheduled.held = False
+        self._scheduled.held = False
 
     async def _propose(
         self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, further_layout: bool = False
     ) -> None:
-        self._asking.proposed(new.index)
+        self.driver.proposed(new.index)
         self._run.recorder.emit(
             CandidateProposed, index=new.index, key=new.key, config=new.config, further_layout=further_layout
         )
@@ -216,14 +181,13 @@ class ProposeStage:
         A candidate that cannot be elaborated has failed, and is never proposed. Raises `UsageError` if the user's prior
         fails or returns something invalid.
         """
-        run, recorder = self._run, self._run.recorder
-        candidates = self._plan.candidates
-        began = recorder.elapsed_s
+        run, recorder, settings = self._run, self._run.recorder, self._start.settings
+        candidates, began = self._plan.candidates, recorder.elapsed_s
         limits = [ORDERING_S] if self._plan.search.name == EXHAUSTIVE and self._tries_all() else []
-        limits += [] if self._seconds is None else [SHARE_OF_TIME * self._seconds]
+        limits += [] if settings.budget.seconds is None else [SHARE_OF_TIME * settings.budget.seconds]
         until = began + min(limits, default=float("inf"))
         survey = Survey(
-            drawn(list(candidates.values()), self._seed),
+            drawn(list(candidates.values()), settings.seed),
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,
         )
         await survey.run(workers)
@@ -231,7 +195,8 @@ class ProposeStage:
         survey.add(added)
         await survey.run(workers)
         scores = await self._scores(survey, workers[0])
-        found = await anyio.to_thread.run_sync(columns, scores, survey.facts, self._figures, abandon_on_cancel=True)
+        figures = self._start.figures
+        found = await anyio.to_thread.run_sync(columns, scores, survey.facts, figures, abandon_on_cancel=True)
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:
                 continue  # an earlier run tried it
@@ -246,7 +211,7 @@ class ProposeStage:
         """Add the neighbours of what has the best estimates to a large space, and return them."""
         scores = await self._scores(survey, worker)
         best = sorted(scores, key=lambda index: (scores[index], index))[:BEST]
-        near = await self._machine.neighbours([survey.candidates[index].config for index in best])
+        near = await self._start.machine.neighbours([survey.candidates[index].config for index in best])
         return self._plan.add(near)
 
     def _tries_all(self) -> bool:
@@ -255,29 +220,27 @@ class ProposeStage:
 
     async def _scores(self, survey: Survey, worker: CompileWorker) -> dict[int, float]:
         """Return the prior's estimates of what was surveyed. A user's is asked once for each candidate."""
-        facts = survey.facts
-        if isinstance(self._prior, OwnPrior):
+        facts, prior = survey.facts, self._start.settings.prior
+        if isinstance(prior, OwnPrior):
             new = [index for index in sorted(facts) if index not in self._answers]
             left = {index: (survey.candidates[index].config, facts[index]) for index in new}
             if left:
-                answers = await worker.run(RankJob(self._prior.name, self._prior.pickled, left))
+                answers = await worker.run(RankJob(prior.name, prior.pickled, left))
                 self._answers |= answers
-            check_answers(self._prior, self._answers)
+            check_answers(prior, self._answers)
             return self._answers
-        plain: dict[int, tuple[dict[str, Any], StaticFacts]] = {index: ({}, facts[index]) for index in sorted(facts)}
-        return await anyio.to_thread.run_sync(estimates, plain, self._figures, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(estimates, facts, self._start.figures, abandon_on_cancel=True)
 
 
 class StrategyDriver:
     """Tells the strategy of outcomes, and asks it for candidates. Strategies not known to be quick run in a thread."""
 
-    strategy: Guarded | None = None
-    """None until it is made, which may wait until the space is surveyed."""
-
-    def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
+    def __init__(self, run: Run, plan: Plan, scheduled: CompileState, strategy: Guarded | None) -> None:
         self._run, self._scheduled = run, scheduled
+        self.strategy = strategy
+        """None until it is made, which may wait until the space is surveyed."""
         kind = kind_of(plan.search.name)
-        self.learns, self._quick = kind.learns, kind.quick
+        self._learns, self._quick = kind.learns, kind.quick
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._pending = deque[Outcome]()
@@ -295,7 +258,7 @@ class StrategyDriver:
         """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
         assert self.strategy is not None
         self.tell()
-        while self.learns and not self._run.stopping and len(self._outstanding) >= self.strategy.limit(self._most):
+        while self._learns and not self._run.stopping and len(self._outstanding) >= self.strategy.limit(self._most):
             if not self._scheduled.held:
                 self._scheduled.held = True
                 self._run.wake()

@@ -115,7 +115,7 @@ def test_an_sm_holds_as_many_blocks_as_its_resources_let_it() -> None:
 def test_of_what_is_not_known_enough_there_is_no_estimate(lacking: dict[str, Any]) -> None:
     facts = msgspec.structs.replace(product(), **lacking)
     assert prior.estimate(facts, figures()) is None
-    assert prior.estimates({0: ({}, facts), 1: ({}, product())}, figures()).keys() == {1}
+    assert prior.estimates({0: facts, 1: product()}, figures()).keys() == {1}
     assert all(math.isfinite(number) for number in prior.features(facts, figures()).values())
 
 

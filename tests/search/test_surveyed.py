@@ -35,7 +35,7 @@ def facts(place: int) -> StaticFacts:
 
 def surveyed(count: int) -> SpaceSurveyed:
     known = {index: facts(index) for index in range(count)}
-    scores = estimates({index: ({}, one) for index, one in known.items()}, FIGURES)
+    scores = estimates(known, FIGURES)
     return SpaceSurveyed(seq=0, time=0.0, mono=0.0, **columns(scores, known, FIGURES))
 
 
@@ -60,7 +60,7 @@ def test_a_strategy_is_told_the_numbers_that_the_event_has() -> None:
 
 def test_without_figures_nothing_is_told() -> None:
     assert figures_for(Target("c"), [DeviceInfo("cpu", "CPU")]) is None
-    assert fields_of_facts({0: {}}, {0: facts(0)}, None) == {}
+    assert fields_of_facts({0: facts(0)}, None) == {}
 
 
 def test_ranked_takes_equals_and_what_is_not_estimated_by_the_seed() -> None:
@@ -83,7 +83,7 @@ def test_ranked_takes_equals_and_what_is_not_estimated_by_the_seed() -> None:
 def recording(count: int = 40) -> Recording:
     """The prior's first is the best; a candidate's latency is its estimate's place."""
     known = {index: facts(index) for index in range(count)}
-    scores = estimates({index: ({}, one) for index, one in known.items()}, FIGURES)
+    scores = estimates(known, FIGURES)
     places = {index: place for place, index in enumerate(sorted(scores, key=scores.__getitem__))}
     tried = {index: Tried(1.0 + places[index], "", 1.0, 0.5, 0.25) for index in range(count)}
     configs = {index: {"x": index} for index in range(count)}

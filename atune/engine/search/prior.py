@@ -78,11 +78,11 @@ SHARPNESS = 4
 """Of several bounds the largest decides, and the others count a little: this is the exponent of their norm."""
 
 
-def estimates(candidates: Candidates, figures: Figures | None) -> dict[int, float]:
+def estimates(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[int, float]:
     """Return an estimate in milliseconds for each candidate of which enough is known; none without figures."""
     if figures is None:
         return {}
-    found = {index: estimate(facts, figures) for index, (_, facts) in candidates.items()}
+    found = {index: estimate(one, figures) for index, one in facts.items()}
     return {index: ms for index, ms in found.items() if ms is not None}
 
 

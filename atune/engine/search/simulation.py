@@ -222,11 +222,7 @@ def simulate(
     """
     check_name(strategy)
     figures = figures_for(recording.target, recording.devices)
-    known = (
-        fields_of_facts(recording.configs, recording.facts, figures)
-        if prior and uses_prior(strategy, len(recording.configs))
-        else {}
-    )
+    known = fields_of_facts(recording.facts, figures) if prior and uses_prior(strategy, len(recording.configs)) else {}
     if strategy == AUTO:
         limited, there = budget is not None or seconds is not None, known.get("prior") is not None
         strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)

@@ -9,7 +9,6 @@ from atune.engine.search.devices import Figures, figures_of
 from atune.engine.search.prior import Chosen, OwnPrior, estimates, features
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 
 DIGITS = 6
@@ -40,13 +39,10 @@ def columns(prior: Mapping[int, float], facts: Mapping[int, StaticFacts], figure
     }
 
 
-def fields_of_facts(
-    configs: Mapping[int, Config], facts: Mapping[int, StaticFacts], figures: Figures | None
-) -> dict[str, Any]:
+def fields_of_facts(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
     """Return what `Searched` has of `facts`, as a run would that surveys the space."""
-    known = {index: (configs[index], one) for index, one in facts.items() if index in configs}
-    scores = estimates(known, figures)
-    fields = columns(scores, {index: one for index, (_, one) in known.items()}, figures)
+    scores = estimates(facts, figures)
+    fields = columns(scores, facts, figures)
     return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if scores else {}
 
 
