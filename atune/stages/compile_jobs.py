@@ -93,11 +93,8 @@ def build(payload: bytes) -> bytes:
 def prove(payload: bytes) -> bytes:
     """Prove a candidate's library plain: `ProveJob` → `Proof` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=ProveJob)
-
-    def work(candidate: Candidate) -> Proof | Failure:
-        return prove_plain(candidate, job.measured, job.path, job.lowered)
-
-    return msgspec.msgpack.encode(_guarded(job.candidate, work))
+    proof = _guarded(job.candidate, lambda one: prove_plain(one, job.measured, job.path, job.lowered))
+    return msgspec.msgpack.encode(proof)
 
 
 def explain(payload: bytes) -> bytes:
@@ -106,14 +103,9 @@ def explain(payload: bytes) -> bytes:
     Raises `SpaceError` for a name that the kernel does not take.
     """
     job = msgspec.msgpack.decode(payload, type=ExplainJob)
-    check_config(workload(), job.candidate.config)
-
-    def work(candidate: Candidate) -> Explained | Failure:
-        return explain_plain(msgspec.structs.replace(job, candidate=candidate))
-
-    return msgspec.msgpack.encode(
-        _guarded(msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config)), work)
-    )
+    candidate = msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config))
+    check_config(workload(), candidate.config)
+    return msgspec.msgpack.encode(_guarded(candidate, lambda one: explain_plain(one, job.path, job.picture)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
@@ -175,18 +167,18 @@ VERBOSE = "TILELANG_VERBOSE"
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def explain_plain(job: ExplainJob) -> Explained | Failure:
+def explain_plain(candidate: Candidate, path: str, picture: str | None = None) -> Explained | Failure:
     """Lower and compile a configuration by the plain steps, and read its facts. Raises what lowering raises."""
-    seen, plain = Seen(job.picture), Steps()
-    lowered = lowering.lower(job.candidate, plain, seen=seen)
+    seen, plain = Seen(picture), Steps()
+    lowered = lowering.lower(candidate, plain, seen=seen)
     with ptxas_log() as log:
-        (built,) = answer([lowered], job.path, plain)
+        (built,) = answer([lowered], path, plain)
     if isinstance(built, Failure):
         return built
     target, machine, facts = session().target, built.machine, lowered.facts
     source = Path(source_path(built.path, built.symbol)).read_text(errors="replace")
     explained = Explained(
-        config=job.candidate.config,
+        config=candidate.config,
         target=str(target),
         facts=facts,
         source=source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel"),

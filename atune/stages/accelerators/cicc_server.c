@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define BODY "atune_body.cu"
-#define WORDS "words"
+#define MESSAGES "messages"
 
 static int connection = -1;
 static int connection_flags;
@@ -62,21 +62,21 @@ static int receive(char *folder, size_t size) {
 
 static void become_child(pid_t parent, int listener) {
   char folder[4096];
-  int words;
+  int messages;
   signal(SIGCHLD, SIG_DFL);
   die_with_parent();
   close(listener);
   if (getppid() != parent || receive(folder, sizeof folder) || chdir(folder))
     _exit(1);
-  words = open(WORDS, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (words < 0 || dup2(words, 1) < 0 || dup2(words, 2) < 0)
+  messages = open(MESSAGES, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (messages < 0 || dup2(messages, 1) < 0 || dup2(messages, 2) < 0)
     _exit(1);
   /* Whoever asked may be killed, by its deadline say: then this compile must end, too. */
   connection_flags = fcntl(connection, F_GETFL);
   fcntl(connection, F_SETOWN, getpid());
   fcntl(connection, F_SETSIG, SIGKILL);
   fcntl(connection, F_SETFL, connection_flags | O_ASYNC);
-  if (recv(connection, folder, 1, MSG_PEEK | MSG_DONTWAIT) == 0) /* killed before it could be told */
+  if (recv(connection, folder, 1, MSG_PEEK | MSG_DONTWAIT) == 0) /* killed before it got the folder */
     _exit(1);
   if (on_exit(answer, NULL))
     _exit(1);

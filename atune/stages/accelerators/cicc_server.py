@@ -37,7 +37,7 @@ from atune.stages.compile.device_source import (
 )
 
 SERVER = Path(__file__).with_name("cicc_server.c")
-BODY, OUTPUT, WORDS = "atune_body.cu", "kernels.ptx", "words"
+BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in the folder of a request: the kernels, the PTX, and cicc's output. `cicc_server.c` names them, too."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 """A server's entry in a run's folder: a folder, with its socket and `Tools`."""
@@ -298,7 +298,7 @@ def ask(server: str, body: str, folder: str) -> bytes:
         except OSError as error:
             raise CiccError(f"cicc's server is gone: {error}") from None
     if status != b"\0":
-        path = Path(folder, WORDS)
+        path = Path(folder, MESSAGES)
         output = path.read_text(errors="replace").strip() if status and path.exists() else "its process ended"
         errors = [line for line in output.splitlines() if "error" in line]
         raise CiccError("cicc failed: " + ("\n".join(errors) or output[-300:]))

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -50,46 +49,33 @@ def listen(payload: bytes) -> bytes:
     Afterwards the run's `folder` has the link that workers connect to. If the parsed headers do not fit the candidate,
     the service parses those that its source includes.
     """
+    data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
+    blob = msgspec.msgpack.decode(data, type=Blob)
+    server, ready, flavour = _state.server, ServiceReady(True), flavour_of(arch, blob.pass_configs)
     try:
-        wanted = Wanted.decoded(payload)
-        server, ready = _state.server, ServiceReady(True)
-        if server is not None and not server.fits(wanted.flavour, wanted.source):
+        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+            raise CiccError(reason)
+        if server is not None and not server.fits(flavour, blob.source):
             _state.server = None  # so that its end is expected
             server.kill()
             shutil.rmtree(server.folder, ignore_errors=True)
             server = None
         if server is None:
-            ready = _parse(wanted.flavour, *wanted.headers())
+            ready = _parse(flavour, *_headers(blob.source))
         assert _state.server is not None
-        _state.server.link(wanted.folder)
+        _state.server.link(folder)
     except (CiccError, OSError) as error:
         return msgspec.msgpack.encode(ServiceReady(False, str(error)[:500]))
     return msgspec.msgpack.encode(ready)
 
 
-class Wanted(NamedTuple):
-    """A candidate that a run wants compiled, and the run's folder."""
-
-    flavour: Flavour
-    source: str
-    folder: str
-
-    @classmethod
-    def decoded(cls, payload: bytes) -> Wanted:
-        """Decode the payload of `listen`. Raises `CiccError` if only nvcc compiles the candidate."""
-        data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
-        blob = msgspec.msgpack.decode(data, type=Blob)
-        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
-            raise CiccError(reason)
-        return cls(flavour_of(arch, blob.pass_configs), blob.source, folder)
-
-    def headers(self) -> tuple[Sequence[str], str]:
-        """Return the includes of the source, and its text before them."""
-        try:
-            first, includes, _ = parts(self.source)
-        except ValueError:
-            return (), ""
-        return includes, first
+def _headers(source: str) -> tuple[Sequence[str], str]:
+    """Return the includes of `source`, and its text before them; none if it has another form than tilelang's."""
+    try:
+        first, includes, _ = parts(source)
+    except ValueError:
+        return (), ""
+    return includes, first
 
 
 def _end_with(server: Server) -> None:

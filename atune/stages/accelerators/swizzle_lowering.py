@@ -53,19 +53,19 @@ class SwizzleLowering(Accelerator):
         if len(orders) > 1:
             return plain(job)
         folder = Path(session().run_dir, "relatives")
-        return Relatives(folder, bare, job.beside).lowered(orders, job.symbol, lambda: plain(job))
+        return Relatives(folder, bare, job.others).lowered(orders, job.symbol, lambda: plain(job))
 
 
 class Relatives:
     """Lowered kernels of one run's workers that equal `bare`, a kernel without its annotation.
 
-    `beside`: everything but the kernel that decides lowering.
+    `others`: everything but the kernel that decides lowering.
     """
 
-    def __init__(self, folder: Path, bare: str, beside: str) -> None:
+    def __init__(self, folder: Path, bare: str, others: str) -> None:
         self.folder = folder
-        form = _digest(beside, re.sub(r"(?<![\w.])\d+(?![\w.])", "0", bare))  # names of types stay
-        kernel = _digest(beside, bare)
+        form = _digest(others, re.sub(r"(?<![\w.])\d+(?![\w.])", "0", bare))  # names of types stay
+        kernel = _digest(others, bare)
         self.path, self.sampled = folder / kernel, int(kernel, 16) % SAMPLED == 0
         self.checked, self.doubted = folder / f"{form}.checked", folder / f"{form}.doubted"
 

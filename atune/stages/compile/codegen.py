@@ -9,7 +9,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
     kind, verbose = session().target.kind, session().compile.verbose
-    with CompilerOutput(verbose) as output:
+    with _captured(verbose) as output:
         if kind == "c":
             _build_c([blob.source for blob in blobs], blobs[0].flags, part, verbose)
             compiled = MachineCode(b"", "g++")
@@ -60,7 +61,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             file.write(blob.source)
     os.replace(part, path)
     library = Path(path).read_bytes() if kind == "cuda" else b""
-    seconds, output_text = round(time.perf_counter() - started, 4), output.text() if verbose else ""
+    seconds = round(time.perf_counter() - started, 4)
     return [
         Artifact(
             index=lowered.index,
@@ -72,7 +73,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             calls=blob.calls,
             compiler=compiled.compiler,
             why=compiled.why,
-            words=output_text,
+            words="".join(output),
             plain=steps.plain_builds and blob.plain,
             store_key=lowered.store_key,
             source_key=blob.source_key,
@@ -159,41 +160,34 @@ def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str, ver
         print(f"{shlex.join(command)}\n{errors}", file=sys.stderr)
 
 
-class CompilerOutput:
-    """Capture the output of this process and its compilers to stdout and stderr, if `wanted`.
+@contextmanager
+def _captured(wanted: bool) -> Iterator[list[str]]:
+    """Capture the output of this process and its compilers to stdout and stderr, if `wanted`; its tail is given then.
 
     Afterwards it is written there, too. A crash in between only loses the contents of this file.
     """
+    found = list[str]()
+    if not wanted:
+        yield found
+        return
+    with tempfile.TemporaryFile() as file:
+        _flush()
+        saved = [(fd, os.dup(fd)) for fd in (1, 2)]
+        for fd, _ in saved:
+            os.dup2(file.fileno(), fd)
+        try:
+            yield found
+        finally:
+            _flush()
+            for fd, copy in saved:
+                os.dup2(copy, fd)
+                os.close(copy)
+            size = os.fstat(file.fileno()).st_size
+            data = os.pread(file.fileno(), MAX_OUTPUT, max(0, size - MAX_OUTPUT))
+            found.append(data.decode(errors="replace").strip())
+            sys.stderr.write(found[0])
 
-    def __init__(self, wanted: bool) -> None:
-        self._file = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
 
-    def __enter__(self) -> CompilerOutput:
-        if self._file is not None:
-            self._flush()
-            self._saved = [(fd, os.dup(fd)) for fd in (1, 2)]
-            for fd, _ in self._saved:
-                os.dup2(self._file.fileno(), fd)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._flush()
-            for fd, saved in self._saved:
-                os.dup2(saved, fd)
-                os.close(saved)
-            sys.stderr.write(self.text())
-
-    def text(self) -> str:
-        """Return the tail of the output so far."""
-        if self._file is None:
-            return ""
-        self._flush()
-        size = os.fstat(self._file.fileno()).st_size
-        data = os.pread(self._file.fileno(), MAX_OUTPUT, max(0, size - MAX_OUTPUT))
-        return data.decode(errors="replace").strip()
-
-    @staticmethod
-    def _flush() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

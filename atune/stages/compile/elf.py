@@ -33,24 +33,18 @@ class Section(NamedTuple):
     entry_size: int
 
 
-def headers(elf: bytes | bytearray | memoryview) -> list[Section]:
-    """Return the section headers. Raises `ValueError` for anything but a 64-bit ELF file."""
-    if bytes(elf[:5]) != MAGIC:
-        raise ValueError("not a 64-bit ELF file")
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    entry_size, count = struct.unpack_from("<HH", elf, 0x3A)
-    if table + count * entry_size > len(elf) or entry_size < _SECTION.size:
-        raise ValueError("not a whole ELF file")
-    return [Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
-
-
 def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:
     """Return the sections by name: header and contents, which are empty for one that only has a size.
 
-    Raises `ValueError`.
+    Raises `ValueError` for anything but a 64-bit ELF file.
     """
-    found = headers(elf)
-    (names,) = struct.unpack_from("<H", elf, 0x3E)
+    if bytes(elf[:5]) != MAGIC:
+        raise ValueError("not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    entry_size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    if table + count * entry_size > len(elf) or entry_size < _SECTION.size:
+        raise ValueError("not a whole ELF file")
+    found = [Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
     contents = {}
     for section in found:
         start = found[names].offset + section.name

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from atune.model.artifact import BlockWork, KernelParam, StaticFacts
+from atune.model.artifact import BlockWork, StaticFacts
 from atune.stages.compile.tir import bits_of, region, size_of
 from atune.stages.compile.work import COPIES, work_of
 
@@ -63,35 +63,6 @@ def lacking_registers(source: str) -> int:
     asked = 128 * int(fewer[0]) + (threads - 128) * int(more[0])
     begins_with = min(_REGISTERS // (threads * max(blocks, 1)) // 8 * 8, 256) * threads
     return max(0, asked - begins_with)
-
-
-def parameters(function: Any, params: Any) -> tuple[KernelParam, ...]:
-    """Return a PrimFunc's parameters. `params`: tilelang's own list of them."""
-    buffers = [function.buffer_map.get(variable) for variable in function.params]
-    return tuple(_parameter(param, buffer) for param, buffer in zip(params or (), buffers, strict=True))
-
-
-def _parameter(param: Any, buffer: Any) -> KernelParam:
-    scalar = bool(param.is_scalar()) if hasattr(param, "is_scalar") else False
-    strides = None if buffer is None or scalar or _is_compact(buffer) else _sizes(buffer.strides)
-    return KernelParam(dtype=str(param.dtype), shape=None if scalar else _sizes(param.shape), strides=strides)
-
-
-def _sizes(sizes: Any) -> tuple[int | str, ...]:
-    texts = ["".join(str(d)) for d in sizes]  # msgspec does not encode tvm's own kind of string
-    return tuple(int(text) if text.lstrip("-").isdigit() else text for text in texts)
-
-
-def _is_compact(buffer: Any) -> bool:
-    """Tell whether a buffer has the strides of a contiguous tensor."""
-    from tilelang import tvm
-
-    analyzer, expected = tvm.arith.Analyzer(), 1
-    for size, stride in zip(reversed(list(buffer.shape)), reversed(list(buffer.strides)), strict=False):
-        if not analyzer.can_prove_equal(stride, expected):
-            return False
-        expected = size * expected
-    return True
 
 
 def c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:

@@ -144,17 +144,17 @@ def key_of(function: Any, how: How) -> str:
     from tilelang import tvm
 
     bare = function.with_attr("global_symbol", _BARE)
-    return digest((str(tvm.ir.save_json(bare)), *how.key(), *way_of(how.accelerators), lowering_environment()))
+    return digest((str(tvm.ir.save_json(bare)), *how.key(), *_way_of(how.accelerators), lowering_environment()))
 
 
-def way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
+def _way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
     return (FORMAT, version("z3-solver"), accelerators)
 
 
-def store_key_of(code_key: str, way: tuple[Any, ...]) -> str:
-    """Return the artifact store's key for code that came this way."""
-    return digest((code_key, *way))
+def store_key_of(code_key: str, accelerators: tuple[str, ...]) -> str:
+    """Return the artifact store's key for code that these accelerators took part in."""
+    return digest((code_key, *_way_of(accelerators)))
 
 
 def lowered_before(ir_key: str) -> Lowered | None:

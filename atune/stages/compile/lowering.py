@@ -13,10 +13,10 @@ from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
 from atune.stages.compile import facts
 from atune.stages.compile.inferred_layouts import Seen, instruments
-from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of, way_of
+from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of
 from atune.stages.compile.steps import LowerTask, Modules, Steps, backend_context, printed, printed_host
 from atune.stages.compile.work import work_of
-from atune.stages.frontend.frontend import elaborated
+from atune.stages.frontend.frontend import elaborated, kernel_parameters
 from atune.stages.session.session import session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -79,20 +79,19 @@ def as_plain(lowered: Lowered | None) -> Lowered | None:
     """
     if lowered is None or not (lowered.plain and lowered.blob):
         return None
-    return msgspec.structs.replace(lowered, store_key=store_key_of(lowered.code_key, way_of(())))
+    return msgspec.structs.replace(lowered, store_key=store_key_of(lowered.code_key, ()))
 
 
 def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
     from tilelang import tvm
-    from tilelang.engine.lower import extrac_params
 
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(modules.device)
     host_source = "" if on_cpu else printed_host(modules.host)  # C sources are merged as text
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
-    parameters = facts.parameters(function, extrac_params(function))
+    parameters = kernel_parameters(function)
     calls = facts.c_arguments(function, modules.device) if on_cpu else ()
     source_key = digest((source.replace(symbol, "K"), host_source.replace(symbol, "K")))
     code_key = digest((source_key, parameters, calls, *how.key()))
@@ -115,7 +114,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) 
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=store_key_of(code_key, way_of(how.accelerators)),
+        store_key=store_key_of(code_key, how.accelerators),
         merge_key=digest(together),
         params=parameters,
         facts=found_facts,

@@ -37,11 +37,11 @@ def context_of(target: Target, target_host: str | None) -> Any:
 
 @dataclass(frozen=True)
 class LowerTask:
-    """A kernel to lower: its PrimFunc, under its own symbol. `beside`: other inputs that decide the result, as text."""
+    """A kernel to lower: its PrimFunc, under its own symbol. `others`: the further inputs of lowering, as text."""
 
     function: Any
     symbol: str
-    beside: str
+    others: str
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,7 @@ def load_ir(text: str) -> Any:
 
     `tvm.ir.load_json` would first convert texts of older releases in Python, which takes ten times as long as loading.
     """
-    return _loader()(text)
-
-
-@functools.cache
-def _loader() -> Callable[[str], Any]:
     from tilelang import tvm  # noqa: F401 - registers the function
     from tvm_ffi import get_global_func
 
-    found: Callable[[str], Any] = get_global_func("node.LoadJSON")
-    return found
+    return get_global_func("node.LoadJSON")(text)

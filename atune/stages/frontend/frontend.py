@@ -37,12 +37,6 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     return function
 
 
-def dimension(value: Any) -> int | str:
-    """Return a dimension as a number, or as text if it is symbolic."""
-    text = "".join(str(value))  # tvm's printer gives a string type of its own, which is not encoded as one
-    return int(text) if text.lstrip("-").isdigit() else text
-
-
 def encode(value: Any, where: str) -> Any:
     """Return `value` as data, which `elaborate` turns back. Raises `UsageError`, naming `where`, for what is none."""
     import torch
@@ -231,7 +225,7 @@ def _named(what: str, error: Exception | None) -> WorkloadError:
 
 def parameters_of(
     kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]
-) -> tuple[list[KernelParam], tuple[int, ...]] | None:
+) -> tuple[tuple[KernelParam, ...], tuple[int, ...]] | None:
     """Return the kernel's parameters, and the positions of those it returns (by `T.empty`); None where none traces."""
     for config in configs:
         try:
@@ -246,16 +240,35 @@ def parameters_of(
     return None
 
 
-def kernel_parameters(function: Any) -> list[KernelParam]:
-    """Return the parameters of a PrimFunc, without strides."""
+def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
+    """Return the parameters of a PrimFunc. A tensor without dimensions is a number, as for tilelang."""
     params = []
     for variable in function.params:
         buffer = function.buffer_map.get(variable)
-        if buffer is None:
-            params.append(KernelParam(str(variable.dtype), None))
+        if buffer is None or not buffer.shape:
+            params.append(KernelParam(str((buffer or variable).dtype), None))
         else:
-            params.append(KernelParam(str(buffer.dtype), tuple(map(dimension, buffer.shape))))
-    return params
+            strides = None if _is_compact(buffer) else _sizes(buffer.strides)
+            params.append(KernelParam(str(buffer.dtype), _sizes(buffer.shape), strides))
+    return tuple(params)
+
+
+def _sizes(sizes: Any) -> tuple[int | str, ...]:
+    """Return sizes as numbers, or as text if they are symbolic."""
+    texts = ["".join(str(size)) for size in sizes]  # msgspec does not encode tvm's own kind of string
+    return tuple(int(text) if text.lstrip("-").isdigit() else text for text in texts)
+
+
+def _is_compact(buffer: Any) -> bool:
+    """Tell whether a buffer has the strides of a contiguous tensor."""
+    from tilelang import tvm
+
+    analyzer, expected = tvm.arith.Analyzer(), 1
+    for size, stride in zip(reversed(list(buffer.shape)), reversed(list(buffer.strides)), strict=False):
+        if not analyzer.can_prove_equal(stride, expected):
+            return False
+        expected = size * expected
+    return True
 
 
 def symbols_of(params: Sequence[KernelParam]) -> set[str]:

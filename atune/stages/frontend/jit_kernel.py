@@ -66,7 +66,20 @@ def jit_kernel(
         chosen = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
 
     def compiled() -> Any:
-        return _compiled(function, target, backend, target_host, out_idx, passes, chosen, verbose)
+        import tilelang
+
+        # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
+        made = tilelang.compile(
+            function,
+            out_idx=list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx,
+            execution_backend=backend,
+            target=target.tvm(),
+            target_host=target_host,
+            verbose=verbose,
+            pass_configs=passes or None,
+            compile_flags=chosen,
+        )
+        return copy.copy(made)
 
     if artifact is None:
         found = compiled()
@@ -77,32 +90,6 @@ def jit_kernel(
     if latency_ms is not None:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
-
-
-def _compiled(
-    function: Any,
-    target: Target,
-    backend: str,
-    target_host: str | None,
-    out_idx: Sequence[int] | int | None,
-    pass_configs: dict[str, Any],
-    flags: list[str] | None,
-    verbose: bool | None,
-) -> Any:
-    import tilelang
-
-    # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
-    made = tilelang.compile(
-        function,
-        out_idx=list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx,
-        execution_backend=backend,
-        target=target.tvm(),
-        target_host=target_host,
-        verbose=verbose,
-        pass_configs=pass_configs or None,
-        compile_flags=flags,
-    )
-    return copy.copy(made)
 
 
 class Measured:

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atune.errors import UsageError
-from atune.model.artifact import KernelParam
-from atune.stages.frontend.frontend import dimension, kernel_parameters
-from atune.stages.measure.tensors import contiguous_strides
+from atune.stages.frontend.frontend import kernel_parameters
 from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op
 
 _WRITE = 2
@@ -34,7 +32,7 @@ def jit_op(
     """
     function = kernel.prim_func
     buffers = [function.buffer_map.get(variable) for variable in function.params]
-    params = tuple(map(_with_strides, kernel_parameters(function), buffers))
+    params = kernel_parameters(function)
     returned = tuple(int(i) % len(params) for i in kernel.adapter.result_idx or ())
     own = {i for i in written(function) if i not in returned}
     changed = positions(params, "mutates", sorted(own) if mutates is None else mutates)
@@ -57,14 +55,6 @@ def jit_op(
         scalars={i: name for i, name in enumerate(names) if buffers[i] is None},
     )
     return register_op(name, op, backward=backward, setup_context=setup_context)
-
-
-def _with_strides(param: KernelParam, buffer: Any) -> KernelParam:
-    if buffer is None or not all(isinstance(size, int) for size in param.shape or ()):
-        return param
-    strides = tuple(map(dimension, buffer.strides))
-    plain = list(strides) == contiguous_strides([int(size) for size in param.shape or ()])
-    return param if plain else KernelParam(param.dtype, param.shape, strides)
 
 
 def written(function: Any) -> set[int]:

@@ -27,8 +27,8 @@ def loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:
     rows, vectors = math.prod(outer), columns // width
     if columns % width:
         raise ValueError(f"layout: vectors of {width} do not divide the loop's last extent, {columns}")
-    beside = math.gcd(vectors, threads)
-    groups = threads // beside
+    side = math.gcd(vectors, threads)
+    groups = threads // side
     if rows % groups:
         raise ValueError(f"layout: {threads} threads do not share {rows} rows of {vectors} vectors of {width} evenly")
 
@@ -37,8 +37,8 @@ def loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:
         for index, size in zip(indices, outer, strict=False):
             row = row * size + index
         column = indices[-1]
-        slot = row // groups * (vectors // beside) + column // (width * beside)
-        return row % groups * beside + column // width % beside, slot * width + column % width
+        slot = row // groups * (vectors // side) + column // (width * side)
+        return row % groups * side + column // width % side, slot * width + column % width
 
     return T.Fragment([*outer, columns], forward_fn=place)
 

@@ -31,17 +31,9 @@ class Observer:
     """Asks NVML about one GPU, by its UUID. Facts that NVML does not tell are omitted."""
 
     def __init__(self, uuid: str) -> None:
-        self.uuid = uuid
-        self._nvml: Any = None
-        self._handle: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._nvml = pynvml
-        except Exception:  # no driver, no permission: measuring works without
-            self._nvml = None
+        self.uuid, self._nvml = uuid, None
+        with suppress(Exception):  # no driver, no permission: measuring works without
+            self._handle, self._nvml = _handle(uuid), _nvml()
 
     def now(self) -> Conditions:
         nvml = self._nvml

@@ -11,7 +11,7 @@ from stage_runs import session_of
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
-from atune.model.jobs import Explained, ExplainJob
+from atune.model.jobs import Explained
 from atune.model.layouts import Alternative, choose, contained
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
@@ -27,7 +27,7 @@ GEMM = FileRef(str(ROOT / "examples" / "gemm.py"), "WORKLOAD")
 
 
 def explained(candidate: Candidate, folder: Path, picture: str | None = None) -> Explained:
-    found = explain_plain(ExplainJob(candidate, str(folder / "library.so"), picture))
+    found = explain_plain(candidate, str(folder / "library.so"), picture)
     assert not isinstance(found, Failure), found
     return found
 
