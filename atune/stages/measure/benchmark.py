@@ -20,7 +20,7 @@ from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import Guards, KernelArguments
 from atune.stages.measure.check import Expected, Mismatch, expected_outputs, explained, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
-from atune.stages.measure.telemetry import Observer, energy_of, kind_of, words_of
+from atune.stages.measure.telemetry import Observer, energy_of, kind_of, message_in_short
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.processes.messages import Begin
@@ -30,7 +30,7 @@ OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is from other processes."""
 AFTER_TIMING = " (once it had been timed)"
 OWN: Resource = "files"
-"""What this process can run out of by a candidate's doing, its own or an earlier one's: a fresh process tells."""
+"""What candidates can use up in this process: the candidate is tried again in a fresh one."""
 
 
 class _Device:
@@ -88,12 +88,12 @@ def measure(payload: bytes) -> bytes:
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
-        result = Failure(artifact.index, "load", words_of(error))
+        result = Failure(artifact.index, "load", message_in_short(error))
     except UsageError:
         raise  # the workload's mistake, not this candidate's
     except BaseException as error:
         check_machine(error, but=OWN)
-        result = Failure(artifact.index, kind_of(error), words_of(error))
+        result = Failure(artifact.index, kind_of(error), message_in_short(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
@@ -131,7 +131,7 @@ def final(payload: bytes) -> bytes:
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments, expected = kept[artifact.params]
-        arguments.guards.renew()  # whose doing it was tells the culprit's own call
+        arguments.guards.renew()  # the candidate's own call shows that it was this one
         arguments.restore_inputs()
         wrong, _ = _called_and_judged(timed, arguments, expected)
         if wrong is not None:
@@ -236,7 +236,7 @@ def _called_and_judged(
 
 def _after(error: BaseException, artifact: Artifact) -> Failure:
     """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
-    kind, message = kind_of(error), words_of(error)
+    kind, message = kind_of(error), message_in_short(error)
     if kind == "launch" and _device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
             if damage := _device.arguments.guards.damage():

@@ -213,7 +213,7 @@ def kind_of(error: BaseException) -> FailureKind:
     return "out_of_memory" if _NO_MEMORY.search(text) else "launch"
 
 
-def words_of(error: BaseException) -> str:
+def message_in_short(error: BaseException) -> str:
     """Return the first lines of an error's message, in one."""
     lines = [line for line in message_of(error).splitlines() if line.strip()]
     return f"{name_of(error)}: {' '.join(lines[:2])}"[:500]

@@ -1,4 +1,4 @@
-"""Which of the device's words mean that a context is beyond repair, and, on a GPU, that such a process is replaced."""
+"""Which of the device's messages mean that a context is beyond repair, and, on a GPU, that its process is replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import atune
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.telemetry import kind_of, words_of
+from atune.stages.measure.telemetry import kind_of, message_in_short
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
 
@@ -54,22 +54,25 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("words", FAULTS)
-def test_what_spoils_a_context_is_a_fault(words: str) -> None:
-    assert kind_of(RuntimeError(words)) == "fault"
+@pytest.mark.parametrize("message", FAULTS)
+def test_what_spoils_a_context_is_a_fault(message: str) -> None:
+    assert kind_of(RuntimeError(message)) == "fault"
 
 
-@pytest.mark.parametrize(("words", "kind"), OTHERS.items())
-def test_what_does_not_costs_no_process(words: str, kind: str) -> None:
-    assert kind_of(RuntimeError(words)) == kind
+@pytest.mark.parametrize(("message", "kind"), OTHERS.items())
+def test_what_does_not_costs_no_process(message: str, kind: str) -> None:
+    assert kind_of(RuntimeError(message)) == kind
 
 
-def test_the_words_are_those_of_the_device_in_short() -> None:
+def test_the_message_is_the_devices_in_short() -> None:
     error = RuntimeError(
         "CUDA error: device-side assert triggered\n\nCompile with TORCH_USE_CUDA_DSA\nmore\n" + "x" * 900
     )
-    assert words_of(error) == "RuntimeError: CUDA error: device-side assert triggered Compile with TORCH_USE_CUDA_DSA"
-    assert len(words_of(RuntimeError("x" * 900))) == 500
+    assert (
+        message_in_short(error)
+        == "RuntimeError: CUDA error: device-side assert triggered Compile with TORCH_USE_CUDA_DSA"
+    )
+    assert len(message_in_short(RuntimeError("x" * 900))) == 500
 
 
 @pytest.mark.gpu
