@@ -7,12 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from event_streams import Stream, write
 
-from atune.errors import UsageError
 from atune.frontends.cli.explain import parse_config
 from atune.frontends.cli.main import main
-from atune.journal.events import CandidatePruned
 from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
 from atune.model.jobs import Explained
@@ -53,29 +50,11 @@ def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: py
 
 
 @pytest.mark.parametrize(
-    ("text", "config"),
-    [
-        ("a=1,b=2", {"a": 1, "b": 2}),
-        ("tile=(64, 32), order=row,swizzle=True", {"tile": (64, 32), "order": "row", "swizzle": True}),
-        ("", {}),
-    ],
-)
-def test_a_configuration_is_read_from_words(text: str, config: dict[str, object]) -> None:
-    assert parse_config(text) == config
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"), [("128", "'128' is not of the form name=value"), ("a=1,a=2", "a is given twice")]
-)
-def test_what_is_no_configuration_is_refused(text: str, wrong: str) -> None:
-    with pytest.raises(UsageError, match=wrong):
-        parse_config(text)
-
-
-@pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
         ([WEIGHTED, "3"], "an INDEX needs a journal"),
+        ([WEIGHTED, "--config", "128"], "'128' is not of the form name=value"),
+        ([WEIGHTED, "--config", "a=1,a=2"], "a is given twice"),
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
         ([WEIGHTED, "--fragment", "held_s"], "add --svg FILE"),
         ([str(ROOT / "tests/data/schema-1.jsonl"), "--config", "a=1"], "give the candidate's INDEX"),
@@ -89,6 +68,11 @@ def test_what_cannot_be_explained_is_said_before_anything_starts(
     assert wrong in capsys.readouterr().err
 
 
+def test_a_configuration_is_read_from_text() -> None:
+    config = {"tile": (64, 32), "order": "row", "swizzle": True}
+    assert parse_config("tile=(64, 32), order=row,swizzle=True") == config and parse_config("") == {}
+
+
 def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
     about = {"key": "k", "config": {}}
     records = [
@@ -100,18 +84,6 @@ def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
     assert said == ["passed over for candidate 2: too much", "", "preferred to candidate 0"]
     found = Explained(config={}, target="c", facts=StaticFacts(), source="", choice=said[0])
     assert found.as_data()["choice"] == said[0] and ("choice", said[0]) in rows(found)
-
-
-def test_a_candidate_is_shown_with_the_layout_that_was_preferred(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stream = Stream(total=2).candidate(0, 1.0, x=1, loop="own").proposed(1, x=1, loop="wide").lowered(1)
-    stream.add(CandidatePruned, index=1, reason="likely: more registers", likely=True, instead=0).finished()
-    path = str(write(tmp_path / "j", stream.events))
-    for index, said in (("0", "preferred to candidate 1"), ("1", "passed over for candidate 0: more registers")):
-        assert main(["show", path, index]) == 0
-        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("choice")]
-        assert line.split(maxsplit=1)[1] == said
 
 
 def a_kernel(threads: int, source: str) -> Explained:

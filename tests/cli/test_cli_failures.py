@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from event_streams import Stream, write
 
 from atune.frontends.cli.main import main
-from atune.journal.events import ArtifactBuilt, BuildFailed, FinalOrdered
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.report import report
 
@@ -78,23 +76,6 @@ def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
     assert [one["reason"] for one in told["untried"]] == ["the run was cut short before them"]
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("UNDEFINED", "  2 × compile: CompileError: kernel.cpp: undefined reference to `no_such_function'"),
-        ("HALF_WRITTEN", "  2 × mismatch: output 0: 64 of 64 elements differ"),
-    ],
-)
-def test_failures_of_one_kind_are_one_group(
-    name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    journal = str(tmp_path / "j")
-    assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--journal", journal]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said[1].startswith(first) and not said[2].startswith("  1 ×")
-    assert ("; 32 of them were not written" in said[1]) == (name == "HALF_WRITTEN")
-
-
 def test_a_reference_that_hangs_is_told_of_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(tmp_path / "j")
     tuned = ["tune", f"{KERNELS}:HANGING", "--target", "c", "--quiet", "--journal", journal, "--timeout", "2"]
@@ -148,21 +129,6 @@ def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: 
     assert "the journal is of another space" in err
 
 
-def test_a_candidate_is_shown_between_words_on_a_narrow_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stream = Stream(total=1).proposed(0)
-    detail = 'Traceback (most recent call last):\n  File "/home/me/a/long/folder/kernel.py", line 3, in main'
-    stream.add(BuildFailed, index=0, kind="lower", message="a reason of more words than fit", detail=detail)
-    path = str(write(tmp_path / "j", stream.finished().events))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "30")
-    assert main(["show", path]) == 0
-    told = capsys.readouterr().out
-    assert "reason     lower: a reason of\n  more words than fit\n" in told
-    assert '\n    File "/home/me/a/long/folder/kernel.py", line 3, in main\n' in told  # as it was written
-
-
 def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = Stream(total=2).candidate(0).candidate(1, 2.0, 4.0).final({1: [3.0]}).finished()
     path = write(tmp_path / "good", good.events)
@@ -197,16 +163,6 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
         assert capsys.readouterr().err == f"atune: error: {path} {said}\n"
 
 
-def test_show_tells_a_candidate_from_its_neighbours_and_its_devices_apart(tmp_path: Path) -> None:
-    """Libraries of others are not its events, and the final may be on another device than the first timing."""
-    stream = Stream(total=2).candidate(0, 2.0).candidate(1, 4.0).final({0: [3.0]})
-    events = [msgspec.structs.replace(e, device="cuda:1") if isinstance(e, FinalOrdered) else e for e in stream.events]
-    story = candidate_story(write(tmp_path / "j", events), 0)
-    assert [event.indices for event in story.events if isinstance(event, ArtifactBuilt)] == [(0,)]
-    lines = [line for line in story_lines(story) if line.startswith(("final", "first"))]
-    assert [line.rpartition(" on device ")[2] for line in lines] == ["cuda:1", "cpu"]
-
-
 def test_show_prints_no_control_characters_of_a_strangers_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,26 +193,3 @@ def test_what_nobody_checked_is_said_once(tmp_path: Path, capsys: pytest.Capture
     assert said[unknown] == said[checked] == []
     page = report(lacking).replace("<wbr>", "")
     assert "Its outputs were not checked: the workload has no reference" in page
-
-
-@pytest.mark.parametrize(
-    ("kinds", "said"), [(("mismatch", "mismatch"), True), (("mismatch", "fault"), False), (("mismatch",), False)]
-)
-def test_that_all_mismatch_is_hardly_the_configurations(
-    kinds: tuple[str, ...], said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stream = Stream(total=len(kinds))
-    for index, kind in enumerate(kinds):
-        stream.proposed(index).lowered(index).built(index).failed(index, f"differs in {index}", kind)
-    assert main(["replay", str(write(tmp_path / "j", stream.finished().events))]) == 1
-    assert ("every candidate that ran differs from the reference" in capsys.readouterr().out) is said
-
-
-def test_the_report_has_places_and_examples_of_failures(tmp_path: Path) -> None:
-    where = 'File "/home/me/kernel.py", line 3, in main'
-    detail = f"Traceback (most recent call last):\n  {where}\n    a + q\n        ^\nNameError: q"
-    stream = Stream(total=1).proposed(0)
-    stream.add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail).finished()
-    page = report(write(tmp_path / "j", stream.events))
-    assert html.escape("\n".join([where, "  a + q", "      ^"])) in page
-    assert "For example candidate 0: block=0" in page.replace("<wbr>", "")
