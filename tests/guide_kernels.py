@@ -2,7 +2,6 @@
 
 # Annotations are evaluated: they name local values.
 
-from collections.abc import Iterator
 from typing import Any
 
 import tilelang.language as T
@@ -92,20 +91,12 @@ def tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> list[dict[str,
     return [{"block_M": m, "block_N": n} for m in sizes for n in sizes if M % m == 0 and N % n == 0]
 
 
-def generated_tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> Iterator[dict[str, Any]]:
-    yield from tiles(M, N, K, gpu)
-
-
 def product_of(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     return A.float() @ B.float()
 
 
 def judged(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> bool:
     return torch.allclose(C, A.float() @ B.float(), rtol=1e-2, atol=1e-2)
-
-
-def asserted(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> None:
-    torch.testing.assert_close(C, A.float() @ B.float(), rtol=1e-2, atol=1e-2)
 
 
 def doubled(A: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,14 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage_runs import session_of
 
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.stages.accelerators import registry
-from atune.stages.compile.lowering import lower
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
@@ -52,31 +48,6 @@ def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
     assert len(said) == 2 and all("block_M" in line for line in said)
 
 
-@pytest.mark.asked  # test_demo runs the same command
-def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
-    journal = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "atune"]
-    tune = [
-        *command,
-        "tune",
-        f"{EXAMPLES / 'gemm_cpu.py'}:WORKLOAD",
-        "--target",
-        "c",
-        "--journal",
-        str(journal),
-        "--json",
-    ]
-    done = subprocess.run(tune, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["total"] == 36
-    assert summary["measured"] + summary["failed"] + summary["pruned"] + summary["duplicates"] == 36
-    assert summary["failed"] == 0 and summary["latency_ms"] > 0 and summary["reference_ms"] > 0
-    replay = [*command, "replay", str(journal), "--json"]
-    again = subprocess.run(replay, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
-    assert json.loads(again.stdout.splitlines()[-1]) == summary
-
-
 @pytest.mark.anyio
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -105,24 +76,6 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         assert all(isinstance(one, Artifact) for one in built), built
         assert len({one.path for one in built if isinstance(one, Artifact)}) == 1
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3
-
-
-@pytest.mark.asked
-def test_equal_layouts_of_the_broadcast_are_one_kernel(tmp_path: Path) -> None:
-    """72 candidates are 18 kernels; of 2560 columns, four have no such layout and say so."""
-    keys, failures = set(), []
-    for name in ("WIDE", "UNEVEN"):
-        keys.clear()
-        with session_of(FileRef(str(EXAMPLES / "layout_broadcast.py"), name), tmp_path) as candidates:
-            assert len(candidates) == 72
-            for candidate in candidates:
-                try:
-                    keys.add(lower(candidate, registry.compose(())).code_key)
-                except ValueError as error:
-                    failures.append((name, str(error)))
-        assert len(keys) == {"WIDE": 18, "UNEVEN": 24}[name]
-    why = "layout: 256 threads do not share 2 rows of 320 vectors of 8 evenly"
-    assert failures == [("UNEVEN", why)] * 4
 
 
 @pytest.mark.gpu

@@ -27,22 +27,12 @@ def test_modules_to_ask_for_exist() -> None:
     assert set(tiers.ASKED) <= {file.stem for file in tiers.TESTS.rglob("test_*.py")}
 
 
-def test_a_slow_test_that_does_not_exist_any_more_is_forgotten() -> None:
-    known = {"test_a::test_gone": 3.0, "test_a::test_kept": 2.0}
-    assert tiers.renewed(known, {}, {"test_a::test_kept"}) == {"test_a::test_kept": 2.0}
-
-
 def test_what_was_measured_replaces_what_was_known() -> None:
     known = {"test_a::test_x[1]": 3.0, "test_a::test_y": 2.0, "test_a::test_z[1]": 1.0}
     measured = {"test_a::test_x[1]": 0.1, "test_a::test_x[2]": 0.9, "test_a::test_y": 0.2, "test_a::test_w": 4.0}
     existing = {"test_a::test_w", "test_a::test_x", "test_a::test_y", "test_a::test_z"}
     slow = {"test_a::test_w": 4.0, "test_a::test_x[2]": 0.9, "test_a::test_z[1]": 1.0}
     assert tiers.renewed(known, measured, existing) == slow
-
-
-def test_a_test_that_is_slow_with_each_parameter_is_one_line() -> None:
-    measured = {"test_a::test_x[1]": 1.0, "test_a::test_x[2]": 2.0}
-    assert tiers.renewed({}, measured, {"test_a::test_x"}) == {"test_a::test_x": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,6 @@ async def test_options_that_do_not_exist(options: dict[str, Any], error: type[Ex
     assert message in str(caught.value)
 
 
-async def test_gpus_may_be_given_by_number() -> None:
-    """They come as far as the machine's own devices, which target c's are not."""
-    with pytest.raises(TargetError, match="device '3' is not there"):
-        await tune(SCALED, target="c", devices=[3])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -142,11 +136,6 @@ async def test_gpus_may_be_given_by_number() -> None:
 def test_settings_of_a_wrong_kind_are_refused_when_they_are_made(settings: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         settings()
-
-
-def test_a_list_of_flags_is_kept_as_a_tuple() -> None:
-    assert CompileSettings(flags=["-O1"]).flags == ("-O1",)
-    assert CompileSettings(flags=()).flags == () and BenchmarkSettings(standby=None).standby is None
 
 
 @pytest.mark.parametrize("workload", [None, 5, object(), len])
