@@ -1,8 +1,7 @@
-"""Kernels of the contract tests named after other tuners' weaknesses; loaded by the workers too."""
+"""Kernels of the tests of the drop-in, which workers load too."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from typing import Any
@@ -31,12 +30,6 @@ def picky(block: int, n: int = N) -> Any:
     if block & (block - 1):
         raise ValueError(f"block {block} is no power of two")
     return scale(n, 2, block)
-
-
-def holds_the_gil(block: int, seconds: int) -> Any:
-    """Keeps Python's global lock, inside native code, as lowering does."""
-    ctypes.PyDLL(None).sleep(seconds)
-    return scale(N, 2, block)
 
 
 def in_place(block: int) -> Any:
