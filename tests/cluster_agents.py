@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -30,17 +29,20 @@ class LoopbackAgent:
         self.stalled = False
         self._tasks, self._end = tasks, end
         self._died = anyio.Event()
-        self._numbers = itertools.count(1)
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
     async def ask(self, question: bytes) -> bytes:
         entry = msgspec.msgpack.decode(question, type=Question).job.name
         self.asked.append(entry)
         self.on_ask(self, entry)
-        number, answers, done = next(self._numbers), list[bytes](), anyio.Event()
+        answers, done, scope, ended = list[bytes](), anyio.Event(), anyio.CancelScope(), anyio.Event()
 
         async def call() -> None:
-            answers.append(await self.agent.call(number, question))
+            try:
+                with scope:
+                    answers.append(await self.agent.answer(question))
+            finally:
+                ended.set()
             if not self.stalled:
                 done.set()
 
@@ -48,15 +50,17 @@ class LoopbackAgent:
             await self._died.wait()
             done.set()
 
-        if not self.killed:
-            self._tasks.start_soon(call)
+        if self.killed:
+            raise NodeLost(self.killed)
+        self._tasks.start_soon(call)
         try:
             async with background() as waiting:
                 waiting.start_soon(died)
                 await done.wait()
         except anyio.get_cancelled_exc_class():
+            scope.cancel()
             with anyio.CancelScope(shield=True):
-                await self.agent.cancel(number)
+                await ended.wait()
             raise
         if self.killed:
             raise NodeLost(self.killed)

@@ -120,15 +120,6 @@ def opening() -> bytes:
     return msgspec.msgpack.encode(Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1))
 
 
-async def test_a_cancellation_that_overtakes_its_call_ends_it() -> None:
-    """A question with libraries is long; the cancellation behind it may come first."""
-    agent = NodeAgent(opening())
-    await agent.cancel(7)
-    question = msgspec.msgpack.encode(Question(NoticesJob()))
-    with anyio.fail_after(2):  # it would wait for a notice, and answer
-        assert msgspec.msgpack.decode(await agent.call(7, question), type=Answer).body == b""
-
-
 async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -> None:
     """The engine waits only for a while for a cancelled call, which hopeless compiles are."""
     agent, order = NodeAgent(opening()), list[str]()
@@ -150,12 +141,13 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
     agent._compilers = [Compiler()]  # type: ignore[list-item]
     lowered = Lowered(0, "c", "", (), StaticFacts(), 0.0, b"")
     question = msgspec.msgpack.encode(Question(FindJob(lowered), 0))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(agent.call, 1, question)
+    async with anyio.create_task_group() as tasks, anyio.create_task_group() as cancelled:
+        cancelled.start_soon(agent.answer, question)
         await begun.wait()
-        tasks.start_soon(agent.cancel, 1)
-        tasks.start_soon(agent.call, 2, question)
-        await anyio.wait_all_tasks_blocked()
+        cancelled.cancel_scope.cancel()
+        tasks.start_soon(agent.answer, question)
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
         before = list(order)
         may_end.set()
     assert before == ["begins"] and order == ["begins", "has ended", "begins"]
@@ -169,7 +161,7 @@ async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatc
     agent = NodeAgent(msgspec.msgpack.encode(opening))
 
     async def answer(question: Question) -> Reply:
-        reply: Reply = msgspec.msgpack.decode(await agent.call(1, msgspec.msgpack.encode(question)), type=Reply)
+        reply: Reply = msgspec.msgpack.decode(await agent.answer(msgspec.msgpack.encode(question)), type=Reply)
         return reply
 
     node, freed = Node(Scripted(answer), Shelf(), lambda node: None), threading.Event()

@@ -26,10 +26,10 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.progress import Progress
 from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.address import Cluster
-from atune.workers.cluster.agent import NodeAgent, versions_here
+from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.libraries import Library, Shelf
 from atune.workers.cluster.machine import ClusterMachine
-from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, raised
+from atune.workers.cluster.messages import Answer, Opening, Question, raised
 from atune.workers.cluster.nodes import Node
 from atune.workers.cluster.workers import ClusterCompileWorker, Slots
 from atune.workload.workload import parse_file_ref
@@ -125,24 +125,6 @@ async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
     result = await tune(machine=machine(connect), on_event=events.append)
     assert result.measured and connect.agents[1].killed
     assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
-
-
-async def test_an_agent_that_nobody_asks_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.workers.cluster.agent.LEFT_S", 0.3)
-    monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.0)
-    opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(), QUICK, 0)
-    agent = NodeAgent(msgspec.msgpack.encode(opening))
-    begun, asked = anyio.current_time(), anyio.Event()
-
-    async def ask() -> None:
-        await anyio.sleep(0.2)
-        await agent.call(1, msgspec.msgpack.encode(Question(NoticesJob())))
-        asked.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-        await agent.left()
-    assert asked.is_set() and anyio.current_time() - begun >= 0.5
 
 
 async def test_a_cancelled_run_leaves_no_process_on_any_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 import anyio
 import msgspec
 
+from atune.engine.background import background
+from atune.errors import MachineError
 from atune.model.jobs import BuildJob, Job
 from atune.version import installed_versions
 from atune.workers.cluster.libraries import Shelf
@@ -37,13 +39,9 @@ from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 
 NOTICE_S = 5.0
-"""Seconds after which an agent that has nothing to say answers all the same: so the engine knows that it lives."""
-
-LEFT_S = 40.0
-"""Seconds without a question after which an agent counts as left. The engine asks for notices all the time, and has
-given the node up by then."""
-FIRST_S = 120.0
-"""The same before the first question, which comes once every node's agent has started or was given up."""
+"""Seconds after which an agent without messages answers all the same: so the engine knows that it lives."""
+LEFT_S = 120.0
+"""Seconds without a question after which an agent ends: the engine is gone, or has given the node up."""
 
 
 def versions_here() -> dict[str, str]:
@@ -63,69 +61,50 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         )
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
-        self._calls: dict[int, tuple[anyio.CancelScope, anyio.Event]] = {}
-        self._turns = defaultdict[int, anyio.Lock](anyio.Lock)
-        """Held by each compile worker's call. A cancelled one may still be ending when the next arrives."""
-        self._cancelled = set[int]()
-        """Calls whose cancellation came and that were not running: they had ended, or are still to come."""
+        self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
+        """Held by each worker's job. A cancelled one may still be ending when the next arrives."""
         self._shelf = Shelf()
-        self._new: list[str] = []
-        self._noticed, self._changed = anyio.Event(), anyio.Event()
-        self._leaves = 0.0
-        """When it counts as left unless it is asked before, by the event loop's clock."""
+        self._changed = anyio.Event()
+        self._asked = 0.0
+        """When the last question came, by the event loop's clock."""
+        self._notices: list[str] = []
+        self._noticed = anyio.Event()
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
-        async with self._machine.open(self._notice, self._wake):
+        async with self._machine.open(self._notice, self._wake), background() as tasks:
             self._shelf.run_dir = self._machine.run_dir
+            tasks.start_soon(self.end_if_left)
             yield self
 
-    async def call(self, number: int, question: bytes) -> bytes:
-        """Answer a question; `cancel` with its number ends it, and what it started. Raises nothing of its own."""
-        self._leaves = anyio.current_time() + LEFT_S
-        scope, ended = anyio.CancelScope(), anyio.Event()
-        self._calls[number] = scope, ended
-        reply: Reply = Answer(b"")
-        if number in self._cancelled:  # a short message may overtake a long one
-            scope.cancel()
+    async def end_if_left(self) -> None:
+        """Raise `MachineError` once nobody has asked for `LEFT_S`. That ends the agent."""
+        self._asked = anyio.current_time()
+        while (rest_s := self._asked + LEFT_S - anyio.current_time()) > 0:
+            await anyio.sleep(rest_s)
+        raise MachineError(f"the engine has asked nothing for {LEFT_S:g} s")
+
+    async def answer(self, question: bytes) -> bytes:
+        """Answer a question. Cancelling it ends what it started. Raises nothing of its own."""
+        self._asked = anyio.current_time()
+        asked = msgspec.msgpack.decode(question, type=Question)
+        device = self._devices.get(str(asked.worker))
+        reply: Reply
         try:
-            with scope:
-                reply = await self._reply(msgspec.msgpack.decode(question, type=Question))
-        finally:
-            del self._calls[number]
-            ended.set()
-        return msgspec.msgpack.encode(reply)
-
-    async def left(self) -> None:
-        """Return once nobody has asked for `LEFT_S`: the engine's host is gone, or cannot be reached."""
-        self._leaves = anyio.current_time() + FIRST_S
-        while (rest_s := self._leaves - anyio.current_time()) > 0:
-            await anyio.sleep(min(rest_s, LEFT_S))
-
-    async def cancel(self, number: int) -> None:
-        """End a call, and return once what it started is gone."""
-        if (call := self._calls.get(number)) is None:
-            self._cancelled.add(number)
-        else:
-            call[0].cancel()
-            await call[1].wait()
-
-    async def _reply(self, question: Question) -> Reply:
-        device = self._devices.get(str(question.worker))
-        try:
-            job: Job[Any] = await self._shelf.unpacked(question.job, question.libraries)
-            answer, libraries = await self._shelf.packed(await self.run(job, question.worker))
-            return Answer(msgspec.msgpack.encode(answer), libraries, _is_alive(device))
+            job: Job[Any] = await self._shelf.unpacked(asked.job, asked.libraries)
+            answer, libraries = await self._shelf.packed(await self.run(job, asked.worker))
+            reply = Answer(msgspec.msgpack.encode(answer), libraries, _is_alive(device))
         except Exception as error:
-            return raised(error, alive=_is_alive(device))
+            reply = raised(error, alive=_is_alive(device))
+        return msgspec.msgpack.encode(reply)
 
     async def run(self, job: Job[Any], worker: int | str) -> Any:
         """Have a worker do `job`, or this node itself."""
         if worker == "":
             return await self._do(job)
-        if isinstance(worker, str):
-            return await self._devices[worker].run(job)
         async with self._turns[worker]:
+            if isinstance(worker, str):
+                return await self._devices[worker].run(job)
             while isinstance(job, BuildJob) and self._machine.service.soon:  # building will be cheaper then
                 await self._changed.wait()
             return await self._compilers[worker].run(job)
@@ -146,7 +125,10 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             case PlanJob():
                 return self._plan(job)
             case NoticesJob():
-                return await self._notices()
+                with anyio.move_on_after(NOTICE_S):
+                    await self._noticed.wait()
+                notices, self._notices, self._noticed = self._notices, [], anyio.Event()
+                return notices
         return None
 
     def _plan(self, job: PlanJob) -> int:
@@ -157,21 +139,13 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         resting = machine.hints(measuring=len(self._devices)).resting  # a GPU's process needs a core while it measures
         return max(1, len(self._compilers) - resting)
 
-    async def _notices(self) -> list[str]:
-        with anyio.move_on_after(NOTICE_S):
-            while not self._new:
-                await self._noticed.wait()
-        new, self._new = self._new, []
-        return new
-
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
     def _notice(self, message: str) -> None:
-        self._new.append(message)
+        self._notices.append(message)
         self._noticed.set()
-        self._noticed = anyio.Event()
 
 
 def _is_alive(device: LocalDeviceWorker | None) -> bool:
@@ -197,30 +171,35 @@ class Actor:
         await opened
 
     async def _serve(self, opening: bytes, opened: asyncio.Future[None]) -> None:
-        """Run the agent until the engine ends it. End this process if it is left, or fails: then the node is lost."""
+        """Run the agent until the engine ends it. End this process if it fails or is left: the node is lost."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)
-                ends = [asyncio.ensure_future(end) for end in (self._leave.wait(), self._agent.left())]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    end.cancel()
+                await self._leave.wait()
         except BaseException as error:
             if not opened.done():
                 opened.set_exception(error)
-                return
-            if self._leave.is_set():
+            elif self._leave.is_set():
                 raise
-        if not self._leave.is_set():
-            os._exit(1)
+            else:
+                os._exit(1)
 
-    async def call(self, number: int, question: bytes) -> bytes:
-        """Have the agent answer a question."""
-        return await self._agent.call(number, question)
+    async def call(self, question: bytes) -> bytes:
+        """Have the agent answer a question. Ray cancels this task; then the answer's ends first, and in order."""
+        scope = anyio.CancelScope()
 
-    async def cancel(self, number: int) -> None:
-        """End a call."""
-        await self._agent.cancel(number)
+        async def answer() -> bytes:
+            with scope:
+                return await self._agent.answer(question)
+            return b""
+
+        task = asyncio.create_task(answer())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            scope.cancel()
+            await task
+            raise
 
     async def close(self) -> None:
         """End the agent in order."""

@@ -7,7 +7,6 @@ node late; the agents' signs of life (`nodes.STALL_S`) tell of one that hangs or
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
 import os
 import secrets
@@ -48,19 +47,19 @@ class RayAgent:
 
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
-        self._numbers = itertools.count(1)
         self.ready = False
         """Whether it takes part."""
         self._killing: threading.Thread | None = None
 
     async def ask(self, question: bytes) -> bytes:
-        number = next(self._numbers)
+        reference = self.actor.call.remote(question)
         try:
-            answer: bytes = await self.answered(self.actor.call.remote(number, question))
+            answer: bytes = await self.answered(reference)
             return answer
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
-                await self.answered(self.actor.cancel.remote(number))
+                self._ray.cancel(reference)
+                await self.answered(reference)
             raise
 
     async def answered(self, reference: Any) -> Any:
