@@ -14,9 +14,8 @@ from atune.engine.background import background
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Job, Started
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.messages import Opening, Question
+from atune.workers.cluster.messages import NodeFound, Opening, Question
 from atune.workers.cluster.nodes import NodeLost
-from atune.workers.processes.messages import Discovery
 
 
 class LoopbackAgent:
@@ -85,8 +84,9 @@ class Posing(NodeAgent):
 
     async def run(self, job: Job[Any], worker: int | str) -> Any:
         answer = await super().run(job, worker)
-        if isinstance(answer, Discovery):
-            return msgspec.structs.replace(answer, devices=tuple(map(self._posed, answer.devices)))
+        if isinstance(answer, NodeFound):
+            devices = tuple(map(self._posed, answer.discovery.devices))
+            return NodeFound(msgspec.structs.replace(answer.discovery, devices=devices), answer.compilers)
         if isinstance(answer, Started):
             return msgspec.structs.replace(answer, device=self._posed(answer.device))
         return answer

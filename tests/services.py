@@ -30,7 +30,7 @@ async def lowered(
     async with machine.open():
         spec = await machine.describe()
         await machine.discover()
-        machine.accelerators(len(spec.configs))
+        await machine.accelerators(len(spec.configs))
         (worker,) = machine.compile_workers()
         answers = [
             await worker.run(LowerJob(Candidate(i, config_key(c), c)))

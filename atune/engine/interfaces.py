@@ -82,7 +82,7 @@ class Machine(Protocol):
 
     def compile_workers(self) -> Sequence[CompileWorker]: ...
 
-    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
         """Decide which accelerators a run of `candidates` uses. Returns ``name@version`` of each, and why not the
         others.
 

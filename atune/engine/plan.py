@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atune.engine.interfaces import Machine
 from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.recording import reason_of
 from atune.engine.search.registry import make_strategy, uses_prior
@@ -239,13 +238,17 @@ def _values(arguments: Mapping[str, Any]) -> str:
 
 
 def record_resumed(
-    recorder: Recorder, machine: Machine, plan: Plan, versions: dict[str, str], accepted: tuple[str, ...]
+    recorder: Recorder,
+    plan: Plan,
+    versions: dict[str, str],
+    accepted: tuple[str, ...],
+    active: tuple[str, ...],
+    unused: Mapping[str, str],
 ) -> None:
     """Record that a further part begins, and settle the candidates that need no work."""
     state, emit, journal = recorder.state, recorder.emit, recorder.journal
     if journal is not None and journal.torn_bytes:
         emit(JournalRepaired, cut_bytes=journal.torn_bytes)
-    active, unused = machine.accelerators(plan.to_compile)
     emit(
         RunResumed,
         part=state.resumed.part + 1 if state.resumed else 1,

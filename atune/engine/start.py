@@ -160,16 +160,16 @@ class Start:
         if not plan.to_survey:
             quick = registry.kind_of(plan.search.name).quick  # others may import libraries, and fit models
             self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
+        if before is not None and finished(state, settings.budget) and plan.empty:
+            return None
+        active, unused = await self.machine.accelerators(plan.to_compile)
         if before is None:
-            active, unused = self.machine.accelerators(plan.to_compile)
             header |= {"total": plan.total, "advice": advice, "accelerators": active, "unused": dict(unused)}
             self.recorder.emit(RunStarted, **header)
             for remark in (*spec.remarks, *remarks):
                 self.recorder.emit(Warned, message=remark)
             return plan
-        if finished(state, settings.budget) and plan.empty:
-            return None
-        record_resumed(self.recorder, self.machine, plan, versions, accepted)
+        record_resumed(self.recorder, plan, versions, accepted, active, unused)
         if settings.advise is not no_advice and not before.advice:
             self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
         return plan

@@ -182,7 +182,7 @@ class FakeMachine:
         """Return the fake compile workers, as many as the machine was made with."""
         return self._compile_workers
 
-    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         return (("haste@1",), {}) if self.script.accelerated else ((), {"haste": "the script has none"})
 
     def hints(self, measuring: int) -> CompileHints:

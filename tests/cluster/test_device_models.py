@@ -9,15 +9,14 @@ import msgspec
 import pytest
 from cluster_agents import Loopback
 
-from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import Event, Warned
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.machine import NO_NVCC, OTHER_CPU, ClusterMachine, parts
-from atune.workers.cluster.messages import DiscoverJob
+from atune.workers.cluster.machine import NO_NVCC, OTHER_CPU, ClusterMachine, shares
+from atune.workers.cluster.messages import DiscoverJob, NodeFound
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import parse_file_ref
@@ -39,41 +38,41 @@ def node(target: Target, *models: str) -> Discovery:
 
 def test_nodes_of_one_model_measure_with_all_they_have() -> None:
     found = {"a": node(SM_90, "H200", "H200"), "b": node(SM_90, "H200")}
-    assert parts(found) == (SM_90, {"a": ("0", "1"), "b": ("0",)})
+    assert shares(found) == (SM_90, {"a": ("0", "1"), "b": ("0",)})
 
 
 def test_the_chosen_model_measures_and_all_nodes_compile_for_it() -> None:
     found = {"a": node(SM_90, "H200", "H100"), "b": node(SM_80, "A100"), "c": node(CPU, "EPYC")}
-    assert parts(found, "H200") == (SM_90, {"a": ("0",), "b": (), "c": ()})
-    assert parts(found, "A100") == (SM_80, {"a": (), "b": ("0",), "c": ()})
+    assert shares(found, "H200") == (SM_90, {"a": ("0",), "b": (), "c": ()})
+    assert shares(found, "A100") == (SM_80, {"a": (), "b": ("0",), "c": ()})
 
 
 def test_a_node_without_gpus_compiles_for_those_that_have_some() -> None:
-    assert parts({"head": node(CPU, "EPYC"), "a": node(SM_90, "H200")}) == (SM_90, {"head": (), "a": ("0",)})
+    assert shares({"head": node(CPU, "EPYC"), "a": node(SM_90, "H200")}) == (SM_90, {"head": (), "a": ("0",)})
 
 
 def test_libraries_of_one_cpu_are_not_measured_on_another() -> None:
-    assert parts({"a": node(CPU, "EPYC"), "b": node(CPU, "Xeon")}, "Xeon") == (CPU, {"b": ("0",)})
+    assert shares({"a": node(CPU, "EPYC"), "b": node(CPU, "Xeon")}, "Xeon") == (CPU, {"b": ("0",)})
 
 
 def test_nodes_that_only_compile_all_take_part() -> None:
-    assert parts({"a": node(SM_90), "b": node(SM_90)}) == (SM_90, {"a": (), "b": ()})
+    assert shares({"a": node(SM_90), "b": node(SM_90)}) == (SM_90, {"a": (), "b": ()})
 
 
 def test_several_models_are_refused_with_the_way_to_tune_each() -> None:
     found = {"a": node(SM_90, "NVIDIA H100"), "b": node(SM_90, "NVIDIA H200"), "c": node(SM_90, "NVIDIA H200")}
     with pytest.raises(TargetError) as refused:
-        parts(found)
+        shares(found)
     assert "NVIDIA H100 on a; NVIDIA H200 on b, c" in str(refused.value)
     assert "--cluster 'ADDRESS,model=NVIDIA H100', or atune.Cluster(model='NVIDIA H100')" in str(refused.value)
-    assert parts(found, mixed=True)[1] == {"a": ("0",), "b": ("0",), "c": ("0",)}
+    assert shares(found, mixed=True)[1] == {"a": ("0",), "b": ("0",), "c": ("0",)}
     with pytest.raises(TargetError, match="several models"):  # one library cannot be for both
-        parts({**found, "d": node(SM_80, "A100")}, mixed=True)
+        shares({**found, "d": node(SM_80, "A100")}, mixed=True)
 
 
 def test_a_model_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(TargetError, match=r"no node has a device of model 'H200': there is A100 on a$"):
-        parts({"a": node(SM_80, "A100")}, "H200")
+        shares({"a": node(SM_80, "A100")}, "H200")
 
 
 def machine(connect: Any, model: str = "", **compile: Any) -> ClusterMachine:
@@ -92,16 +91,12 @@ async def found_by(
             return await NodeAgent.run(self, job, worker)
         if job.target:
             assert (job.target, job.devices) == ("sm_90a", ())
-            return then
+            return NodeFound(then, 1)
         answer = answers[[one.agent for one in connect.agents].index(self)]
         if isinstance(answer, TargetError):
             raise answer
-        return answer
+        return NodeFound(answer, 1)
 
-    async def plan(self: Any, node: Any, plan: Any) -> None:
-        pass
-
-    monkeypatch.setattr(ClusterMachine, "_plan", plan)
     monkeypatch.setattr("cluster_agents.Posing.run", run)
     nodes, warned = machine(connect), list[str]()
     async with nodes.open(warned.append):
@@ -151,36 +146,37 @@ async def test_without_the_devices_on_any_node_the_run_is_refused(monkeypatch: p
 
 
 @pytest.mark.anyio
-async def test_accelerators_are_named_as_the_nodes_use_them() -> None:
-    """Nodes have theirs before the run knows how many candidates there are: few ones change nothing."""
-    connect = Loopback(1)
+@pytest.mark.parametrize(("candidates", "used"), [(4, ()), (5, ("haste@2",))])
+async def test_few_candidates_are_compiled_plain_as_on_one_machine(candidates: int, used: tuple[str, ...]) -> None:
+    connect = Loopback(2)
 
     async def run(self: Any, job: Any, worker: Any) -> Any:
         found = await NodeAgent.run(self, job, worker)
-        if not isinstance(found, Discovery):
+        if not isinstance(found, NodeFound):
             return found
-        return msgspec.structs.replace(found, accelerators=("haste@2",), unused={"cicc": "it has no nvcc"})
+        discovery = msgspec.structs.replace(found.discovery, accelerators=("haste@2",), unused={"cicc": "no nvcc"})
+        return NodeFound(discovery, 2)
 
     nodes = machine(connect)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cluster_agents.Posing.run", run)
         async with nodes.open():
             await nodes.discover()
-            assert connect.agents[0].agent._machine._accelerators == ("haste",)
-            assert nodes.accelerators(1) == (("haste@2",), {"cicc": "it has no nvcc"})
+            active, unused = await nodes.accelerators(candidates)
+            assert active == used and unused["cicc"] == "no nvcc" and ("haste" in unused) == (not used)
+            names = tuple(name.partition("@")[0] for name in used)
+            assert all(agent.agent._machine._accelerators == names for agent in connect.agents)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("workers", "resting", "used"), [(3, 1, 2), (3, 0, 3), (1, 1, 1)])
-async def test_a_node_keeps_a_core_free_for_each_gpu_that_measures(
-    workers: int, resting: int, used: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_keeps_a_core_free_for_each_device() -> None:
     """On one machine the scheduler does, while a candidate is measured. It knows nothing of nodes' cores."""
-    monkeypatch.setattr(LocalMachine, "hints", lambda self, measuring: CompileHints(resting=resting * measuring))
-    nodes = machine(Loopback(1), workers=workers)
-    async with nodes.open():
-        await nodes.discover()
-        assert len(nodes.compile_workers()) == used
+    gpus = tuple(DeviceInfo(id=str(number), name="H200") for number in range(2))
+    local = LocalMachine(parse_file_ref(SCALED), cores=2, compile=CompileSettings())
+    local._found = Discovery(SM_90, gpus[:1])
+    assert local.most_workers()[0] == 1
+    local._found = Discovery(SM_90, gpus)
+    assert local.most_workers()[0] == 1  # one at least
 
 
 @pytest.mark.anyio
@@ -202,7 +198,7 @@ async def test_a_node_whose_target_changes_decides_anew_about_its_compile_servic
         monkeypatch.setattr(own._machine.workers, "ask_once", ask_once)
         own._machine.server.facts.clear()
         found = await own.run(DiscoverJob("", "sm_90a"), "")
-        assert found.target == SM_90 and isinstance(own._machine.service._against, type(None))
+        assert found.discovery.target == SM_90 and isinstance(own._machine.service._against, type(None))
         own._machine.server.facts.clear()
 
 

@@ -26,7 +26,7 @@ from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.libraries import Library, Shelf
 from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, Reply, raised
 from atune.workers.cluster.nodes import Node, NodeLost
-from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots
+from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slot
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
@@ -181,12 +181,10 @@ async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
     async def answer(question: Question) -> Reply:
         return raised(MachineError("the disk is full"))
 
-    slots = Slots()
-    node = Node(Scripted(answer), Shelf(), slots.lose)
-    node.compilers = 1
-    slots.add(node)
+    node = Node(Scripted(answer), Shelf(), lambda node: None)
+    slot = Slot(node, 0)
     with pytest.raises(MachineError, match=r"every node was lost: node node-0 was lost: the disk is full\. "):
-        await ClusterCompileWorker("compile-0", slots).run(LowerJob(Candidate(0, "0", {})))
+        await ClusterCompileWorker("compile-0", slot, [slot], {}).run(LowerJob(Candidate(0, "0", {})))
     with pytest.raises(NodeLost, match="the disk is full"):
         await node.ask(NoticesJob())
 
@@ -207,15 +205,6 @@ async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed() ->
             await anyio.wait_all_tasks_blocked()
             node.lose("it is silent")
     assert ends == ["node node-0 was lost: it is silent"] * 2
-
-
-async def test_a_node_that_is_lost_while_it_joins_gets_no_work() -> None:
-    node, slots = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None), Slots()
-    node.compilers = 1
-    node.lose("gone")
-    slots.add(node)
-    with pytest.raises(MachineError, match="every node was lost"):
-        await ClusterCompileWorker("compile-0", slots).run(LowerJob(Candidate(0, "0", {})))
 
 
 async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:

@@ -31,7 +31,7 @@ from atune.workers.cluster.libraries import Library, Shelf
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.messages import Answer, Opening, Question, raised
 from atune.workers.cluster.nodes import Node
-from atune.workers.cluster.workers import ClusterCompileWorker, Slots
+from atune.workers.cluster.workers import ClusterCompileWorker, Slot
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -180,14 +180,13 @@ class Store:
 async def test_a_library_that_a_nodes_store_had_outlives_the_node(tmp_path: Path) -> None:
     """It is fetched as soon as its candidate was lowered there."""
     (tmp_path / "a.so").write_bytes(b"code")
-    library, slots, shelf = Library.read(str(tmp_path / "a.so"), []), Slots(), Shelf()
+    library, shelf = Library.read(str(tmp_path / "a.so"), []), Shelf()
     shelf.run_dir = str(tmp_path / "run")
     (tmp_path / "run").mkdir()
     agent = Store("home", library)
-    node = Node(agent, shelf, slots.lose)
-    node.compilers = 1
-    slots.add(node)
-    worker = ClusterCompileWorker("compile-0", slots)
+    node = Node(agent, shelf, lambda node: None)
+    slot = Slot(node, 0)
+    worker = ClusterCompileWorker("compile-0", slot, [slot], {})
     lowered = await worker.run(LowerJob(Candidate(0, "0", {})))
     assert isinstance(lowered, Lowered) and not lowered.blob and agent.asked == ["lower", "find"]
     node.lose("its disk broke")

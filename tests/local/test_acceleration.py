@@ -44,18 +44,20 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     return one
 
 
-def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
+@pytest.mark.anyio
+async def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
     one = machine()
-    assert one.accelerators(50) == (ALL, OTHER)
+    assert await one.accelerators(50) == (ALL, OTHER)
     [worker, *_] = one.compile_workers()
     assert worker.context.session.accelerators == ("swizzle_lowering", "cicc")
     assert one.hints(0).row == 2 and one.service.why == ""
 
 
 @pytest.mark.parametrize("found", [FOUND, ON_CPU])
-def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
+@pytest.mark.anyio
+async def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
     one = machine(found)
-    used, unused = one.accelerators(3)
+    used, unused = await one.accelerators(3)
     assert used == () and all(unused[name.partition("@")[0]] == PLAIN for name in found.accelerators)
     assert unused.items() >= found.unused.items()
     [worker, *_] = one.compile_workers()
@@ -72,17 +74,19 @@ def test_as_many_as_hardly_delay_each_other_are_few(workers: int, plain: int, ac
     assert accelerators_for(accelerated, workers, auto, FOUND) == (ALL, OTHER)
 
 
-def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine(accelerate="cicc,swizzle_lowering").accelerators(1)[0] == ALL
+@pytest.mark.anyio
+async def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await machine(accelerate="cicc,swizzle_lowering").accelerators(1))[0] == ALL
     monkeypatch.setenv(ACCELERATE, "cicc,swizzle_lowering")
-    assert machine().accelerators(1)[0] == ALL
+    assert (await machine().accelerators(1))[0] == ALL
     assert accelerators_for(1, 4, Acceleration(auto=True, without=("cicc",)), FOUND)[0] == ()
 
 
-def test_where_discovery_found_none_none_is_used() -> None:
+@pytest.mark.anyio
+async def test_where_discovery_found_none_none_is_used() -> None:
     """`off`, or a machine that is otherwise than they know it."""
     one = machine(Discovery(target=Target("cuda", "sm_90a"), devices=(), unused={"cicc": "it is switched off"}))
-    assert one.accelerators(100) == ((), {"cicc": "it is switched off"})
+    assert await one.accelerators(100) == ((), {"cicc": "it is switched off"})
     assert one.service.why == "nvcc, because it is switched off"
     assert one.hints(0).row == 1
 
@@ -93,10 +97,11 @@ def test_a_variable_that_is_no_choice_is_the_callers_mistake(monkeypatch: pytest
         LocalMachine(FileRef("x.py", "X"))
 
 
-def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
+@pytest.mark.anyio
+async def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
     found = Discovery(target=Target("c"), devices=(), accelerators=("swizzle_lowering@2",))
     one = machine(found)
-    one.accelerators(100)
+    await one.accelerators(100)
     assert one.hints(0).row == 1
 
 
@@ -139,7 +144,7 @@ async def test_few_candidates_end_a_service_that_has_begun() -> None:
     one, _ = with_service()
     one.service._begin("sm_90a")
     scope = one.service._scope
-    one.accelerators(1)
+    await one.accelerators(1)
     assert scope is not None and scope.cancel_called and not one.service.warming
 
 

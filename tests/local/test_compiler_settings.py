@@ -53,7 +53,7 @@ async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **se
     async with machine.open():
         spec = await machine.describe()
         await machine.discover()
-        machine.accelerators(len(spec.configs))
+        await machine.accelerators(len(spec.configs))
         (worker,) = machine.compile_workers()
         built: list[Any] = []
         for i, config in enumerate(spec.configs):

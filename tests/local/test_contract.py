@@ -166,7 +166,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     spec = await machine.describe()
     assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
     await machine.discover()
-    machine.accelerators(len(spec.configs))
+    await machine.accelerators(len(spec.configs))
     return Bench(kind, machine)
 
 
@@ -237,7 +237,7 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
 
 
 async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Bench) -> None:
-    active, unused = scaled.machine.accelerators(len(SCALES))
+    active, unused = await scaled.machine.accelerators(len(SCALES))
     names = [one.partition("@") for one in active]
     assert all(name and version for name, _, version in names)
     assert all(unused.values()) and not {name for name, _, _ in names} & unused.keys()

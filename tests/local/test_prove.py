@@ -160,7 +160,7 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
     machine = LocalMachine(FileRef(str(WORKLOADS), "SCALE"), target="c", compile=settings)
     async with machine.open():
         await machine.discover()
-        machine.accelerators(100)
+        await machine.accelerators(100)
         (worker,) = machine.compile_workers()
         lowered = await worker.run(LowerJob(candidate))
         assert isinstance(lowered, Lowered) and await worker.run(FindJob(lowered)) is None

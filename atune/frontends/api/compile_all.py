@@ -134,7 +134,7 @@ async def compiled(
 
     Candidates that lower to the same code share one artifact.
     """
-    machine.accelerators(len(candidates))
+    await machine.accelerators(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:

@@ -27,6 +27,7 @@ from atune.workers.cluster.messages import (
     DescribeJob,
     DiscoverJob,
     NeighboursJob,
+    NodeFound,
     NoticesJob,
     Opening,
     PlanJob,
@@ -121,23 +122,17 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
                 if job.target:
                     machine.target_text, machine.device_names = job.target, job.devices
                 await machine.discover()
-                return machine.found
+                return NodeFound(machine.found, machine.most_workers()[0])
             case PlanJob():
-                return self._plan(job)
+                machine.use(job.accelerators, job.no_service)
+                self._compilers = machine.compile_workers()
+                self._devices = {device.info.id: device for device in machine.device_workers()}
             case NoticesJob():
                 with anyio.move_on_after(NOTICE_S):
                     await self._noticed.wait()
                 notices, self._notices, self._noticed = self._notices, [], anyio.Event()
                 return notices
         return None
-
-    def _plan(self, job: PlanJob) -> int:
-        machine = self._machine
-        machine.use(job.accelerators, job.no_service)
-        self._compilers = machine.compile_workers()
-        self._devices = {device.info.id: device for device in machine.device_workers()}
-        resting = machine.hints(measuring=len(self._devices)).resting  # a GPU's process needs a core while it measures
-        return max(1, len(self._compilers) - resting)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 
 from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
+from atune.model.artifact import Artifact
 from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
@@ -22,8 +22,9 @@ from atune.version import installed_versions
 from atune.workers.cluster.libraries import Shelf
 from atune.workers.cluster.messages import DescribeJob, DiscoverJob, NeighboursJob, Opening, PlanJob
 from atune.workers.cluster.nodes import Agent, Node, NodeLost, none_left
-from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
-from atune.workers.local.machine import NEIGHBOURS, check_discovery
+from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slot, named
+from atune.workers.local.compile_service import ACCELERATOR
+from atune.workers.local.machine import NEIGHBOURS, accelerators_for, check_discovery
 from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
@@ -32,7 +33,7 @@ OTHER_CPU = "its CPU is of another model, for which its libraries would be"
 NO_NVCC = "it has no such device, and no nvcc to compile with"
 
 
-def parts(
+def shares(
     found: Mapping[str, Discovery], model: str = "", mixed: bool = False
 ) -> tuple[Target, dict[str, tuple[str, ...]]]:
     """Return the run's target, and the ids of the devices that each node, by name, measures with.
@@ -41,31 +42,26 @@ def parts(
     were compiled on. `model`: the devices' model; empty: there must be one alone. `mixed`: several models of one
     target are fine. GPUs count before CPUs. Raises `TargetError` where the model is not there, or there are several.
     """
-    with_gpus = any(one.target.kind == "cuda" for one in found.values())
-    pool = {name: one for name, one in found.items() if (one.target.kind == "cuda") == with_gpus}
+    kind = "cuda" if any(one.target.kind == "cuda" for one in found.values()) else "c"
+    pool = {name: one for name, one in found.items() if one.target.kind == kind}
     models: dict[str, list[str]] = {}
     for name, one in pool.items():
-        for device in one.devices:
-            nodes = models.setdefault(device.name, [])
-            nodes += [name] if name not in nodes else []
+        for found_model in dict.fromkeys(device.name for device in one.devices):
+            models.setdefault(found_model, []).append(name)
     if model and model not in models:
         raise TargetError(f"no node has a device of model {model!r}: there is {_listed(models) or 'none'}")
-    wanted = {model} if model else set(models)
-    targets = {
-        one.target for one in pool.values() if not models or any(device.name in wanted for device in one.devices)
+    ids = {
+        name: tuple(device.id for device in one.devices if device.name == (model or device.name))
+        for name, one in pool.items()
     }
-    if len(wanted) > 1 and not (mixed and len(targets) == 1):
+    targets = {one.target for name, one in pool.items() if ids[name] or not models}
+    if len(models) > 1 and not model and not (mixed and len(targets) == 1):
         raise TargetError(
             f"the cluster has devices of several models, whose timings do not compare: {_listed(models)}. Tune each "
             f"model by itself: --cluster 'ADDRESS,model={min(models)}', or atune.Cluster(model={min(models)!r})"
         )
-    target = min(targets, key=str)
-    measuring = {
-        name: tuple(device.id for device in one.devices if name in pool and device.name in wanted)
-        for name, one in found.items()
-    }
-    all_compile = target.kind == "cuda" or not models
-    return target, {name: ids for name, ids in measuring.items() if ids or all_compile}
+    all_compile = kind == "cuda" or not models
+    return min(targets, key=str), {name: ids.get(name, ()) for name in found if ids.get(name) or all_compile}
 
 
 def _listed(models: Mapping[str, list[str]]) -> str:
@@ -100,16 +96,16 @@ class ClusterMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
-        self._shelf, self._slots = Shelf(), Slots()
+        self._shelf = Shelf()
         self._workers = Workers(workload)
         """Knows what the workload was loaded from; it starts nothing."""
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
+        self._accelerators: tuple[str, ...] = ()
         self._fingerprint = ""
         """That of the workload, as a node described it."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = ignored
-        self._tasks: TaskGroup
 
     @asynccontextmanager
     async def open(
@@ -123,9 +119,8 @@ class ClusterMachine:
                 self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
                 for why in left_out:
                     warn(why)
-                self._tasks = tasks
                 for node in self.nodes:
-                    tasks.start_soon(node.watch, self._notice)
+                    tasks.start_soon(node.watch, lambda message: self._warn(message))
                 try:
                     yield
                 finally:
@@ -149,14 +144,14 @@ class ClusterMachine:
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose those of the run.
 
-        A node without the target's devices only compiles. Raises `TargetError`: see `devices.parts`.
+        A node without the target's devices only compiles. Raises `TargetError`: see `shares`.
         """
         await self.describe()
         without: dict[str, TargetError] = {}
 
         async def ask(node: Node) -> None:
             try:
-                node.found = await node.ask(DiscoverJob(self._fingerprint))
+                await node.discover(DiscoverJob(self._fingerprint))
             except TargetError as error:
                 without[node.name] = error
 
@@ -170,8 +165,6 @@ class ClusterMachine:
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
         check_discovery(self._found, self.benchmark)
-        plan = PlanJob(tuple(map(bare, common)), unused.get("cicc", ""))
-        await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices
 
     async def _share_out(self, without: Mapping[str, TargetError]) -> None:
@@ -182,40 +175,44 @@ class ClusterMachine:
         found = {node.name: node.found for node in self._living if node.name not in without}
         if not found:
             raise without[min(without)]
-        target, shares = parts(found, self._model, self.benchmark.mixed_devices)
+        target, ids_by_node = shares(found, self._model, self.benchmark.mixed_devices)
 
         async def share_out(node: Node) -> None:
-            ids = shares.get(node.name, ())
-            if node.name in found and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
+            ids, why = ids_by_node.get(node.name), without.get(node.name)
+            if ids is None and target.kind != "cuda":
+                self._leave_out(node, str(why or OTHER_CPU))
                 return
-            node.found = await node.ask(DiscoverJob(self._fingerprint, target.arch or target.kind, ids))
+            ids = ids or ()
+            if not why and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
+                return
+            await node.discover(DiscoverJob(self._fingerprint, target.arch or target.kind, ids))
             if not node.found.nvcc:
                 self._leave_out(node, NO_NVCC)
-            elif node.name in without:
-                self._notice(f"node {node.name} only compiles: {without[node.name]}")
+            elif why:
+                self._warn(f"node {node.name} only compiles: {why}")
 
-        for node in self._living:
-            if node.name in without and target.kind != "cuda":
-                self._leave_out(node, str(without[node.name]))
-            elif node.name not in shares and node.name not in without:
-                self._leave_out(node, OTHER_CPU)
         await self._everywhere(share_out)
 
     def _leave_out(self, node: Node, why: str) -> None:
         self.nodes.remove(node)
         node.leave_out(why)
-        self._notice(node.lost)
+        self._warn(node.lost)
 
-    async def _plan(self, node: Node, plan: PlanJob) -> None:
-        node.compilers = await node.ask(plan)
-        self._slots.add(node)
-
-    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return those that all nodes have, and the reason against each other one: nodes use them for any number."""
-        return self._discovery.accelerators, dict(self._discovery.unused)
+    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Decide among those that all nodes have, and have the nodes make their workers."""
+        workers = sum(node.compilers for node in self._living)
+        used, unused = accelerators_for(candidates, workers, self.compile.acceleration, self._discovery)
+        self._accelerators = tuple(map(bare, used))
+        plan = PlanJob(self._accelerators, unused.get(ACCELERATOR, ""))
+        await self._everywhere(lambda node: node.ask(plan))
+        return used, unused
 
     def compile_workers(self) -> list[ClusterCompileWorker]:
-        return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
+        """Return one worker for each of the nodes'. Successive ones are of different nodes."""
+        slots = [Slot(node, number) for node in self._living for number in range(node.compilers)]
+        slots.sort(key=lambda slot: slot.number)
+        stored: dict[int, Artifact] = {}
+        return [ClusterCompileWorker(f"compile-{i}", slot, slots, stored) for i, slot in enumerate(slots)]
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
@@ -225,8 +222,8 @@ class ClusterMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         """Say that a group of neighbours is lowered in a row, and that each node keeps cores free by itself."""
-        shared = any(bare(name) == "swizzle_lowering" for name in self._discovery.accelerators)
-        return CompileHints(row=NEIGHBOURS if shared and self._discovery.target.kind != "c" else 1)
+        on_cpu = self._discovery.target.kind == "c"
+        return CompileHints(row=NEIGHBOURS if "swizzle_lowering" in self._accelerators and not on_cpu else 1)
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -239,23 +236,15 @@ class ClusterMachine:
         return [node for node in self.nodes if not node.lost]
 
     @property
-    def _compilers(self) -> int:
-        return sum(node.compilers for node in self._living)
-
-    @property
     def _discovery(self) -> Discovery:
         assert self._found is not None, "discover() comes first"
         return self._found
 
-    def _notice(self, message: str) -> None:
-        self._warn(message)
-
     def _lose(self, node: Node) -> None:
         """Go on without a node, and say so in one line."""
-        self._slots.lose(node)
         left = len(self._living)
         rest = f"{left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
-        self._notice(f"{node.lost}. {rest if left else 'No node is left'}")
+        self._warn(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
 
     async def _first(self, ask: Callable[[Node], Awaitable[T]]) -> T:

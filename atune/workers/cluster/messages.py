@@ -36,7 +36,14 @@ class NeighboursJob(Job[list[Config]], frozen=True):
     configs: tuple[Config, ...]
 
 
-class DiscoverJob(Job[Discovery], frozen=True):
+class NodeFound(msgspec.Struct, frozen=True):
+    """What a node has for the run. `compilers`: the number of its compile workers."""
+
+    discovery: Discovery
+    compilers: int
+
+
+class DiscoverJob(Job[NodeFound], frozen=True):
     """Find the node's devices. `target`: the run's, with which only `devices` take part; empty: as in `Opening`.
 
     `fingerprint`: that of the workload in the run's first worker. The node refuses workers that load another one.
@@ -47,11 +54,8 @@ class DiscoverJob(Job[Discovery], frozen=True):
     devices: tuple[str, ...] = ()
 
 
-class PlanJob(Job[int], frozen=True):
-    """Use `accelerators` in the run. Returns the number of compile workers.
-
-    `no_service`: why they do not include the compile service.
-    """
+class PlanJob(Job[None], frozen=True):
+    """Make the workers, which use `accelerators`. `no_service`: why these do not include the compile service."""
 
     accelerators: tuple[str, ...]
     no_service: str

@@ -13,7 +13,7 @@ from atune.engine.background import background
 from atune.errors import AtuneError, MachineError
 from atune.model.jobs import A, Job, decoded
 from atune.workers.cluster.libraries import Shelf
-from atune.workers.cluster.messages import Answer, NoticesJob, Question, Reply
+from atune.workers.cluster.messages import Answer, DiscoverJob, NoticesJob, Question, Reply
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.locks import Deadline
 
@@ -48,7 +48,7 @@ class Agent(Protocol):
 
 
 class Node:
-    """One node of a run. `found`, `compilers` and `devices`: what it has, once it was asked."""
+    """One node of a run. `found` and `compilers`: what it has, once it was asked."""
 
     def __init__(self, agent: Agent, shelf: Shelf, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
@@ -82,6 +82,11 @@ class Node:
             raise error
         self._sent |= {library.digest for library in (*libraries, *reply.libraries)}
         return await self._shelf.unpacked(decoded(job, reply.body), reply.libraries)
+
+    async def discover(self, job: DiscoverJob) -> None:
+        """Have the agent find what the node has for the run."""
+        answer = await self.ask(job)
+        self.found, self.compilers = answer.discovery, answer.compilers
 
     async def _answered(self, question: bytes) -> bytes:
         """Return the agent's reply. Raises `NodeLost`, and does not wait for the way to a node that is lost."""

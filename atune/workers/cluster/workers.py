@@ -1,10 +1,8 @@
-"""Workers of a run on many nodes: compile workers of whichever node is free, and each node's devices."""
+"""Workers of a run on many nodes: each stands for a compile worker or a device of one node."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 
 import anyio
@@ -17,54 +15,26 @@ from atune.model.jobs import A, BuildJob, FindJob, GroupFailed, Job, LowerJob, S
 from atune.workers.cluster.nodes import Node, NodeLost, none_left
 
 
-class Slots:
-    """The compile workers of all nodes. Nobody takes those of a lost node."""
+class Slot:
+    """One compile worker of a node. Where other nodes were lost, several of the run's workers take turns at it."""
 
-    def __init__(self) -> None:
-        self._free: dict[Node, deque[int]] = {}
-        self._causes: list[str] = []
-        """Why nodes were lost."""
-        self._changed = anyio.Event()
-        self.stored: dict[int, Artifact] = {}
-        """What nodes' artifact stores had of candidates that they therefore did not lower anew, by index."""
-
-    def add(self, node: Node) -> None:
-        """Use the compile workers of a further node, unless it was lost meanwhile."""
-        if not node.lost:
-            self._free[node] = deque(range(node.compilers))
-
-    def lose(self, node: Node) -> None:
-        """Have nobody wait for a node."""
-        self._free.pop(node, None)
-        self._causes.append(node.lost)
-        self._wake()
-
-    @asynccontextmanager
-    async def taken(self) -> AsyncGenerator[tuple[Node, int], None]:
-        """Take a compile worker of the node with most to spare. Raises `MachineError` if no node is left."""
-        while not any(self._free.values()):
-            if not self._free:
-                raise none_left(self._causes)
-            await self._changed.wait()
-        node = max(self._free, key=lambda one: len(self._free[one]))
-        number = self._free[node].popleft()
-        try:
-            yield node, number
-        finally:
-            if (free := self._free.get(node)) is not None:
-                free.append(number)
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+    def __init__(self, node: Node, number: int) -> None:
+        self.node, self.number = node, number
+        self.users = 0
+        """How many of the run's workers use it."""
+        self.turn = anyio.Lock()
 
 
 class ClusterCompileWorker:
-    """One compile worker, of whichever node. Another node repeats the jobs that a lost node was doing."""
+    """One compile worker of a node; of another one, which repeats the job, once its node is lost.
 
-    def __init__(self, name: str, slots: Slots) -> None:
-        self.name, self._slots = name, slots
+    `slots`: those of all nodes. `stored`: what nodes' artifact stores had of lowered candidates, by index; the run's
+    workers share it.
+    """
+
+    def __init__(self, name: str, slot: Slot, slots: Sequence[Slot], stored: dict[int, Artifact]) -> None:
+        self.name, self._slot, self._slots, self._stored = name, slot, slots, stored
+        slot.users += 1
         self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
@@ -73,7 +43,7 @@ class ClusterCompileWorker:
             case LowerJob():
                 answer = await self._lower(job)
             case FindJob() if not job.lowered.blob:
-                answer = self._slots.stored.get(job.lowered.index)
+                answer = self._stored.get(job.lowered.index)
             case BuildJob():
                 answer = await self._build(job.group)
             case _:
@@ -82,23 +52,18 @@ class ClusterCompileWorker:
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
         """Lower a candidate. What its node's artifact store has is fetched at once, as the node may be lost later."""
-        while True:
-            async with self._slots.taken() as (node, number):
-                try:
-                    lowered = await node.ask(job, number)
-                    if isinstance(lowered, Failure) or lowered.blob:
-                        return lowered
-                    found = await node.ask(FindJob(lowered), number)
-                except NodeLost:
-                    continue
-            if found is not None:
-                self._slots.stored[lowered.index] = found
-                return lowered
-            job = LowerJob(job.candidate, anew=True)  # it was removed meanwhile
+        lowered = await self._ask(job)
+        if isinstance(lowered, Failure) or lowered.blob:
+            return lowered
+        found = await self._ask(FindJob(lowered))
+        if found is None:  # it was removed meanwhile, or its node was lost
+            return await self._ask(LowerJob(job.candidate, anew=True))
+        self._stored[lowered.index] = found
+        return lowered
 
     async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
         """Compile `group`; those that only a store has come from there."""
-        answers: dict[int, Built] = {one.index: self._slots.stored[one.index] for one in group if not one.blob}
+        answers: dict[int, Built] = {one.index: self._stored[one.index] for one in group if not one.blob}
         if fresh := tuple(lowered for lowered in group if lowered.blob):
             built = await self._ask(BuildJob(fresh))
             if isinstance(built, GroupFailed):
@@ -107,16 +72,26 @@ class ClusterCompileWorker:
         return [answers[lowered.index] for lowered in group]
 
     async def _ask(self, job: Job[A]) -> A:
-        """Ask a node. Raises what was raised there, and `MachineError` without a node."""
+        """Ask the node. Raises what was raised there, and `MachineError` without a node."""
         while True:
-            async with self._slots.taken() as (node, number):
+            slot = self._living_slot()
+            async with slot.turn:
                 self.compiling = isinstance(job, BuildJob)
                 try:
-                    return await node.ask(job, number)
+                    return await slot.node.ask(job, slot.number)
                 except NodeLost:
                     continue
                 finally:
                     self.compiling = False
+
+    def _living_slot(self) -> Slot:
+        if self._slot.node.lost:
+            living = [slot for slot in self._slots if not slot.node.lost]
+            if not living:
+                raise none_left(dict.fromkeys(slot.node.lost for slot in self._slots))
+            self._slot = min(living, key=lambda slot: slot.users)
+            self._slot.users += 1
+        return self._slot
 
 
 class ClusterDeviceWorker:

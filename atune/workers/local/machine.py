@@ -172,8 +172,8 @@ class LocalMachine:
         mixed = self.benchmark.mixed_devices
         return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile))
 
-    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        used, unused = accelerators_for(candidates, self._most_workers()[0], self.acceleration, self.found)
+    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        used, unused = accelerators_for(candidates, self.most_workers()[0], self.acceleration, self.found)
         self.use(used, unused.get(ACCELERATOR, ""))
         return used, unused
 
@@ -189,7 +189,7 @@ class LocalMachine:
         If kernels run on the CPU, the last core belongs to the device. A GPU's process needs a core while it
         measures, and `hints` keep one free for that time.
         """
-        cores, (n, limited) = self._cores, self._most_workers()
+        cores, (n, limited) = self._cores, self.most_workers()
         if limited:
             self._warn(limited)
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
@@ -204,10 +204,11 @@ class LocalMachine:
         )
         return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 
-    def _most_workers(self) -> tuple[int, str]:
+    def most_workers(self) -> tuple[int, str]:
         """Return the number of compile workers, and a warning if memory limits it."""
         cores, memory = len(self._cores), usable_memory_bytes()
-        most = max(1, cores - len(self.found.devices) if self._on_cpu else cores)
+        devices_apart = self._on_cpu or self._most_cores is not None  # an agent's engine rests no workers: see `hints`
+        most = max(1, cores - len(self.found.devices) if devices_apart else cores)
         n = self.compile.workers or workers_that_fit(most, memory)
         if self.compile.workers is not None or memory is None or n >= most:
             return n, ""
