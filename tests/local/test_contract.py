@@ -72,8 +72,8 @@ LOCAL = "cpu", "cuda"
 class Bench:
     """A machine at work: a compile worker and a device worker."""
 
-    def __init__(self, kind: str, machine: Any) -> None:
-        self.kind, self.machine = kind, machine
+    def __init__(self, kind: str, machine: Any, accelerators: Any) -> None:
+        self.kind, self.machine, self.accelerators = kind, machine, accelerators
         self.compiler, self.device = machine.compile_workers()[0], machine.device_workers()[0]
         self._lowered: dict[int, Lowered] = {}
 
@@ -166,8 +166,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     spec = await machine.describe()
     assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
     await machine.discover()
-    await machine.accelerators(len(spec.configs))
-    return Bench(kind, machine)
+    return Bench(kind, machine, await machine.accelerators(len(spec.configs)))
 
 
 @pytest.fixture(scope="module", params=["fake", *real])
@@ -237,7 +236,7 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
 
 
 async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Bench) -> None:
-    active, unused = await scaled.machine.accelerators(len(SCALES))
+    active, unused = scaled.accelerators
     names = [one.partition("@") for one in active]
     assert all(name and version for name, _, version in names)
     assert all(unused.values()) and not {name for name, _, _ in names} & unused.keys()
