@@ -328,8 +328,8 @@ def child_retime(job: dict[str, Any]) -> None:
     import tilelang
 
     from atune.stages.compile.facts import parameters
-    from atune.stages.measure.arguments import Arguments
-    from atune.stages.measure.check import compare, expected_outputs
+    from atune.stages.measure.arguments import KernelArguments
+    from atune.stages.measure.check import expected_outputs, judged
     from atune.stages.measure.timer import Timed, make_timer
     from atune.workload.definition import function_of
     from atune.workload.workload import load, parse_file_ref
@@ -353,13 +353,13 @@ def child_retime(job: dict[str, Any]) -> None:
                 msgspec.structs.replace(p, dtype=p.dtype.removeprefix("torch."))
                 for p in parameters(function, kernel.params)
             ]
-            arguments = Arguments(work, params, device, input_seed=0)
+            arguments = KernelArguments(work, params, device, input_seed=0)
             expected = expected_outputs(work, arguments) if work.reference is not None else None
         arguments.poison()
         kernel(*arguments.values)
         timer.synchronise()
-        mismatch, error = compare(work, arguments, expected) if expected is not None else (None, 0.0)
-        found.append((entry["label"], None if expected is None else mismatch is None, error))
+        mismatch, error = judged(work, arguments, expected) if expected is not None else (None, None)
+        found.append((entry["label"], None if expected is None else mismatch is None, error or 0.0))
         calls.append(Timed(functools.partial(kernel, *arguments.values)))
     samples = timer.interleaved(calls, job["rounds"], 10)
     answer = [

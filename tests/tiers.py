@@ -17,7 +17,7 @@ DURATIONS = TESTS / "durations.txt"
 PROMISES = TESTS.parent / "docs" / "design" / "promises.md"
 """Its tests run in every tier."""
 ASKED = (
-    "test_bench", "test_bench_kernels", "test_compat_examples", "test_compiler_settings", "test_isolation",
+    "test_bench", "test_compat_examples", "test_compiler_settings", "test_isolation",
     "test_resume_real", "test_throughput",
 )  # fmt: skip
 """Modules that compile for minutes, or that time the engine: as if each of their tests were marked «asked»."""

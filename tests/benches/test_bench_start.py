@@ -42,12 +42,6 @@ def test_the_edit_changes_the_kernels_body_alone(target: str) -> None:
     assert "import tilelang\n" in after
 
 
-@pytest.mark.parametrize("count", [1, 4, 10, 20])
-def test_configurations_are_as_many_as_asked_for_and_all_different(count: int) -> None:
-    for target in ("c", "cuda"):
-        assert len({str(config) for config in programs.configurations(target, count)}) == count
-
-
 def row(order: list[str], **options: Any) -> start.Row:
     def variant(name: str, seconds: float) -> start.Variant:
         def run(folder: start.Folder) -> dict[str, float]:
@@ -71,11 +65,3 @@ def test_variants_run_in_turn_and_begin_in_turn() -> None:
 def test_a_process_that_fails_ends_the_bench_with_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"exit status 1.*\n(.*\n)*ValueError: mine"):
         start.Folder(tmp_path).program("raise ValueError('mine')")
-
-
-def test_emptied_caches_leave_the_environment_as_it_was(tmp_path: Path) -> None:
-    folder = start.Folder(tmp_path)
-    (tmp_path / "cache" / "something").touch()
-    before = dict(folder.env)
-    folder.empty_caches()
-    assert folder.env == before and not any((tmp_path / "cache").iterdir())
