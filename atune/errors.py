@@ -84,7 +84,7 @@ class JournalError(UsageError):
 
 
 class WorkerError(AtuneError):
-    """A worker did not deliver. `detail` is the tail of its stderr, the device's or compiler's own words."""
+    """A worker did not deliver. `detail` is the tail of its stderr, what the device or compiler wrote."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ class WorkerLost(WorkerError):
     def __init__(self, message: str, detail: str = "", *, outside: bool = False) -> None:
         super().__init__(message, detail)
         self.outside = outside
-        """Whether a signal ended it that no code raises by going wrong, such as SIGKILL: not the work's doing."""
+        """Whether a signal ended it that no code raises by going wrong, such as SIGKILL: not by the work."""
 
 
 class ServerLost(WorkerLost):

@@ -12,7 +12,7 @@ NEEDS_TILELANG = (
     "test_causes", "test_checks", "test_cli_apply", "test_cli_basic", "test_cli_dry_run",
     "test_cli_explain", "test_cli_failures", "test_compile_all",
     "test_compile_flags", "test_demo", "test_devices", "test_docs", "test_examples", "test_explaining",
-    "test_few_candidates", "test_foreseen", "test_guards", "test_interrupted",
+    "test_foreseen", "test_guards", "test_interrupted",
     "test_lacking_registers", "test_layouts", "test_limits", "test_loading", "test_nodes", "test_notebook",
     "test_packing", "test_proving", "test_result_cache", "test_review", "test_screens", "test_store", "test_streams",
     "test_strides", "test_structlog", "test_torch_op", "test_warm_servers", "test_work",

@@ -49,30 +49,6 @@ def times(N: int, block: int = 16, factor: int = 2) -> Any:
     return main
 
 
-def undefined(N: int, block: int = 16) -> Any:
-    """Compiles, and cannot be linked."""
-
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(N // block) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = T.call_extern("float32", "no_such_function", A[bx * block + i])
-
-    return main
-
-
-def half_written(N: int, block: int = 16) -> Any:
-    """Writes the first half alone, and that is wrong."""
-
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(N // block // 2) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * T.float32(3)
-
-    return main
-
-
 def raising(A: torch.Tensor) -> torch.Tensor:
     return A @ missing  # type: ignore[name-defined]  # noqa: F821
 
@@ -92,7 +68,5 @@ def workload(kernel: Any, **options: Any) -> atune.Workload:
 
 MISSPELT = workload(misspelt, reference=lambda A: A * 2)
 RAISING = workload(twice, reference=raising)
-UNDEFINED = workload(undefined, reference=lambda A: A * 2)
-HALF_WRITTEN = workload(half_written, reference=lambda A: A * 2)
 HANGING = workload(twice, reference=hanging)
 BAD_INPUTS = workload(twice, inputs=badly_shaped)

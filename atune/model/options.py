@@ -113,10 +113,11 @@ def check_number(
         raise error(f"{name} must be a {'whole number' if whole else 'number'}{least}, got {value!r}")
 
 
-def path(name: str, value: object) -> None:
-    """Raise `UsageError` unless `value` is a path as a text or a `Path`, or None."""
+def path(name: str, value: Any) -> Any:
+    """Return `value`. Raises `UsageError` unless `value` is a path as a text or a `Path`, or None."""
     if value is not None and not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
         raise UsageError(f"{name} must be a path, got {value!r}")
+    return value
 
 
 def options_of(kind: type[Any]) -> dict[str, Field]:

@@ -141,9 +141,3 @@ def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureF
     asked = [ask.format("rep", 1), ask.format("tune --dry", 2), ask.format("cache l", 2)]
     found = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == ["replay report", "--dry-run", "ls"]
-
-
-def test_completion_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["--show-completion", "bash"]) == 2
-    assert "pip install shtab" in capsys.readouterr().err

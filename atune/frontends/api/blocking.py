@@ -44,25 +44,19 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def of_the_machine(error: OSError) -> Exception:
     """Return the exception to raise for `error`. If the machine is short of something, it says what to do."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return too_many_files(error)
-    if (short_of := shortage_of(error)) is None:
-        return error
-    raised = machine_error(short_of, tempfile.gettempdir())
-    raised.__cause__ = error
-    return raised
-
-
-def too_many_files(error: OSError) -> UsageError:
-    """Return the exception to raise if no more files can be opened. It names the limit and says what to do."""
+    raised: AtuneError
     if error.errno == errno.ENFILE:
         raised = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
-    else:
+    elif error.errno == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raised = UsageError(
             f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
             "workers (--workers, CompileSettings(workers=…))"
         )
+    elif (short_of := shortage_of(error)) is not None:
+        raised = machine_error(short_of, tempfile.gettempdir())
+    else:
+        return error
     raised.__cause__ = error
     return raised
 

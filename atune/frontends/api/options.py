@@ -28,11 +28,6 @@ def check_target(where: str, value: Any) -> Any:
     return value
 
 
-def _path(where: str, value: Any) -> Any:
-    path(where, value)
-    return value
-
-
 def _listener(where: str, on_event: Any) -> Any:
     if not callable(on_event):
         raise UsageError(f"{where} must be a function of an event, got {on_event!r}")
@@ -135,7 +130,7 @@ class TuneOptions(RunOptions, total=False):
     journal: Annotated[str | os.PathLike[str] | None, Option(
         "Write the events to this file. A journal of the same work is continued as by `resume`. A journal of other "
         "work is refused.",
-        check=_path, flag="--journal", metavar="J", unset="a new file in the cache folder",
+        check=path, flag="--journal", metavar="J", unset="a new file in the cache folder",
         group="output",
     )]
     warm: Annotated[Warm, Option(

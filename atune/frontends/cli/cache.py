@@ -59,8 +59,8 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
-        named = printable(entry.parts.kernel), _problem(entry.parts.problem), printable(entry.parts.device)
-        rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
+        named = entry.parts.kernel, _text(entry.parts.problem) or "no arguments", entry.parts.device
+        rows.append((entry.key[:12], *map(printable, named), latency, describe_config(entry.config)))
     if not entries:
         print_out("no results")
         return 0
@@ -147,22 +147,10 @@ def _plain(entry: CacheEntry) -> dict[str, Any]:
     }
 
 
-def _problem(problem: Any) -> str:
-    """Return a key as arguments by name, such as ``M=64, dtype=float32``."""
-    from atune.model.candidate import printable
-
-    if not isinstance(problem, dict):
-        return printable(repr(problem))
-    return printable(", ".join(f"{name}={_argument(value)}" for name, value in problem.items())) or "no arguments"
-
-
-def _argument(value: Any) -> str:
+def _text(value: Any) -> str:
+    """Return a value as text; a dict as arguments by name, such as ``M=64, dtype=float32``."""
     if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))).startswith("$"):
         return str(value[name])  # a dtype, or what else JSON has no word for
-    return "none" if value is None else value if isinstance(value, str) else repr(value)
-
-
-def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name}={item!r}" for name, item in value.items()) or "-"
-    return "-" if value is None else str(value)
+        return ", ".join(f"{name}={_text(item)}" for name, item in value.items())
+    return "none" if value is None else value if isinstance(value, str) else repr(value)

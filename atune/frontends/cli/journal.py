@@ -201,29 +201,30 @@ QUIET_S = 60
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
-    from atune.frontends.cli.output import print_bytes, write_output
     from atune.reporting.report import report
 
     page = report(arguments.journal)
-    if arguments.output == "-":
-        print_bytes(page.encode())
-        return 0
     output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
-    write_output(output, page.encode())
-    _done(arguments, output, f"report     {output}")
-    return 0
+    return _write(page.encode(), output, "report  ", arguments)
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.output import print_bytes, write_output
     from atune.reporting.export import export
 
-    data = export(arguments.journal, arguments.to)
-    if arguments.output in (None, "-"):
+    return _write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
+
+
+def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
+    """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
+    import json
+
+    from atune.frontends.cli.output import print_bytes, print_out, write_output
+
+    if output == "-":
         print_bytes(data)
     else:
-        write_output(arguments.output, data)
-        _done(arguments, arguments.output, f"exported   {arguments.output}")
+        write_output(output, data)
+        print_out(json.dumps({"output": output}) if arguments.json else f"{done}   {output}")
     return 0
 
 
@@ -295,11 +296,3 @@ def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.apply import apply_command
 
     return apply_command(arguments)
-
-
-def _done(arguments: argparse.Namespace, output: str, text: str) -> None:
-    import json
-
-    from atune.frontends.cli.output import print_out
-
-    print_out(json.dumps({"output": output}) if arguments.json else text)

@@ -8,7 +8,8 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from atune.errors import UsageError
 from atune.frontends.cli.output import (
@@ -111,26 +112,6 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-class _ShowCompletion(argparse.Action):
-    """Prints the script that completes commands and options in a shell, and ends the command, as ``--version`` does."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        try:
-            import shtab
-        except ImportError as error:
-            raise UsageError("completion needs shtab, which is not installed: pip install shtab") from error
-        if values not in shtab.SUPPORTED_SHELLS:
-            raise UsageError(f"there is no completion for {values}: give one of {', '.join(shtab.SUPPORTED_SHELLS)}")
-        print_out(shtab.complete(parser, shell=values))
-        parser.exit()
-
-
 def _parser(word: str = "") -> argparse.ArgumentParser:
     """Return the parser of the command line. `word`: its first word.
 
@@ -138,12 +119,16 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
     """
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
-    parser.add_argument("--show-completion", action=_ShowCompletion, metavar="SHELL", help="print a completion script")
+    known = word == "--version" or any(word in names for names in _COMMANDS.values())
+    if not known:
+        with suppress(ImportError):  # shtab, of atune[completion]
+            importlib.import_module("shtab").add_argument_to(
+                parser, "--show-completion", help="print a completion script"
+            )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
     for option, text in SHARED.items():
         shown.add_argument(option, action="store_true", help=text)
-    known = word == "--version" or any(word in names for names in _COMMANDS.values())
     for module, names in _COMMANDS.items():
         if word in names or not known:
             importlib.import_module(f"atune.frontends.cli.{module}").add_commands(commands, shown)
