@@ -101,21 +101,6 @@ async def test_a_slow_disk_does_not_hold_the_device_up(
     assert isinstance(events[-1], RunFinished)
 
 
-async def test_a_sync_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def failing(fd: int) -> None:
-        calls.append(fd)
-        if len(calls) > 2:
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", failing)
-    machine = FakeMachine(500, clock=FakeClock(pace=0.001))
-    with pytest.raises(JournalError, match=r"cannot sync the journal .*Input/output error"):
-        await tune(machine=machine, journal=tmp_path / "j")
-    assert machine.closed == 1 and len(calls) == 3
-
-
 async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,22 +167,4 @@ def test_a_writer_that_ends_as_another_opens_its_empty_file_leaves_nothing_behin
     with Journal.create(tmp_path / "j") as journal:
         assert (tmp_path / "j").exists()
         assert os.fstat(journal._fd).st_nlink == 1
-    assert not (tmp_path / "j").exists()
-
-
-def test_a_file_that_is_removed_as_it_is_found_is_made_anew_and_removed_when_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Journal.create(tmp_path / "j")
-    real = os.open
-
-    def open_late(path: Any, flags: int, *mode: int) -> int:
-        try:
-            return real(path, flags, *mode)
-        except FileExistsError:
-            first.close()
-            raise
-
-    monkeypatch.setattr(os, "open", open_late)
-    Journal.create(tmp_path / "j").close()
     assert not (tmp_path / "j").exists()

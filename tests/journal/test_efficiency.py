@@ -45,10 +45,6 @@ def test_work_is_the_least_that_any_candidate_does_and_the_same_for_all() -> Non
     assert work.flops == 2.0 * 100**3 * 10 and work.bytes == 1_000_000 and work.rate == 1.0
 
 
-def test_tensors_of_which_a_kernel_reads_a_part_count_with_that_part() -> None:
-    assert problem_work([product(100, 10, asked=3_000.0)]).bytes == 30_000
-
-
 def test_what_the_user_says_of_the_work_wins() -> None:
     result = run(flops=5e8, bytes=2e6)
     assert (result.work.flops, result.work.bytes) == (5e8, 2e6)

@@ -70,19 +70,6 @@ def test_an_alias_known_before_the_measurement_gives_the_same_result() -> None:
     assert folded(early).records == folded(late).records and folded(early).best_index == 0
 
 
-def test_a_failed_class_counts_one_failure_and_the_others_duplicates() -> None:
-    stream = Stream(total=3).proposed(2).build_failed(2).proposed(0).aliased(0, 2).proposed(1).aliased(1, 2)
-    result = folded(stream.finished())
-    assert (result.measured, result.failed, result.duplicates) == (0, 1, 2)
-    assert result.best is None and result.failures[0].index == 0 and result.failures[0].detail == "line 1\nline 2"
-    assert failure_summary(result.records) == [("compile", "g++ said no", 1)]
-
-
-def test_an_alias_said_twice_counts_once() -> None:
-    result = folded(Stream(total=2).candidate(0, 1.0).proposed(1).aliased(1, 0).aliased(1, 0).finished())
-    assert (result.measured, result.duplicates) == (1, 1)
-
-
 def test_ties_go_to_the_smaller_config_key() -> None:
     stream = Stream(total=3)
     for index in (0, 1, 2):
@@ -128,23 +115,10 @@ def test_a_finalist_that_fails_later_does_not_win() -> None:
     assert result.best_index == 1 and (result.measured, result.failed) == (1, 1)
 
 
-def test_best_is_found_again_when_the_best_one_fails_and_agrees_with_a_fresh_fold() -> None:
-    state = State()
-    for event in Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 3.0).failed(0).events:
-        state.apply(event)
-    assert state.best == (1, 2.0)
-    assert [m.index for m in state.ranked()] == [1, 2]
-
-
 def test_wall_time_sums_the_parts_also_of_a_part_that_was_killed() -> None:
     stream = Stream(total=3, step_s=1.0).candidate(0, 1.0)  # killed after its last event, at second 4
     stream.resumed().candidate(1, 2.0).interrupted(10.0).resumed().candidate(2, 3.0).finished(20.0)
     assert folded(stream).wall_s == pytest.approx(4 + 10 + 20)
-
-
-def test_an_unfinished_run_counts_its_time_to_the_last_event() -> None:
-    result = folded(Stream(total=3, step_s=1.0).candidate(0, 1.0))
-    assert result.wall_s == pytest.approx(4.0) and not result.finished and result.remaining == 2
 
 
 def test_a_measurement_after_a_resumption_makes_the_old_final_void() -> None:
@@ -160,15 +134,6 @@ def test_a_result_does_not_change_when_its_state_goes_on() -> None:
     result = TuneResult(state)
     state.apply(CandidateMeasured(seq=9, time=0, mono=0, index=1, device="cpu", timing=timing(1.0), checked=False))
     assert (result.best_index, result.measured) == (0, 1)
-
-
-def test_asking_for_a_candidate_that_was_not_proposed_adds_none() -> None:
-    state = State()
-    for event in Stream(total=2, default=1).candidate(0, 2.0).events:
-        state.apply(event)
-    assert state.first(1).outcome is None and state.outcome(1) is None and state.entry(1).config == {}
-    result = TuneResult(state)
-    assert [r.index for r in result.records] == [0] and result.default is None
 
 
 def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
@@ -254,16 +219,6 @@ def test_a_replayed_result_loads_no_library_from_outside_the_cache(tmp_path: obj
     stream = Stream(total=1).candidate(0, 1.0).finished(kernel=artifact(cache_folder() / ".." / "evil.so"))
     with pytest.raises(AtuneError, match="outside the cache folder"):
         TuneResult.from_events(stream.events, replayed=True).kernel  # noqa: B018
-
-
-def test_a_candidate_that_becomes_another_s_duplicate_after_it_was_measured_leaves_a_best() -> None:
-    """A larger index is lowered and measured first, then a smaller one turns out to have the same code."""
-    stream = Stream(total=3).ready().proposed(0).proposed(1).proposed(2)
-    stream = stream.lowered(1).built(1).measured(1, 1.0).lowered(0).aliased(0, 1).lowered(2).built(2).measured(2, 2.0)
-    state = State()
-    for event in stream.finished().events:
-        state.apply(event)
-    assert state.best == (0, 1.0)
 
 
 def steps(stream: Stream) -> list[tuple[int, int, float]]:

@@ -1,9 +1,12 @@
-"""Keys of source: comments, docstrings and formatting do not count, and everything else does."""
+"""Source texts: what decides of a fingerprint, syntax trees in programs with threads, and what a worker keeps."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import linecache
+import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,15 @@ import pytest
 
 from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.source_text import normalised, normalised_expression
+from atune.workload.source_text import (
+    TRIES,
+    keep_texts,
+    normalised,
+    normalised_expression,
+    parse_expression,
+    parse_module,
+    written_since,
+)
 from atune.workload.workload import Workload, fingerprint
 
 KERNEL = """\
@@ -125,3 +136,67 @@ def test_what_is_no_python_is_taken_as_it_is() -> None:
     assert normalised_expression("A *") == "A *"
     deep = f"def f():\n    return {'(' * 150}1{')' * 150}\n"
     assert normalised(deep)  # too deep for some parsers: then as it is
+
+
+class Parse:
+    """Stands in for `ast.parse`, and fails at first as CPython 3.11 does while another thread parses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+        self.calls, self._fails, self._parse = 0, fails, ast.parse
+        monkeypatch.setattr(ast, "parse", self)
+
+    def __call__(self, *args: Any, **options: Any) -> ast.AST:
+        self.calls += 1
+        if self.calls <= self._fails:
+            raise SystemError("AST constructor recursion depth mismatch (before=60, after=46)")
+        return self._parse(*args, **options)
+
+
+@pytest.mark.parametrize("fails", [0, TRIES - 1])
+def test_an_error_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+    parse = Parse(monkeypatch, fails)
+    assert ast.unparse(parse_module("x = 1")) == "x = 1" and parse.calls == fails + 1
+    parse.calls = 0
+    assert ast.unparse(parse_expression("a + b")) == "a + b" and parse.calls == fails + 1
+
+
+def test_an_error_that_stays_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Parse(monkeypatch, TRIES)
+    with pytest.raises(SystemError, match="recursion depth"):
+        parse_module("x = 1")
+    assert parse.calls == TRIES
+
+
+def test_a_mistake_in_the_source_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Parse(monkeypatch, 0)
+    with pytest.raises(SyntaxError):
+        parse_expression("a b")
+    assert parse.calls == 1
+
+
+def test_a_text_that_was_read_stays_after_an_edit(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text("def kernel():\n    return 1\n")
+    scope: dict[str, object] = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    kernel = scope["kernel"]
+    assert inspect.getsource(kernel).endswith("return 1\n")  # type: ignore[arg-type]
+    keep_texts()
+    file.write_text("# a comment\ndef kernel():\n    return 22\n")
+    assert inspect.getsource(kernel) == "def kernel():\n    return 1\n"  # type: ignore[arg-type]
+    del linecache.cache[str(file)]
+
+
+def test_what_was_written_next_to_the_files_is_named_except_journals(tmp_path: Path) -> None:
+    package, other = tmp_path / "package", tmp_path / "other"
+    for folder in (package, other):
+        folder.mkdir()
+        (folder / "part.py").write_text("")
+    (package / "__init__.py").write_text("")
+    for name in ("main.py", "old.py", "data.json", "journal.jsonl"):
+        (tmp_path / name).write_text("")
+    os.utime(tmp_path / "old.py", (1e9, 1e9))
+    os.utime(package / "__init__.py", (1e9, 1e9))
+    found = written_since(1.5e9, [str(tmp_path / "main.py")])
+    assert found == [str(tmp_path / "data.json"), str(tmp_path / "main.py"), str(package / "part.py")]
+    assert written_since(1.5e9, [str(tmp_path / "gone" / "main.py")]) == []
