@@ -64,7 +64,7 @@ class Run:
             reason=reason,
             compiler=first.compiler,
             why=first.why,
-            words=first.words if seconds else "",
+            compiler_output=first.compiler_output if seconds else "",
             machine=tuple(artifact.machine for artifact in artifacts) if first.machine is not None else (),
         )
 

@@ -41,7 +41,7 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
     The work must be the same: kernel, problem, target and space. A candidate's measurement counts before a failure,
     and of equals the later journal in the given order. `TuneResult.warnings` counts candidates with several outcomes,
-    and tells of other differences (versions, settings). There is no final, because finals of different journals do not
+    and names other differences (versions, settings). There is no final, because finals of different journals do not
     compare.
 
     Raises `JournalError` if a journal cannot be read or is of other work.

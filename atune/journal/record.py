@@ -1,4 +1,4 @@
-"""The outcome of one candidate, as a result tells it; the finalists that still stand, and what was not tried."""
+"""The outcome of one candidate, as a result has it; the finalists that still stand, and what was not tried."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
 
 
 def run_noise(state: State, final: Sequence[FinalEntry]) -> tuple[str, ...]:
-    """Return what tells that the machine was not quiet, a sentence each: others on its devices, then the timings."""
+    """Return the signs that the machine was not quiet, a sentence each: others on its devices, then the timings."""
     others = [message for message in state.warnings if DISTURBS in message]
     firsts = [(m.device, m.timing) for m in state.ranked()]
     finals = [(state.final.device, entry.timing) for entry in final] if state.final else []

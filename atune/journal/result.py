@@ -87,7 +87,7 @@ class TuneResult:
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
         self.noise: tuple[str, ...] = run_noise(state, self.final)
-        """What tells that the machine was not quiet, and what to do: a sentence each; empty where nothing does."""
+        """The signs that the machine was not quiet, and what to do: a sentence each; empty without any."""
         self._reference = self._pick_reference(state)
         self._final_reference = state.final.reference if state.final is not None and self.final else None
 
@@ -123,7 +123,7 @@ class TuneResult:
 
     @property
     def energy(self) -> Energy | None:
-        """The winner's power and energy; None where it was not asked for, or its device does not tell."""
+        """The winner's power and energy; None where it was not asked for, or its device does not report it."""
         return None if self.best is None or self.best.timing is None else self.best.timing.energy
 
     @property

@@ -53,7 +53,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     limits: DeviceLimits = DeviceLimits()
     sms: int = 0
-    """Working multiprocessors. This and the following fields come from the device; 0 if it does not tell."""
+    """Working multiprocessors. This and the following fields come from the device; 0 if it does not report them."""
     clock_hz: float = 0.0
     """The highest clock of its multiprocessors."""
     memory_bytes_s: float = 0.0

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 DISTURBS = "may disturb the timings"
-"""What a warning says that tells of another user of a device."""
+"""Text of every warning about another user of a device."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The GPU's state right after its samples were taken, from NVML. None: NVML did not tell."""
+    """The GPU's state right after its samples were taken, from NVML. None: NVML did not report it."""
 
     uuid: str
     sm_mhz: int | None = None
@@ -49,7 +49,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     with a graph of the call. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
     energy: Energy | None = None
-    """Of a finalist, where it was asked for and the device tells."""
+    """Of a finalist, where it was asked for and the device reports it."""
 
     @property
     def n_samples(self) -> int:

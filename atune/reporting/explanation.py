@@ -107,7 +107,7 @@ def _story(result: TuneResult, record: Record, events: list[Event]) -> Candidate
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
         compiler="" if built is None else built.compiler,
-        compiler_output="" if built is None else built.words,
+        compiler_output="" if built is None else built.compiler_output,
         source=_source(result) if result.best_index in wanted else "",
         choice=choice_of(result.records, record.index),
         events=tuple(events),

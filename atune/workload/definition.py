@@ -117,7 +117,7 @@ def _fit_of(workload: Workload) -> Fit | None:
     try:
         return Fit(workload)
     except (TypeError, ValueError):
-        return None  # a kernel whose signature Python cannot tell
+        return None  # a kernel whose signature Python does not know
 
 
 def meant(name: str, known: Iterable[str]) -> str:

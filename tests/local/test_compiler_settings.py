@@ -72,17 +72,17 @@ async def test_flags_pass_configs_and_verbose_reach_nvcc_in_groups_too(file: Pat
     settings = {"flags": ("-DATUNE_MARK=1",), "pass_configs": {"tl.ptxas_register_usage_level": 5}, "verbose": True}
     for _, one, _ in await build_all(file, **settings):
         assert isinstance(one, Artifact)
-        command = next(line for line in one.words.splitlines() if "NVCC compilation command" in line)
+        command = next(line for line in one.compiler_output.splitlines() if "NVCC compilation command" in line)
         assert "-DATUNE_MARK=1" in command and "--register-usage-level=5" in command
         assert ("--use_fast_math" in command) == (one.index == 2)
-        assert "registers" in one.words
+        assert "registers" in one.compiler_output
     [(_, quiet, _), *_] = await build_all(file, accelerate="off")
-    assert isinstance(quiet, Artifact) and quiet.words == ""
+    assert isinstance(quiet, Artifact) and quiet.compiler_output == ""
 
 
 async def test_flags_and_verbose_reach_gxx(file: Path) -> None:
     for _, one, _ in await build_all(file, "CPU", "c", flags=("-O1", "-DATUNE_MARK=1"), verbose=True):
-        assert isinstance(one, Artifact) and "-O1 -DATUNE_MARK=1" in one.words
+        assert isinstance(one, Artifact) and "-O1 -DATUNE_MARK=1" in one.compiler_output
 
 
 @needs_nvcc

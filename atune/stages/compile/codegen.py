@@ -73,7 +73,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             calls=blob.calls,
             compiler=compiled.compiler,
             why=compiled.why,
-            words="".join(output),
+            compiler_output="".join(output),
             plain=steps.plain_builds and blob.plain,
             store_key=lowered.store_key,
             source_key=blob.source_key,
