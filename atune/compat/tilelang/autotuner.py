@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ from atune.compat.tilelang.inputs import (
     TilelangCall,
     TilelangKernel,
     can_be_sent,
-    described,
     get_autotune_inputs,
     supplied,
 )
@@ -43,11 +41,10 @@ from atune.frontends.decorator.autotuned import made
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import Options, lazy_callback
 from atune.journal.result import NoWinner, TuneResult
-from atune.model.candidate import PASS_CONFIGS, RESERVED
+from atune.model.candidate import PASS_CONFIGS
 from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.definition import function_of
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
 """Files of a saved result. That of the parameters is missing, because its name depends on tilelang's version."""
@@ -160,7 +157,7 @@ class AutoTuner:
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
         self.fn = _tunable(fn)
-        self.configs = configs
+        self.configs = list(configs) if isinstance(configs, Iterator) else configs
         self.compile_args = _compile_args_of(self.fn)
         self.profile_args = self._unset = ProfileArgs()
         self._captured: list[Any] | None = None
@@ -263,7 +260,7 @@ class AutoTuner:
         elif profile.supply_prog is not None:
             inputs = supplied(profile.supply_prog)
         return Options(
-            space=self._configs,
+            space=self.configs,
             rule=KeyRule(None, do_not_specialize),
             hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: compile_args.pass_configs},
             inputs=inputs,
@@ -282,31 +279,6 @@ class AutoTuner:
             devices=device_names(planned.devices),
             cache=ResultCache(environment.cache_root()) if environment.caching() else None,
         )
-
-    def _configs(self) -> list[dict[str, Any]]:
-        """Return the configurations of this run, each once, in order. Raises `ConfigError`."""
-        if callable(self.configs):
-            args, kwargs = self._kernel_parameters or ((), {})
-            found: Any = self.configs(*args, **kwargs)
-        else:
-            if isinstance(self.configs, Iterator):
-                self.configs = list(self.configs)  # it can be read only once
-            found = self.configs
-        if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
-            raise ConfigError(f"configs must be dicts, or a callable or generator that gives them; got {found!r}")
-        parameters = inspect.signature(function_of(self.fn)).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        configs: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
-        for config in found:
-            if not isinstance(config, Mapping):
-                raise ConfigError(f"configs must be dicts, or a callable or generator that gives them; got {config!r}")
-            unused = sorted(set(config) - set(parameters) - RESERVED)
-            if unused and not takes_any:
-                raise ConfigError(f"Unused keys in config: {unused}; the kernel takes {', '.join(parameters)}")
-            configs.setdefault(tuple(sorted((n, described(v)) for n, v in config.items())), dict(config))
-        if not configs:
-            raise ConfigError("No configurations to tune: give a list of dicts, or a callable that returns one")
-        return list(configs.values())
 
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:

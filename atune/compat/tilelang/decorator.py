@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from atune.compat.tilelang.arguments import AutotuneArgs, EarlyStop, Pipeline, ProfileArgs, RunArgs, takes, values_of
@@ -50,8 +51,9 @@ class AutoTuneImpl(TilelangKernel):
 
     def __init__(self, jit_impl: Any, given: AutotuneArgs) -> None:
         super().__init__(jit_impl)
-        self.jit_impl, self.configs = jit_impl, given.configs
-        self._given = given
+        configs = list(given.configs) if isinstance(given.configs, Iterator) else given.configs
+        self.jit_impl, self.configs = jit_impl, configs
+        self._given = replace(given, configs=configs)
         self.results: dict[Hashable, AutotuneResult] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 from atune.errors import UsageError
 from atune.frontends.decorator.autotuned import SelfTuning
 from atune.frontends.decorator.call import Call
-from atune.frontends.decorator.options import Options
+from atune.frontends.decorator.options import Options, listed
 from atune.model.artifact import KernelParam
-from atune.model.candidate import RESERVED, Config, config_key
+from atune.model.candidate import RESERVED, Config, check_reserved, config_key
 from atune.model.space import Space
 from atune.stages.frontend.frontend import encode
 from atune.stages.measure.inputs import GivenTensors as GivenTensors
@@ -128,17 +128,22 @@ class TilelangCall(Call):
     def __init__(
         self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._given: dict[str, Config] = {}
+        self._given: dict[str, tuple[Config, Config]] = {}
+        """For each configuration, by key: as data, and with the caller's own values."""
         self._tables: dict[str, dict[str, Any]] = {}
         """For each parameter, the value of each text."""
         super().__init__(owner, options, args, kwargs)
 
     def _space(self) -> Space:
-        self._configs: Sequence[Config] = self.options.space()
-        data = [{n: v if n in RESERVED else self._data(n, v) for n, v in config.items()} for config in self._configs]
-        space = Space(data)
-        self._given = {config_key(one): given for one, given in zip(space.walk({}), self._configs, strict=True)}
-        return space
+        configs = self.options.space
+        if callable(configs):
+            configs = configs(*self.given.args, **self.given.kwargs)
+        for given in listed("configs", configs):
+            for name in RESERVED & given.keys():
+                check_reserved(name, given[name], "configs")
+            data = {n: v if n in RESERVED else self._data(n, v) for n, v in given.items()}
+            self._given.setdefault(config_key(data), (data, given))
+        return Space([data for data, _ in self._given.values()])
 
     def _data(self, name: str, value: Any) -> Any:
         data = super()._data(name, value)
@@ -147,7 +152,7 @@ class TilelangCall(Call):
         return data
 
     def _probes(self) -> list[Config]:
-        return [{}, *self._configs]
+        return [{}, *(given for _, given in self._given.values())]
 
     def _key(self) -> Any:
         """Return the key. As with tilelang's tuner, names that are no arguments may be left out of it."""
@@ -163,7 +168,7 @@ class TilelangCall(Call):
         self.out_idx = () if self.out_idx is None else self.out_idx
 
     def as_given(self, config: Config) -> Config:
-        return self._given[config_key(config)]
+        return self._given[config_key(config)][1]
 
     @cached_property
     def kernel(self) -> Any:

@@ -106,7 +106,7 @@ class Call:
             space = space(*self.given.args, **self.given.kwargs)
         if isinstance(space, Space):
             return space
-        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
+        return Space(space if isinstance(space, Mapping) else listed("space", space), where=self.options.where)
 
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""

@@ -14,7 +14,7 @@ from atune.frontends.api.cached_tune import Concurrent
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.frontends.api.warm_start import chosen_prior
 from atune.frontends.decorator.arguments import KeyRule
-from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
+from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import Target, device_names
 from atune.model.options import Option, checked, complete, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -202,7 +202,7 @@ def _checked_space(
     if isinstance(space, Space):
         known = [names for _, names in space.names()]
     elif not callable(space):
-        known = space = listed(space)
+        known = space = listed("space", space)
     names = frozenset(name for each in known for name in each)
     refuse_clash(names, hints)
     return space, constraints, names
@@ -214,14 +214,18 @@ def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
         raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
 
 
-def listed(space: Any) -> list[Any]:
-    """Return the configurations of `space` as a list. Raises `SpaceError` if there is none, or one is no dict."""
-    if isinstance(space, str) or not isinstance(space, Iterable):
-        raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
-    found = [*space]
-    for config in found or [None]:
+def listed(option: str, configs: Any) -> list[Config]:
+    """Return configurations as a list. Raises `SpaceError`, naming the option, if there is none, or one is no dict."""
+    if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
+        axes = "axes, " if option == "space" else ""
+        wanted = f"{axes}a list of configurations or a function that returns them"
+        raise SpaceError(f"{option}: give {wanted}, got {configs!r}")
+    found = [*configs]
+    if not found:
+        raise SpaceError(f"No configurations to tune: {option} is empty")
+    for config in found:
         if not isinstance(config, Mapping):
-            raise SpaceError(f"space: give dicts, such as [{{'block': 32}}, {{'block': 64}}], got {space!r}")
+            raise SpaceError(f"{option}: give dicts, such as [{{'block': 32}}, {{'block': 64}}], got {configs!r}")
     return found
 
 
