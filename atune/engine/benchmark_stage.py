@@ -46,8 +46,6 @@ class BenchmarkStage:
     def __init__(self, run: Run, workers: Sequence[DeviceWorker], *, pipeline: bool = True) -> None:
         self.run, self.workers, self.pipeline = run, workers, pipeline
         self.emit, self.state = run.recorder.emit, run.recorder.state
-        self._in_use = len(workers)
-        """The number of devices that are neither given up nor excluded."""
         self._again: deque[Artifact] = deque()
         """Artifacts to measure again: their device was lost, or was excluded after it measured them."""
         self._waiting: set[anyio.CancelScope] = set()
@@ -149,7 +147,7 @@ class BenchmarkStage:
             if reference is not None:
                 self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
                 self._speeds[worker.name] = reference.latency_ms
-                if len(self._speeds) == self._in_use:
+                if len(self._speeds) == len(self.usable()):
                     self._leave_out()
             return worker.name not in self._excluded
         self._give_up(worker, "its process is lost whenever the reference runs")
@@ -170,7 +168,6 @@ class BenchmarkStage:
             if len(again) < len(measured):  # their libraries were built by an earlier part of the run, and are gone
                 message = f"{len(measured) - len(again)} candidates that device {name} measured in an earlier part"
                 self.emit(Warned, message=f"{message} are measured again when the run is resumed once more")
-            self._in_use -= 1
         self.run.wake()
         return bool(outliers)
 
@@ -280,9 +277,7 @@ class BenchmarkStage:
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
         self._speeds.pop(worker.name, None)
         self._given_up.add(worker.name)
-        if worker.name not in self._excluded:
-            self._in_use -= 1
-        if self._in_use == 0:
+        if not self.usable():
             raise DevicesLost(f"device {worker.name} is given up: {reason}; no device is left")
 
     async def again(self, artifact: Artifact) -> bool:

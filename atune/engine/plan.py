@@ -16,8 +16,7 @@ from atune.engine.search.survey_columns import survey_fields
 from atune.engine.search.warm_start import elsewhere
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
-from atune.journal.events import BenchmarkFailed, CandidateMeasured, JournalRepaired, RunResumed, RunStarted
-from atune.journal.recorder import Recorder
+from atune.journal.events import CandidateMeasured, RunStarted
 from atune.journal.state import State
 from atune.model.candidate import Advice, Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
@@ -235,31 +234,6 @@ def _plain(value: Any) -> Any:
 
 def _values(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "without arguments"
-
-
-def record_resumed(
-    recorder: Recorder,
-    plan: Plan,
-    versions: dict[str, str],
-    accepted: tuple[str, ...],
-    active: tuple[str, ...],
-    unused: Mapping[str, str],
-) -> None:
-    """Record that a further part begins, and settle the candidates that need no work."""
-    state, emit, journal = recorder.state, recorder.emit, recorder.journal
-    if journal is not None and journal.torn_bytes:
-        emit(JournalRepaired, cut_bytes=journal.torn_bytes)
-    emit(
-        RunResumed,
-        part=state.resumed.part + 1 if state.resumed else 1,
-        versions=versions,
-        accepted=accepted,
-        accelerators=active,
-        unused=dict(unused),
-    )
-    for index, device in plan.suspects.items():
-        message = "suspect: the whole program died twice while this candidate was being measured"
-        emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
 
 
 def _past(state: State) -> list[tuple[int, float | None, str]]:

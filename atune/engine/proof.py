@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import cycle
-from typing import Literal
 
 import anyio
 import msgspec
@@ -28,7 +27,6 @@ TRIES = 2
 KEPT = 256
 """Number of lowered candidates to keep, about 25 MB, so that the winner need not be lowered again."""
 
-How = Literal["plain", "compared", "replaced"]
 Library = tuple[str, str]
 """A library's file, and the symbol of a candidate in it."""
 
@@ -142,8 +140,8 @@ class ProofStage:
             return True
         index = artifact.index
         if artifact.plain:
-            replaced = index in self._replaced
-            self._proven(index, self._replaced.get(index, 0.0), "replaced" if replaced else "plain")
+            how, seconds = ("replaced", self._replaced[index]) if index in self._replaced else ("plain", 0.0)
+            self.emit(WinnerProven, index=index, seconds=seconds, how=how)
             return True
         if not self.proofs.wanted:
             return True
@@ -151,7 +149,7 @@ class ProofStage:
         if isinstance(proof, Failure):
             self._unproven(index, f"compiling it plain failed ({proof.kind}: {proof.message})")
         elif not proof.difference:
-            self._proven(index, proof.seconds, "compared")
+            self.emit(WinnerProven, index=index, seconds=proof.seconds, how="compared")
         elif proof.plain is None:
             self._unproven(index, f"{proof.difference} differ, and there is no plain library")
         else:
@@ -169,9 +167,6 @@ class ProofStage:
             return False
         await self.run.outcomes.acknowledge()
         return True
-
-    def _proven(self, index: int, seconds: float, how: How) -> None:
-        self.emit(WinnerProven, index=index, seconds=seconds, how=how)
 
     def _unproven(self, index: int, why: str) -> None:
         self.emit(Warned, message=f"the winner, candidate {index}, is not proven to be tilelang's own code: {why}")

@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import Machine
-from atune.engine.plan import Plan, Search, check_same_work, finished, planned, record_resumed
+from atune.engine.plan import Plan, Search, check_same_work, finished, planned
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search import forest, registry
@@ -21,7 +21,7 @@ from atune.engine.search.interface import Guarded, Strategy
 from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice
-from atune.journal.events import SCHEMA, RunStarted, Warned
+from atune.journal.events import SCHEMA, BenchmarkFailed, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -164,15 +164,26 @@ class Start:
             return None
         active, unused = await self.machine.accelerators(plan.to_compile)
         if before is None:
-            header |= {"total": plan.total, "advice": advice, "accelerators": active, "unused": dict(unused)}
-            self.recorder.emit(RunStarted, **header)
-            for remark in (*spec.remarks, *remarks):
-                self.recorder.emit(Warned, message=remark)
-            return plan
-        record_resumed(self.recorder, plan, versions, accepted, active, unused)
-        if settings.advise is not no_advice and not before.advice:
-            self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
+            self.recorder.emit(RunStarted, **header, advice=advice, accelerators=active, unused=dict(unused))
+            remarks = [*spec.remarks, *remarks]
+        else:
+            how = {"versions": versions, "accepted": accepted, "accelerators": active, "unused": dict(unused)}
+            self._record_resumed(plan, how)
+            if settings.advise is not no_advice and not before.advice:
+                remarks = ["the run began without advice and continues without it: warm is ignored"]
+        for remark in remarks:
+            self.recorder.emit(Warned, message=remark)
         return plan
+
+    def _record_resumed(self, plan: Plan, how: Mapping[str, Any]) -> None:
+        """Record that a further part begins, and settle the candidates that need no work."""
+        state, emit, journal = self.recorder.state, self.recorder.emit, self.recorder.journal
+        if journal is not None and journal.torn_bytes:
+            emit(JournalRepaired, cut_bytes=journal.torn_bytes)
+        emit(RunResumed, part=state.resumed.part + 1 if state.resumed else 1, **how)
+        for index, device in plan.suspects.items():
+            message = "suspect: the whole program died twice while this candidate was being measured"
+            emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
 
     async def layouts(self, plan: Plan) -> LayoutChoice | None:
         """Return what chooses layouts; None where all are tried. Raises `UsageError`."""

@@ -89,7 +89,8 @@ class Forest:
     def ask(self) -> int | None:
         while len(self.asked) < len(self.indices):
             if not self._batch:
-                self._batch.extend(dict.fromkeys(self.propose(self._random())))
+                rng = random.Random(f"{self.seed} {len(self.asked)}")
+                self._batch.extend(dict.fromkeys(self.propose(rng)))
             candidate = self._batch.popleft()
             if candidate not in self.asked:
                 self.asked[candidate] = None
@@ -114,7 +115,7 @@ class Forest:
         first = most if self.budget is None else max(LEAST, min(most, self.budget // share))
         if len(self.asked) < first or len(self.latencies) < 2:
             return self.beginning(rng, first)
-        if (around := self._polish()) and self.best is not None:
+        if around := self._polish():
             return around
         size = LEAST if len(self.asked) < EARLY else BATCH
         drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
@@ -146,7 +147,6 @@ class Forest:
 
     def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
         """Return the forest's score for each of `candidates`."""
-
         known, labels, weights = self._lessons()
         features = self._seen()
         forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)
@@ -222,9 +222,6 @@ class Forest:
 
     def new_neighbours(self, candidate: int) -> list[int]:
         return [other for other in self.encoding.neighbours(candidate) if other not in self.asked]
-
-    def _random(self) -> random.Random:
-        return random.Random(f"{self.seed} {len(self.asked)}")
 
     def first_drawn(self, rng: random.Random, count: int) -> list[int]:
         """Draw the first candidates without a prior: spread under a small budget, of which they are a large share."""

@@ -22,7 +22,6 @@ from atune.journal.events import (
     CandidateProposed,
     DeviceReady,
     Event,
-    RunFinished,
 )
 from atune.journal.reader import JournalReader
 from atune.journal.state import State
@@ -105,8 +104,6 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
             case BenchmarkFailed():
                 device_s[event.index] = event.mono - begun.get(event.index, event.mono)
                 settled_s = event.mono
-            case RunFinished():
-                pass
     tried = {}
     for entry in state.entries.values():
         outcome = state.outcome(entry.index)
