@@ -61,9 +61,12 @@ async def test_what_fails_in_a_process_that_others_spoilt_is_measured_in_a_fresh
     assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 4  # the other two processes were replaced
 
 
-@pytest.mark.parametrize("kind", ["fault", "launch", "load"])
-async def test_what_fails_in_a_fresh_process_too_counts(kind: Any) -> None:
-    machine = FakeMachine(8, Script(fails={3: kind}, doubts={3: 1}))
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [(Script(fails={3: "launch"}, doubts={3: 1}), "launch"), (Script(doubts={3: 5}), "worker_lost")],
+)
+async def test_what_fails_in_a_fresh_process_too_counts(script: Script, kind: str) -> None:
+    machine = FakeMachine(8, script)
     run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, kind)]
     assert machine.measured["fake-0"].count(3) == 2 and len(run.of(BenchmarkRepeated)) == 1
@@ -88,13 +91,6 @@ async def test_the_only_two_finalists_that_are_wrong_leave_no_winner() -> None:
     machine = FakeMachine(2, Script(final_fails={0: "mismatch", 1: "mismatch"}))
     with pytest.raises(NoWinner, match="2 failed"):
         await tune(machine=machine)
-
-
-async def test_a_candidate_is_tried_again_once_only() -> None:
-    machine = FakeMachine(8, Script(doubts={3: 5}))
-    run = await finish(machine)
-    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, "worker_lost")]
-    assert machine.measured["fake-0"].count(3) == 2 and run.result.measured == 7
 
 
 @pytest.mark.parametrize("index", [3, 7])
@@ -180,14 +176,6 @@ async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_w
     assert run.of(BestChanged) and all(e.worker != "fake-0" for e in run.of(BestChanged))
 
 
-async def test_of_two_devices_the_slower_is_left_out_and_what_it_measured_does_not_count() -> None:
-    script = Script(latency_ms=valley(9), slowdown={"fake-0": 1.05}, lower_s=0.01, compile_s=0.01)
-    run = await finish(FakeMachine(24, script, devices=2))
-    assert [e.device for e in run.of(DeviceExcluded)] == ["fake-0"]
-    assert run.result.measured == 24 and {r.device for r in run.result.records} == {"fake-1"}
-    assert run.result.latency_ms == 1.0 and run.result.reference_ms == 2.0
-
-
 async def test_devices_that_differ_by_less_than_two_percent_all_work() -> None:
     run = await finish(FakeMachine(24, Script(slowdown={"fake-0": 1.01}), devices=2))
     assert not run.of(DeviceExcluded) and {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
@@ -214,11 +202,8 @@ async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process
     assert repeated.index == 7 and "far below the fastest of 7 neighbours" in repeated.reason
     assert len(run.of(DeviceReady)) == 2 and run.result.best_index == 2
     assert [e.timing.latency_ms for e in run.of(CandidateMeasured) if e.index == 7] == [6.0]
-
-
-async def test_a_figure_that_is_confirmed_counts() -> None:
     run = await finish(FakeMachine(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), workers=1))
-    assert [e.index for e in run.of(BenchmarkRepeated)] == [7] and run.result.best_index == 7
+    assert [e.index for e in run.of(BenchmarkRepeated)] == [7] and run.result.best_index == 7  # it was confirmed
 
 
 def test_a_figure_below_the_devices_peak_is_not_believed() -> None:
@@ -232,15 +217,7 @@ def test_a_figure_below_the_devices_peak_is_not_believed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "bf16_flops", "memory"),
-    [
-        ("NVIDIA H200", 989e12, 4.8e12),
-        ("NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12),
-        ("NVIDIA H100 NVL", 835e12, 3.9e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12, 2.039e12),
-        ("NVIDIA L40S", 362e12, 864e9),
-        ("NVIDIA L4", 121e12, 300e9),
-        ("NVIDIA B200", 2250e12, 8e12),
-    ],
+    [("NVIDIA H200", 989e12, 4.8e12), ("NVIDIA H100 NVL", 835e12, 3.9e12), ("NVIDIA L4", 121e12, 300e9)],
 )
 def test_no_bf16_kernel_at_the_data_sheets_peak_is_doubted(name: str, bf16_flops: float, memory: float) -> None:
     by_flops, by_bytes = fastest_ms(name, bf16_flops, None), fastest_ms(name, None, memory)
@@ -262,9 +239,8 @@ async def test_the_final_goes_on_until_the_order_is_settled() -> None:
     assert run.result.best_index == 4 and len(machine.finals) > 1
     assert len(machine.finals[0]) == 5 and all(sorted(f) == [4, 5] for f in machine.finals[1:])
     samples = {e.index: e.timing.n_samples for e in run.of(FinalOrdered)[0].entries}
-    assert samples[4] == samples[5] == 20 * len(machine.finals) and {
-        samples[i] for i in samples if i not in (4, 5)
-    } == {20}
+    assert samples[4] == samples[5] == 20 * len(machine.finals)
+    assert {samples[i] for i in samples if i not in (4, 5)} == {20}
     assert run.result.speedup_over_slowest is not None  # over the rounds that both had
 
 
@@ -364,11 +340,8 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
     keys = {0: "b", 1: "a", 2: "a"}
     assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10)] == [2, 0, 1]  # 2 is as fast, by 0.1 %
     assert [e.index for e in final_order({0: timing(1.0), 1: timing(1.004)}, [0, 1], {0: "b", 1: "a"}, 10)] == [0, 1]
-    assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10, default=0)] == [
-        0,
-        2,
-        1,
-    ]  # preferred among equals
+    preferred = final_order(timings, [0, 1, 2], keys, 10, default=0)  # among equals
+    assert [e.index for e in preferred] == [0, 2, 1]
     assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10, default=1)] == [2, 0, 1]  # it is slower
     wide = [0.0, 0.1] * 10
     assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]

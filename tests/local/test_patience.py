@@ -52,11 +52,8 @@ class Attempts:
     [
         (FULL, "no space is left on the disk of", "make room there, or set TMPDIR"),
         (RemoteError("[Errno 28] No space left on device", kind="OSError"), "no space is left", "TMPDIR"),
-        (RemoteError("space: g++ failed", kind="ShortOf"), "no space is left", "TMPDIR"),
-        (OSError(errno.EMFILE, "x"), "no further file can be opened", "ulimit -n"),
         (RemoteError("files: x", kind="ShortOf"), "no further file can be opened", "ulimit -n"),
         (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no further process", "ulimit -u"),
-        (OSError(errno.ENFILE, "x"), "too many files open", "end the programs that hold them"),
         (RemoteError("all files: x", kind="ShortOf"), "too many files open", "end the programs that hold them"),
         (RemoteError("memory: x", kind="ShortOf"), "memory ran out", "fewer compile workers"),
     ],
@@ -95,7 +92,7 @@ async def test_what_is_no_shortage_is_not_tried_again(error: Exception, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "short_of"),
+    ("output", "short_of"),
     [
         ("/usr/bin/ld: final link failed: No space left on device", "space"),
         ("cc1plus: fatal error: error writing to /tmp/cc.s: Disk quota exceeded", "space"),
@@ -105,16 +102,16 @@ async def test_what_is_no_shortage_is_not_tried_again(error: Exception, tmp_path
         ("cc1plus: out of memory allocating 65536 bytes", "memory"),
     ],
 )
-def test_compilers_words_tell_what_the_machine_lacks(
-    words: str, short_of: str, monkeypatch: pytest.MonkeyPatch
+def test_compiler_output_names_what_the_machine_lacks(
+    output: str, short_of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 0)
     with pytest.raises(ShortOf, match=f"^{short_of}: "):
-        check_machine(RuntimeError("g++ failed"), words)
+        check_machine(RuntimeError("g++ failed"), output)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "output",
     [
         "g++: fatal error: Killed signal terminated program cc1plus",
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
@@ -122,14 +119,14 @@ def test_compilers_words_tell_what_the_machine_lacks(
         "g++ failed, killed by signal 15",
     ],
 )
-def test_compilers_words_tell_that_one_was_killed(words: str) -> None:
+def test_compiler_output_says_that_a_compiler_was_killed(output: str) -> None:
     with pytest.raises(CompilerKilled):
-        check_machine(RuntimeError("x"), words)
+        check_machine(RuntimeError("x"), output)
 
 
-@pytest.mark.parametrize("words", ["error: expected ';'", "nvcc error : 'cicc' died due to signal 11", ""])
-def test_other_words_are_the_candidates(words: str) -> None:
-    check_machine(RuntimeError(words), words)
+@pytest.mark.parametrize("output", ["error: expected ';'", "nvcc error : 'cicc' died due to signal 11", ""])
+def test_other_output_is_the_candidates_failure(output: str) -> None:
+    check_machine(RuntimeError(output), output)
 
 
 @pytest.mark.parametrize("room", [0, WORKER_BYTES])
@@ -163,10 +160,9 @@ def test_an_exception_that_came_of_itself_is_looked_through_once() -> None:
 
 
 class Kernel:
-    """Counts what the kernel killed, as `oom_kills` tells."""
+    """Counts what the kernel killed, as `oom_kills` does."""
 
-    def __init__(self) -> None:
-        self.kills: int | None = 5
+    kills: int | None = 5
 
     def __call__(self) -> int | None:
         return self.kills
@@ -191,7 +187,7 @@ async def at_once(room: Room, tasks: int = 6) -> int:
 
 
 @asynccontextmanager
-async def beside(room: Room) -> AsyncIterator[None]:
+async def others_in(room: Room) -> AsyncIterator[None]:
     """Have another worker at work."""
     done = anyio.Event()
 
@@ -211,7 +207,7 @@ async def test_fewer_work_at_once_after_a_kill_for_want_of_memory() -> None:
     kernel = Kernel()
     room = Room(4, warnings.append, kernel)
     assert await at_once(room) == 4
-    async with room.taken(), beside(room):
+    async with room.taken(), others_in(room):
         kernel.kills = 6
         assert room.made()
     assert await at_once(room) == 2 and "2 at once from now on" in warnings[0]
@@ -231,7 +227,7 @@ async def test_a_kill_that_was_not_for_memory_leaves_all_at_work(kills: int | No
     kernel = Kernel()
     room = Room(4, print, kernel)
     kernel.kills = kills
-    async with room.taken(), beside(room):
+    async with room.taken(), others_in(room):
         assert not room.made()
     assert await at_once(room) == 4
 
@@ -240,14 +236,9 @@ async def test_each_kill_is_one_workers() -> None:
     kernel = Kernel()
     room = Room(8, print, kernel)
     kernel.kills = 7
-    async with room.taken(), beside(room):
+    async with room.taken(), others_in(room):
         assert [room.made() for _ in range(3)] == [True, True, False]
     assert room.workers == 2
-
-
-def write(folder: Path, name: str, text: str) -> None:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -261,5 +252,6 @@ def write(folder: Path, name: str, text: str) -> None:
 )
 def test_the_kernel_tells_how_many_it_killed(files: dict[str, str], kills: int | None, tmp_path: Path) -> None:
     for name, text in files.items():
-        write(tmp_path, name, text)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     assert oom_kills(tmp_path / "proc", tmp_path / "cg") == kills

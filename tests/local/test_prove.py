@@ -79,10 +79,12 @@ def library(folder: Path, name: str, code_key: str) -> Artifact:
 
 async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
     measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
+    lowered = Lowered(3, "code", "merge", (), StaticFacts(), 0.1, b"blob", plain=True)
     worker.answer = proof = Proof(index=3, plain=plain, seconds=1.5)
-    assert await worker.run(ProveJob(CANDIDATE, measured)) == proof
+    assert await worker.run(ProveJob(CANDIDATE, measured, lowered)) == proof
     [job] = worker.asked
     assert isinstance(job, ProveJob) and (job.candidate, job.measured) == (CANDIDATE, measured)
+    assert job.lowered == lowered  # what the plain steps lowered is not lowered again
     assert Path(job.path).parent == tmp_path / "artifacts"
     assert store.find_proof(KEY, measured.path) and not store.find_proof(PLAIN_KEY, plain.path)
     found = store.find(PLAIN_KEY, 3)
@@ -90,14 +92,6 @@ async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: 
 
     again = await worker.run(ProveJob(CANDIDATE, measured))
     assert again == Proof(index=3) and len(worker.asked) == 1  # nothing is proven twice
-
-
-async def test_what_the_plain_steps_lowered_is_not_lowered_again(worker: Answering) -> None:
-    lowered = Lowered(3, "code", "merge", (), StaticFacts(), 0.1, b"blob", plain=True)
-    worker.answer = Proof(index=3)
-    await worker.run(ProveJob(CANDIDATE, Artifact(3, "x.so", "K", (), "cuda", store_key=""), lowered))
-    [job] = worker.asked
-    assert isinstance(job, ProveJob) and job.lowered == lowered
 
 
 async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(
@@ -111,9 +105,12 @@ async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(
     assert len(worker.asked) == 2
 
 
-async def test_what_may_not_be_kept_is_proven_each_time(worker: Answering, tmp_path: Path) -> None:
-    """Code that includes the user's own files: no key covers it."""
-    measured, plain = library(tmp_path, "measured", ""), library(tmp_path, "plain", PLAIN_KEY)
+@pytest.mark.parametrize("stored", [True, False])
+async def test_what_may_not_be_kept_is_proven_each_time(worker: Answering, tmp_path: Path, stored: bool) -> None:
+    """Code that includes the user's own files, which no key covers; and any code without a store."""
+    measured, plain = library(tmp_path, "measured", "" if stored else KEY), library(tmp_path, "plain", PLAIN_KEY)
+    if not stored:
+        worker.context = replace(worker.context, store=RunStore())
     worker.answer = Proof(index=3, plain=plain)
     for _ in range(2):
         assert await worker.run(ProveJob(CANDIDATE, measured)) == worker.answer
@@ -123,9 +120,9 @@ async def test_what_may_not_be_kept_is_proven_each_time(worker: Answering, tmp_p
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (WorkerTimeout("late", "words"), "timeout", "compiling ran past compile_timeout_s=7"),
-        (WorkerLost("compile-0-1 died in x: killed by SIGSEGV", "words"), "crash", "killed by SIGSEGV"),
-        (RemoteError("KeyError: 'x'", "words", "KeyError"), "codegen", "KeyError: 'x'"),
+        (WorkerTimeout("late", "output"), "timeout", "compiling ran past compile_timeout_s=7"),
+        (WorkerLost("compile-0-1 died in x: killed by SIGSEGV", "output"), "crash", "killed by SIGSEGV"),
+        (RemoteError("KeyError: 'x'", "output", "KeyError"), "codegen", "KeyError: 'x'"),
     ],
 )
 async def test_a_worker_that_breaks_is_a_failure(
@@ -133,23 +130,8 @@ async def test_a_worker_that_breaks_is_a_failure(
 ) -> None:
     worker.answer = error
     answer = await worker.run(ProveJob(CANDIDATE, library(tmp_path, "measured", KEY)))
-    assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.detail) == (3, kind, "words")
+    assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.detail) == (3, kind, "output")
     assert message in answer.message
-
-
-async def test_what_the_worker_calls_a_failure_is_one(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
-    worker.answer = Failure(index=3, kind="lower", message="the kernel raises now")
-    measured = library(tmp_path, "measured", KEY)
-    assert await worker.run(ProveJob(CANDIDATE, measured)) == worker.answer
-    assert not store.find_proof(KEY, measured.path)
-
-
-async def test_without_a_store_it_is_proven_each_time(worker: Answering, tmp_path: Path) -> None:
-    worker.context = replace(worker.context, store=RunStore())
-    worker.answer = Proof(index=3)
-    for _ in range(2):
-        assert await worker.run(ProveJob(CANDIDATE, library(tmp_path, "measured", KEY))) == Proof(index=3)
-    assert len(worker.asked) == 2
 
 
 async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import in_groups
+from processes import in_groups, wait_until
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import ForkServer
@@ -90,17 +90,7 @@ def zombies_of(parent: int) -> list[str]:
     return [stat for stat in stats if stat[stat.rindex(")") + 2 :].split()[:2] == ["Z", str(parent)]]
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
-    """Poll, blocking: for tests without a loop."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def told(run_dir: str, text: str) -> int:
+def printed(run_dir: str, text: str) -> int:
     """Return how many of the server and its workers have printed `text`."""
     logs = [*Path(run_dir).glob("*.stderr"), *Path(run_dir).glob("*.log")]
     return sum(text in log.read_text(errors="replace") for log in logs)
@@ -184,7 +174,7 @@ async def test_a_preloaded_librarys_handler_of_faults_does_not_keep_a_crashed_wo
 
 
 @every_loop
-async def test_crash_names_the_signal_and_keeps_the_last_words(run_dir: str) -> None:
+async def test_crash_names_the_signal_and_keeps_the_output(run_dir: str) -> None:
     async with ForkServer(run_dir=run_dir) as server:
         worker = await server.spawn("test")
         await worker.call("pool_targets:noise", b"")
@@ -202,21 +192,14 @@ async def test_crash_names_the_signal_and_keeps_the_last_words(run_dir: str) -> 
             await other.call("pool_targets:end", b"7")
 
 
-async def test_worker_that_hangs_up_is_killed(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
-        worker = await server.spawn("test")
-        group = worker.pid
-        with anyio.fail_after(2), pytest.raises(WorkerLost, match="close_replies: closed the socket that its answers"):
-            await worker.call("pool_targets:close_replies", b"")
-        assert not in_groups([group])
-
-
 async def test_a_worker_without_its_socket_is_named_whether_it_goes_on_or_ends(run_dir: str) -> None:
     async with ForkServer(run_dir=run_dir) as server:
         for _ in range(10):
             worker = await server.spawn("test")
+            group = worker.pid
             with anyio.fail_after(2), pytest.raises(WorkerLost, match="closed the socket that its answers go through"):
                 await worker.call("pool_targets:close_replies_and_go_on", b"")
+            assert not in_groups([group])
             worker = await server.spawn("test")
             with anyio.fail_after(2), pytest.raises(WorkerLost, match="killed by SIGKILL"):
                 await worker.call("pool_targets:kill_itself", b"")
@@ -334,7 +317,7 @@ async def test_cancel_of_everything(run_dir: str, entry: str, begun: str) -> Non
                 tasks.start_soon((await server.spawn("test")).call, f"pool_targets:{entry}", b"60")
             groups = server.pids()
             if begun:
-                assert await until(lambda: told(run_dir, begun) == 3)
+                assert await until(lambda: printed(run_dir, begun) == 3)
             else:
                 assert await until(lambda: list(in_groups(groups).values()).count("cc1plus") == 3)
             start = time.monotonic()
@@ -466,7 +449,7 @@ async def test_server_killed_from_outside(run_dir: str) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(expect_lost, workers[0], "pool_targets:hold_gil")
             tasks.start_soon(expect_lost, workers[1], "pool_targets:sleep")
-            assert await until(lambda: told(run_dir, "holding the GIL") == told(run_dir, "going to sleep") == 1)
+            assert await until(lambda: printed(run_dir, "holding the GIL") == printed(run_dir, "going to sleep") == 1)
             start = time.monotonic()
             os.kill(groups[0], signal.SIGKILL)
         assert time.monotonic() - start < 1
@@ -573,10 +556,10 @@ def test_sigkill_of_the_parent(run_dir: str, slow_modules: str, mode: str, anyio
         try:
             mode = mode.removesuffix("-forked")
             count, holding = {"preload": (1, 1), "compiler": (9, 0), "gil": (3, 2), "idle": (3, 0)}[mode]
-            assert wait_for(lambda: len(in_groups(groups)) == count), in_groups(groups)
-            assert wait_for(lambda: told(run_dir, "holding the GIL") == holding)
+            wait_until(lambda: len(in_groups(groups)) == count, 2, "the processes")
+            wait_until(lambda: printed(run_dir, "holding the GIL") == holding, 2, "the GIL's holders")
             parent.kill()
-            assert wait_for(lambda: not in_groups(groups), 2), in_groups(groups)
+            wait_until(lambda: not in_groups(groups), 2, "the end of all processes")
         finally:
             if child:
                 os.kill(child, signal.SIGKILL)

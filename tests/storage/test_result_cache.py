@@ -8,14 +8,12 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from cache_entries import events, key
@@ -24,17 +22,11 @@ from decorated import QUICK, doubled, run_cached, scale, workload
 import atune
 from atune.errors import UsageError
 from atune.frontends.api import cached_tune as cached
-from atune.frontends.api.cached_tune import CachedWork, tune_work
+from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.machines import discover
-from atune.journal.events import (
-    BenchmarkFailed,
-    CandidateMeasured,
-    CandidateProposed,
-    Event,
-)
+from atune.journal.events import BenchmarkFailed, CandidateMeasured, CandidateProposed, Event, RunResumed
 from atune.journal.reader import read
 from atune.journal.result import NoWinner, TuneResult
-from atune.journal.state import State
 from atune.journal.writer import line_of
 from atune.model.device import DeviceInfo, Target
 from atune.workers.storage.result_cache import ResultCache
@@ -97,7 +89,7 @@ def test_a_damaged_database_is_moved_aside(cache: ResultCache) -> None:
     assert found is not None and found.latency_ms == 2.0
 
 
-@pytest.mark.parametrize("where", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("where", [0.0, 0.5, 0.9])
 def test_a_half_written_database_costs_no_run(cache: ResultCache, where: float) -> None:
     """Cut anywhere, or with a page overwritten: what can be read is right, and the cache works afterwards."""
     for i in range(40):
@@ -181,19 +173,6 @@ def test_clear(cache: ResultCache) -> None:
     assert cache.clear() == 1 and cache.entries() == []
 
 
-def test_many_threads_write_at_once(cache: ResultCache) -> None:
-    def write(first: int) -> None:
-        for i in range(first, first + 5):
-            cache.put(key(problem={"M": i}), events(1.0 + i))
-
-    threads = [threading.Thread(target=write, args=(5 * i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(entry.parts.problem["M"] for entry in cache.entries()) == list(range(40))
-
-
 WRITER = """
 import sys
 sys.path.insert(0, "tests")
@@ -240,7 +219,7 @@ def code_of(kernel: Any, **options: Any) -> str:
     return fingerprint(Workload(kernel, atune.Space(block=[16]), arguments={"n": 64}, **options), problem=False)
 
 
-@pytest.mark.parametrize("case", ["function", "nested", "partial", "shape", "dtype", "torch dtype", "dict", "object"])
+@pytest.mark.parametrize("case", ["partial", "shape", "dtype", "torch dtype", "object"])
 def test_the_closure_counts(case: str) -> None:
     import torch
 
@@ -249,13 +228,10 @@ def test_the_closure_counts(case: str) -> None:
             self.width = width
 
     one, other = {
-        "function": (times(2), times(3)),
-        "nested": ([1, (2, {"a": [3]})], [1, (2, {"a": [4]})]),
         "partial": (partial(max, 1), partial(max, 2)),
         "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
         "dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.float16)),
         "torch dtype": (torch.float16, torch.bfloat16),
-        "dict": ({"a": torch.float16}, {"a": torch.float32}),
         "object": (Plan(1), Plan(2)),
     }[case]
     assert code_of(made(one)) != code_of(made(other))
@@ -301,10 +277,7 @@ def test_classes_count_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_callbacks_count_by_source_and_closure() -> None:
     import torch
 
-    assert code_of(scale, reference=times(2)) != code_of(scale, reference=times(3))
     assert code_of(scale, check=times(2)) != code_of(scale, check=times(3))
-    assert code_of(scale, inputs=times(2)) != code_of(scale, inputs=times(3))
-    assert code_of(scale, reference=times(2)) == code_of(scale, reference=times(2))
     assert code_of(scale, reference=abs) != code_of(scale, reference=min)
     assert code_of(scale, reference=torch.neg) != code_of(scale, reference=torch.abs)
     assert code_of(scale, reference=LazyCallback(times(2))) == code_of(scale, reference=times(2))
@@ -313,20 +286,6 @@ def test_callbacks_count_by_source_and_closure() -> None:
     larger = Workload(scale, atune.Space(block=[16]), arguments={"n": 128})
     assert fingerprint(plain) != fingerprint(larger)
     assert fingerprint(plain, problem=False) == fingerprint(larger, problem=False)
-
-
-def test_the_key_is_the_same_in_another_process() -> None:
-    """Nothing in it depends on addresses or on the order of hashes."""
-    code = "import sys; sys.path.insert(0, 'tests'); import decorated as d; "
-    code += "from atune.frontends.api.cached_tune import CachedWork; "
-    code += "print(CachedWork(d.workload(kernel=d.scale_jit), target='c').key.text)"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    command, env = [sys.executable, "-c", code], {**env, "PYTHONHASHSEED": seed}
-    other = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.strip()
-    import decorated
-
-    assert other == CachedWork(workload(kernel=decorated.scale_jit), target="c").key.text
 
 
 def test_a_kernel_that_was_called_keeps_its_key() -> None:
@@ -377,42 +336,11 @@ def test_a_changed_list_measures_only_what_is_new(cache: ResultCache) -> None:
     run_here(cache, atune.Space(factor=[1, 2], block=[16, 64]))
     seen: list[Event] = []
     result = run_here(cache, atune.Space(factor=[2, 3], block=[64, 128]), on_event=seen.append)
-    resumed = next(i for i, e in enumerate(seen) if type(e).__name__ == "RunResumed")
+    resumed = next(i for i, e in enumerate(seen) if isinstance(e, RunResumed))
     proposed = [e.config for e in seen[resumed:] if isinstance(e, CandidateProposed)]
     assert [(c["factor"], c["block"]) for c in proposed] == [(2, 128), (3, 64), (3, 128)]
     assert result.total == 4 and result.measured == 2 and result.failed == 2
     assert result.best_config is not None and result.best_config["factor"] == 2
-
-
-def test_what_an_interrupted_tuning_measured_is_not_lost(cache: ResultCache) -> None:
-    """The next call resumes the journal that the cache kept."""
-    measured = 0
-
-    async def interrupted() -> None:
-        with anyio.CancelScope() as scope:
-
-            def listen(event: Event) -> None:
-                nonlocal measured
-                if isinstance(event, (CandidateMeasured, BenchmarkFailed)):
-                    measured += 1
-                    scope.cancel()
-
-            await tune_work(CachedWork(workload(), target="c", benchmark=QUICK, on_event=listen), cache)
-
-    anyio.run(interrupted)
-    assert measured
-    [journal] = (cache.folder / "running").glob("*.jsonl")
-    before = State()
-    for event in read(journal):
-        before.apply(event)
-    seen: list[Event] = []
-    result = run_here(cache, on_event=seen.append)
-    assert result.measured + result.failed == 4
-    resumed = next(i for i, e in enumerate(seen) if type(e).__name__ == "RunResumed")
-    done = {e.index for e in before.entries.values() if before.outcome(e.index)}
-    outcomes = [e.index for e in seen[resumed:] if isinstance(e, (CandidateMeasured, BenchmarkFailed))]
-    assert done and not done & set(outcomes)
-    assert not journal.exists()
 
 
 def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
@@ -425,7 +353,7 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
         assert not list((cache.folder / "running").iterdir())
         assert "for example mismatch" in str(raised.value) and "atune show" not in str(raised.value), "it is removed"
         assert raised.value.result.journal is None
-        resumed = next((i for i, e in enumerate(seen) if type(e).__name__ == "RunResumed"), 0)
+        resumed = next((i for i, e in enumerate(seen) if isinstance(e, RunResumed)), 0)
         assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
 
 
@@ -487,16 +415,20 @@ run_cached(CachedWork(workload(), target="c", benchmark=QUICK, on_event=die), Re
 """
 
 
-def test_a_process_that_dies_while_it_tunes_lets_go_of_its_turn(cache: ResultCache) -> None:
-    """Another one goes on from what it had measured."""
+def test_a_process_that_dies_while_it_tunes_loses_its_turn_and_nothing_measured(cache: ResultCache) -> None:
+    """The next one resumes the journal that the cache kept."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     died = subprocess.run([sys.executable, "-c", KILLED, str(cache.folder)], cwd=ROOT, env=env, timeout=100)
     assert died.returncode == -9
     assert len(list((cache.folder / "running").iterdir())) == 2  # its lock, which is nobody's, and its journal
+    [journal] = (cache.folder / "running").glob("*.jsonl")
+    done = {e.index for e in read(journal) if isinstance(e, (CandidateMeasured, BenchmarkFailed))}
     seen: list[Event] = []
     result = run_here(cache, on_event=seen.append)
     assert not result.cache_hit and result.measured == 2
-    assert any(type(event).__name__ == "RunResumed" for event in seen)
+    resumed = next(i for i, e in enumerate(seen) if isinstance(e, RunResumed))
+    outcomes = {e.index for e in seen[resumed:] if isinstance(e, (CandidateMeasured, BenchmarkFailed))}
+    assert done and not done & outcomes
     assert not list((cache.folder / "running").iterdir())
 
 
