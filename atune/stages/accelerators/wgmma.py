@@ -13,7 +13,6 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from atune.stages.compile.device_source import GUESS, GUESS_BEFORE_HOPPER
 
@@ -77,43 +76,22 @@ def without_instructions(templates: str, cutlass: str, folder: str) -> str | Non
     return str(target)
 
 
-class _Instruction(NamedTuple):
-    """A macro of `WGMMA` that makes tilelang's name for a structure of CUTLASS, its text, and the structure's name."""
-
-    macro: str
-    text: str
-    n: int
-    structure: str
-
-
 def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
     """Return the macros of `WGMMA`, whose text is `wgmma`, by instruction; None if it differs from the known one."""
     rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
     return rows if set(_ALL.findall(wgmma)) == {row[1] for row in rows.values()} else None
 
 
-def _instructions(wgmma: str, wanted: frozenset[Use]) -> list[_Instruction] | None:
-    """Find the macro for `wanted` in `WGMMA`, whose text is `wgmma`; None if it differs from the known one."""
-    rows = _rows(wgmma)
-    if rows is None:
-        return None
-    found = []
-    for kind, a, b, c, m, n, k in sorted(wanted):
-        row = rows.get((kind, a, b, c, str(m), str(k)))
-        if row is None:
-            return None
-        found.append(_Instruction(row[1], row[0], n, f"{row[8]}{n}{row[9]}"))
-    return found
-
-
 @functools.cache
 def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | None:
     """Return the text that adds `wanted` to the headers without instructions, to follow them; None as above."""
     wgmma = (Path(templates) / WGMMA).read_text()
-    instructions = _instructions(wgmma, wanted)
-    if instructions is None:
+    rows = _rows(wgmma) or {}
+    used = [(rows.get((kind, a, b, c, str(m), str(k))), n) for kind, a, b, c, m, n, k in sorted(wanted)]
+    instructions = [(row, n) for row, n in used if row is not None]
+    if len(instructions) < len(wanted):
         return None
-    names, texts = {one.structure for one in instructions}, dict[str, str]()
+    names, texts = {f"{row[8]}{n}{row[9]}" for row, n in instructions}, dict[str, str]()
     for name in GMMA:
         whole = (Path(cutlass) / name).read_text()
         for structure in names:
@@ -125,9 +103,9 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | N
     if texts.keys() != names:
         return None
     structures = "".join(texts[name] for name in sorted(texts))
-    rows = "".join(f"{one.text}\n{one.macro}({one.n});\n#undef {one.macro}\n" for one in instructions)
-    used = [match for match in _MACRO.finditer(wgmma) if re.search(rf"\b{match[1]}\(", rows)]
-    macros = "".join(match[0] for match in used) + rows + "".join(f"#undef {match[1]}\n" for match in used)
+    named = "".join(f"{row[0]}\n{row[1]}({n});\n#undef {row[1]}\n" for row, n in instructions)
+    common = [match for match in _MACRO.finditer(wgmma) if re.search(rf"\b{match[1]}\(", named)]
+    macros = "".join(match[0] for match in common) + named + "".join(f"#undef {match[1]}\n" for match in common)
     return f"namespace cute::SM90::GMMA {{\n{structures}}}\nnamespace tl {{\n{macros}}}\n"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, normalise, thaw
-from atune.stages.measure.inputs import CallInputs, DrawnInputs
+from atune.stages.measure.inputs import DrawnInputs
 from atune.stages.measure.tensors import size_of
 from atune.workload.source_locations import located
 
@@ -85,38 +85,10 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
     return value
 
 
-_IMPORTED = "pragma_import_c"
-"""The annotation of `T.import_source`."""
-
-
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
     """Return the PrimFunc that is the input of lowering. Raises what elaboration raises."""
     with target:
-        return _whole_lines(elaborate(kernel, arguments, config))
-
-
-def _whole_lines(function: Any) -> Any:
-    """Return `function` with a newline after each text that it imports, because tilelang prints more right behind."""
-    from tilelang import tvm
-
-    def ended(block: Any) -> Any:
-        text = block.annotations.get(_IMPORTED)
-        if text is None or str(text).endswith("\n"):
-            return None
-        return tvm.tirx.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            {**dict(block.annotations), _IMPORTED: f"{text}\n"},
-        )
-
-    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, ended, ["tirx.SBlock"])
-    return function if body.same_as(function.body) else function.with_body(body)
+        return elaborate(kernel, arguments, config)
 
 
 frontend_lock = threading.RLock()
@@ -304,10 +276,6 @@ def drawn_inputs(
 
 def _plain(config: Config) -> Config:
     return {name: value for name, value in config.items() if name not in RESERVED}
-
-
-def call_inputs(values: Sequence[Any]) -> CallInputs:
-    return CallInputs(values)
 
 
 def describe_tensor(value: Any) -> tuple[Any, ...] | None:

@@ -65,28 +65,28 @@ def jit_kernel(
     if target.kind == "c" and chosen is None:
         chosen = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
 
+    outputs = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
+    options = {"target": target.tvm(), "compile_flags": chosen}
+
     def compiled() -> Any:
         import tilelang
 
         # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
         made = tilelang.compile(
             function,
-            out_idx=list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx,
+            out_idx=outputs,
             execution_backend=backend,
-            target=target.tvm(),
             target_host=target_host,
             verbose=verbose,
             pass_configs=passes or None,
-            compile_flags=chosen,
+            **options,
         )
         return copy.copy(made)
 
     if artifact is None:
         found = compiled()
     else:
-        found = measured_kernel(
-            function, artifact, target, out_idx=out_idx, pass_configs=passes, flags=chosen, exact=compiled
-        )
+        found = _measured(function, artifact, outputs, {"pass_configs": passes, **options}, compiled)
     if latency_ms is not None:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
@@ -99,16 +99,24 @@ class Measured:
     the host's source, the exported library.
     """
 
-    _exact: Callable[[], Any]
+    _tilelang_compile: Callable[[], Any]
+    _compiled: Any = None
     adapter: Any
-    pass_configs: Any
+    config: Any
+    latency: Any
+    ref_latency: Any
 
     def as_tilelang(self) -> Any:
         """Return the same kernel compiled by tilelang itself: at the first call, or from its cache.
 
         Its latency, configuration and reference latency are set, too. Raises what tilelang raises.
         """
-        return self._exact()
+        with frontend_lock:
+            if self._compiled is None:
+                self._compiled = self._tilelang_compile()
+                if self.latency is not None:
+                    self._compiled.update_tuner_result(self.latency, self.config, self.ref_latency)
+            return self._compiled
 
     @property
     def artifact(self) -> Any:
@@ -137,10 +145,10 @@ class MeasuredAdapter:
     the CPU, where it takes bare pointers, they are checked here.
     """
 
-    def __init__(self, params: Any, artifact: Artifact, outputs: Outputs, exact: Callable[[], Any]) -> None:
+    def __init__(self, params: Any, artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]) -> None:
         source = Path(source_path(artifact.path, artifact.symbol))
         self.kernel_global_source = source.read_text() if source.exists() else ""
-        self.libpath, self._exact = artifact.path, exact
+        self.libpath, self._as_tilelang = artifact.path, as_tilelang
         self._artifact, self._outputs, self._launch = artifact, outputs, load(artifact)
         super().__init__(None, params, list(outputs.positions))  # type: ignore[call-arg]
 
@@ -162,13 +170,13 @@ class MeasuredAdapter:
     def get_kernel_source(self, kernel_only: bool = False) -> str:
         if kernel_only and self.kernel_global_source:
             return self.kernel_global_source
-        return str(self._exact().adapter.get_kernel_source(kernel_only=kernel_only))
+        return str(self._as_tilelang().adapter.get_kernel_source(kernel_only=kernel_only))
 
     def get_host_source(self) -> str:
-        return str(self._exact().adapter.get_host_source())
+        return str(self._as_tilelang().adapter.get_host_source())
 
     def get_exportable_executable(self) -> Any:
-        return self._exact().adapter.get_exportable_executable()
+        return self._as_tilelang().adapter.get_exportable_executable()
 
 
 @functools.cache
@@ -177,58 +185,33 @@ def _over(own: type, tilelangs: type) -> Any:
     return type(f"{own.__name__}{tilelangs.__name__}", (own, tilelangs), {"__module__": __name__})
 
 
-def measured_kernel(
-    function: Any,
-    artifact: Artifact,
-    target: Target,
-    *,
-    out_idx: Sequence[int] | int | None,
-    pass_configs: dict[str, Any],
-    flags: list[str] | None,
-    exact: Callable[[], Any],
+def _measured(
+    function: Any, artifact: Artifact, out_idx: Any, options: Mapping[str, Any], compiled: Callable[[], Any]
 ) -> Any:
     """Return a `JITKernel` of the PrimFunc `function` that calls its member `artifact` of a library.
 
-    `out_idx`: the outputs, or those that the function states. `exact` makes the kernel for what the library lacks.
-    Raises `LoadError` where the library is gone, and `ValueError` for outputs that are not there.
+    `out_idx`: the outputs, or those that the function states. `options`: for `JITKernel`. `compiled` makes the kernel
+    for what the library lacks. Raises `LoadError` where the library is gone, and `ValueError` for outputs that are not
+    there.
     """
     from tilelang.engine.lower import extrac_params
     from tilelang.jit.abi import prepare_tvm_ffi_callee_allocated_outputs
     from tilelang.jit.adapter.base import BaseKernelAdapter
     from tilelang.jit.kernel import JITKernel
 
-    asked = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
-    _, found = prepare_tvm_ffi_callee_allocated_outputs(function, asked)
+    _, found = prepare_tvm_ffi_callee_allocated_outputs(function, out_idx)
     positions = [i % len(function.params) for i in found or ()]
     scalars = {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
     kernel = _over(Measured, JITKernel)(
         func=function,
         execution_backend="cython" if artifact.target == "c" else "tvm_ffi",
-        target=target.tvm(),
-        pass_configs=pass_configs,
         from_database=True,
-        compile_flags=flags,
+        **options,
     )
-    kernel._exact = _once(exact, kernel)
+    kernel._tilelang_compile = compiled
     outputs = Outputs(artifact.params, positions, artifact.target, scalars)
     kernel.adapter = _over(MeasuredAdapter, BaseKernelAdapter)(
-        extrac_params(function), artifact, outputs, kernel._exact
+        extrac_params(function), artifact, outputs, kernel.as_tilelang
     )
     kernel.torch_function = kernel.adapter.func
     return kernel
-
-
-def _once(exact: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
-    """Return a function that makes the exact kernel once, whoever asks, and gives it what tuning found."""
-    made: list[Any] = []
-
-    def get() -> Any:
-        with frontend_lock:
-            if not made:
-                found = exact()
-                if kernel.latency is not None:
-                    found.update_tuner_result(kernel.latency, kernel.config, kernel.ref_latency)
-                made.append(found)
-            return made[0]
-
-    return get

@@ -11,40 +11,21 @@ import returning_kernels as kernels
 import tilelang
 import torch
 from compile_spy import spy
+from libraries import CALLS, CPU, config_for, gpu, measured, numbers, plain
 from returning_kernels import N
 
 from atune.errors import AtuneError
-from atune.frontends.api.compile_all import with_library
 from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.stages.measure.loader import Kernel, LoadError
+from atune.stages.measure.loader import LoadError
 from atune.stages.measure.tensors import Outputs
-from atune.workload.workload import Workload
-
-CPU = Target("c")
-
-
-def measured(kernel: Any, out_idx: Any, target: Target = CPU, settings: Any = None, **arguments: Any) -> Any:
-    """Return the kernel of a library that a worker made."""
-    settings = settings or CompileSettings()
-    config = {} if target == CPU else {"threads": 32}
-
-    def made(artifact: Artifact | None) -> Any:
-        assert artifact is not None
-        return jit_kernel(kernel, arguments, config, target=target, artifact=artifact, out_idx=out_idx)
-
-    return with_library(Workload(kernel, [config], arguments=arguments), target, settings, made)
 
 
 def tilelangs(kernel: Any, out_idx: Any, target: Target = CPU, **arguments: Any) -> Any:
     """Return the kernel as tilelang compiles it."""
-    return jit_kernel(kernel, arguments, {} if target == CPU else {"threads": 32}, target=target, out_idx=out_idx)
-
-
-def numbers(n: int = N, dtype: Any = torch.float32, device: str = "cpu") -> torch.Tensor:
-    return (torch.arange(n, device=device) % 7).to(dtype)
+    return jit_kernel(kernel, arguments, config_for(target), target=target, out_idx=out_idx)
 
 
 def same(ours: Any, theirs: Any) -> None:
@@ -59,18 +40,6 @@ def same(ours: Any, theirs: Any) -> None:
         assert one.view(torch.uint8).equal(other.view(torch.uint8))
 
 
-CALLS: list[tuple[str, Any, Any, Callable[[str], Sequence[Any]]]] = [
-    ("one output", kernels.one, [-1], lambda d: [numbers(device=d)]),
-    ("by a number", kernels.one, 1, lambda d: [numbers(device=d)]),
-    ("several outputs", kernels.several, [0, 3], lambda d: [numbers(N, torch.int32, d), numbers(N, torch.int32, d)]),
-    ("in another order", kernels.several, [-1, 0], lambda d: [numbers(N, torch.int32, d)] * 2),
-    ("symbolic", kernels.symbolic, [-1], lambda d: [numbers(12, device=d).view(3, 4)]),
-    ("numbers beside tensors", kernels.scaled, [2], lambda d: [3, numbers(device=d), 0.5]),
-    ("every parameter", kernels.one, None, lambda d: [numbers(device=d), torch.zeros(N, device=d)]),
-    ("in place", kernels.in_place, None, lambda d: [numbers(device=d), numbers(device=d)]),
-]
-
-
 def compared(ours: Any, theirs: Any, given: Callable[[str], Sequence[Any]], device: str) -> None:
     first, second = given(device), given(device)
     same(ours(*first), theirs(*second))
@@ -79,7 +48,7 @@ def compared(ours: Any, theirs: Any, given: Callable[[str], Sequence[Any]], devi
     assert (ours.out_idx, str(ours.params)) == (theirs.out_idx, str(theirs.params))
 
 
-@pytest.mark.parametrize(("kernel", "out_idx", "given"), [c[1:] for c in CALLS], ids=[c[0] for c in CALLS])
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), CALLS.values(), ids=CALLS.keys())
 def test_results_are_those_of_tilelangs_adapter(kernel: Any, out_idx: Any, given: Any) -> None:
     compared(measured(kernel, out_idx), tilelangs(kernel, out_idx), given, "cpu")
 
@@ -202,24 +171,14 @@ def test_sizes_are_read_off_tensors_and_numbers() -> None:
         Outputs(two, [2], "c").among([torch.zeros(2), torch.zeros(3)])
 
 
-def atunes(kernel: Any) -> Kernel:
-    """Return what `TuneResult.kernel` is."""
-
-    def made(found: Artifact | None) -> Kernel:
-        assert found is not None
-        return Kernel(found, [-1])
-
-    return with_library(Workload(kernel, [{}]), CPU, CompileSettings(), made)
-
-
 def test_atunes_own_callable_allocates_as_much() -> None:
-    assert torch.equal(atunes(kernels.twice_as_long)(numbers(5)), torch.cat([numbers(5)] * 2))
-    assert torch.equal(atunes(kernels.from_numbers)(5), torch.arange(N, dtype=torch.int32) + 5)
+    assert torch.equal(plain(kernels.twice_as_long, [-1])(numbers(5)), torch.cat([numbers(5)] * 2))
+    assert torch.equal(plain(kernels.from_numbers, [-1])(5), torch.arange(N, dtype=torch.int32) + 5)
 
 
 def test_atunes_own_callable_names_what_is_no_tensor() -> None:
     """Bare pointers would be read."""
-    kernel = atunes(kernels.one)
+    kernel = plain(kernels.one, [-1])
     assert torch.equal(kernel(numbers()), numbers() * 2)
     with pytest.raises(TypeError, match=r"parameter 0: the kernel takes a tensor of float32 \[64\]; got 3"):
         kernel(3)
@@ -251,14 +210,8 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(dtype: str, monkeyp
 # On a GPU
 
 
-def gpu() -> Target:
-    from atune.frontends.api.machines import discover
-
-    return discover("cuda", "0")[0]
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kernel", "out_idx", "given"), [c[1:] for c in CALLS], ids=[c[0] for c in CALLS])
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), CALLS.values(), ids=CALLS.keys())
 def test_results_on_a_gpu(kernel: Any, out_idx: Any, given: Any) -> None:
     compared(measured(kernel, out_idx, gpu()), tilelangs(kernel, out_idx, gpu()), given, "cuda")
 

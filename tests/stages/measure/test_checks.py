@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from atune.errors import TargetError, UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError
 from atune.model.artifact import KernelParam
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.inputs import drawn
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
-from atune.workers.local.machine import LocalMachine
 from atune.workload.options import SUPPLIES
-from atune.workload.workload import FileRef, Workload, fingerprint
+from atune.workload.workload import Workload, fingerprint
 
 X = KernelParam("float32", (4, 8))
 
@@ -160,25 +159,22 @@ class Speechless(AssertionError):
 
 RAISED_BY_CHECKS = {
     "raised ValueError: the outputs' rows are not sorted": ValueError("the outputs' rows are not sorted"),
-    "raised RuntimeError: out of memory, says the check": RuntimeError("out of memory, says the check"),
     "raised KeyboardInterrupt: ": KeyboardInterrupt(),
-    "raised SystemExit: 1": SystemExit(1),
-    "raised WorkloadError: strange": WorkloadError("strange"),
     "says: <no message: str() raised RuntimeError>": Speechless(),
     "says: \\udcff": AssertionError("\udcff"),
 }
 
 
-@pytest.mark.parametrize("words", RAISED_BY_CHECKS)
+@pytest.mark.parametrize("message", RAISED_BY_CHECKS)
 @pytest.mark.parametrize("form", ["without reference", "with reference", "reference that judges"])
-def test_a_check_that_raises_is_a_mismatch_with_its_words(form: str, words: str) -> None:
+def test_a_check_that_raises_is_a_mismatch_with_its_message(form: str, message: str) -> None:
     judging: list[bool] = []  # a reference is asked for what it returns first
 
     def raising(*_: Any) -> bool:
         if form == "reference that judges" and not judging:
             judging.append(True)
             return False
-        raise RAISED_BY_CHECKS[words]
+        raise RAISED_BY_CHECKS[message]
 
     options: dict[str, Any] = {"check": raising}
     if form == "with reference":
@@ -187,7 +183,7 @@ def test_a_check_that_raises_is_a_mismatch_with_its_words(form: str, words: str)
         options = {"reference": lambda x, out: raising(x, out)}
     wrong = judge(workload(**options), double, X, X)
     judged_by = "reference" if form == "reference that judges" else "check"
-    assert wrong == Mismatch("mismatch", f"the {judged_by} {words}")
+    assert wrong == Mismatch("mismatch", f"the {judged_by} {message}")
 
 
 def test_a_check_whose_answer_is_no_truth_value_is_a_mismatch() -> None:
@@ -284,16 +280,6 @@ def test_methods_go_by_tilelangs_names_too() -> None:
     for name, why in (("msprof", "is for other devices: use 'events' or 'cuda_graph'"), ("sundial", "is unknown")):
         with pytest.raises(UsageError, match=why):
             BenchmarkSettings(method=name)
-
-
-@pytest.mark.anyio
-async def test_a_method_of_another_target_is_refused(anyio_backend: object, tmp_path: Any) -> None:
-    file = tmp_path / "w.py"
-    file.write_text("")
-    machine = LocalMachine(FileRef(str(file), "W"), target="c", benchmark=BenchmarkSettings(method="events"))
-    async with machine.open():
-        with pytest.raises(TargetError, match="method 'events' does not time target c: use 'perf_counter'"):
-            await machine.discover()
 
 
 def test_checks_are_part_of_the_fingerprint() -> None:

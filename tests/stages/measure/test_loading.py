@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from atune.errors import WorkerError, WorkloadError
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key
-from atune.model.jobs import BuildJob, LowerJob
+from atune.model.jobs import LowerJob
 from atune.model.settings import CompileSettings
-from atune.stages.compile.lowering import Blob
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
@@ -41,16 +39,12 @@ def mark(tmp_path: Path) -> Path:
     return tmp_path / "mark"
 
 
-def machine_of(
-    tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch, target: str = "c"
-) -> LocalMachine:
+def machine_of(tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch) -> LocalMachine:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     file = tmp_path / "work.py"
     file.write_text(SOURCE.format(prologue=COUNT.format(mark=str(mark)) + prologue))
     settings = CompileSettings(workers=1, compile_timeout_s=3.0, store=False)
-    return LocalMachine(
-        FileRef(str(file), "WORK"), target=target, devices=() if target != "c" else ("all",), compile=settings
-    )
+    return LocalMachine(FileRef(str(file), "WORK"), target="c", devices=("all",), compile=settings)
 
 
 async def test_loading_is_in_no_candidates_deadline(
@@ -85,39 +79,6 @@ async def test_killed_again_it_is_a_lost_worker_and_no_mistake_of_the_workload(
         ):
             await machine.describe()
     assert mark.read_text() == "xx"
-
-
-IMPORTING = """
-import tilelang.language as T
-
-def twice(scale, threads):
-    @T.prim_func
-    def main(x: T.Tensor((32,), "float32"), out: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=threads or None):
-            T.import_source("#define TWICE 2.0f")
-            for i in T.serial(32):
-                out[i] = x[i] * scale
-    return main
-
-scaled = lambda scale, threads=0: twice(scale, threads)
-"""
-
-
-@pytest.mark.parametrize("target", ["c", "sm_90a"])
-async def test_an_imported_text_may_end_without_a_newline(
-    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
-    machine = machine_of(tmp_path, mark, IMPORTING, monkeypatch, target)
-    async with machine.open():
-        await machine.discover()
-        [worker] = machine.compile_workers()
-        lowered = await worker.run(LowerJob(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0})))
-        assert isinstance(lowered, Lowered), lowered
-        source = msgspec.msgpack.decode(lowered.blob, type=Blob).source
-        assert "#define TWICE 2.0f\n" in source
-        if target == "c":
-            [built] = await worker.run(BuildJob((lowered,)))
-            assert isinstance(built, Artifact), built
 
 
 async def test_a_file_that_crashes_is_the_workloads_mistake(

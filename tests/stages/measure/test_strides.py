@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import torch
 
 import atune
 from atune.errors import WorkloadError
-from atune.model.artifact import Artifact, KernelParam
+from atune.model.artifact import KernelParam
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure import benchmark
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.tensors import has_layout
 from atune.workload.workload import Workload, load, ship
@@ -82,37 +80,6 @@ def test_strides_that_the_kernel_does_not_take_are_named() -> None:
     with pytest.raises(WorkloadError, match=r"input 1 has the strides \[9, 1\]; row is 11 elsewhere"):
         KernelArguments(work, both, "cpu", 0)
     assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
-
-
-BASE = KernelParam("float32", (4, 8), (8, 1))
-
-
-@pytest.mark.parametrize(
-    ("other", "again"),
-    [
-        (BASE, False),
-        (KernelParam("float32", (4, 8, 1), (8, 1, 1)), True),
-        (KernelParam("float32", (8, 4), (8, 1)), True),
-        (KernelParam("float16", (4, 8), (8, 1)), True),
-        (KernelParam("float32", (4, 8), (9, 1)), True),
-        (KernelParam("float32", (4, 8)), True),
-    ],
-    ids=["same", "rank", "shape", "dtype", "strides", "contiguous"],
-)
-def test_inputs_of_an_earlier_candidate_are_used_where_all_agrees(
-    other: KernelParam, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Any] = []
-
-    def make(params: tuple[KernelParam, ...]) -> None:
-        made.append(params)
-        monkeypatch.setattr(benchmark._device, "arguments", SimpleNamespace(params=params))
-
-    monkeypatch.setattr(benchmark, "_make_arguments", make)
-    monkeypatch.setattr(benchmark._device, "arguments", None)
-    for param in (BASE, other):
-        benchmark._fit_arguments(Artifact(0, "", "", (param, BASE), "c"))
-    assert len(made) == 1 + again
 
 
 @pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,4 +1,4 @@
-"""A kernel as a torch operator: under torch.compile, with fake tensors, beside autograd, in a CUDA graph."""
+"""A kernel as a torch operator: under torch.compile, with fake tensors, with autograd, in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,56 +9,22 @@ from typing import Any
 import pytest
 import returning_kernels as kernels
 import torch
+from libraries import CALLS, EXPRESSION, gpu, measured, numbers, plain
 from returning_kernels import N
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atune.errors import UsageError
-from atune.frontends.api.compile_all import with_library
-from atune.model.artifact import Artifact, KernelParam
-from atune.model.device import Target
-from atune.model.settings import CompileSettings
-from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.model.artifact import KernelParam
 from atune.stages.frontend.jit_op import jit_op
 from atune.stages.measure.loader import Kernel
 from atune.stages.measure.torch_op import OpKernel, register_op
-from atune.workload.workload import Workload
 
-CPU = Target("c")
 _numbers = itertools.count()
 
 
 def fresh() -> str:
     """Return a name that no other test has: torch keeps operators until the program ends."""
     return f"atune_tests::op{next(_numbers)}"
-
-
-def library(kernel: Any, made: Callable[[Artifact], Any], target: Target = CPU) -> Any:
-    def called(artifact: Artifact | None) -> Any:
-        assert artifact is not None
-        return made(artifact)
-
-    config = {} if target == CPU else {"threads": 32}
-    return with_library(Workload(kernel, [config], arguments={}), target, CompileSettings(), called)
-
-
-def plain(kernel: Any, out_idx: Sequence[int], writes: Sequence[int] = (), target: Target = CPU) -> Kernel:
-    """Return what `TuneResult.kernel` is."""
-    found: Kernel = library(kernel, lambda artifact: Kernel(artifact, out_idx, writes), target)
-    return found
-
-
-def jit(kernel: Any, out_idx: Any, target: Target = CPU) -> Any:
-    """Return what a decorated kernel compiles to."""
-    config = {} if target == CPU else {"threads": 32}
-    return library(kernel, lambda a: jit_kernel(kernel, {}, config, target=target, artifact=a, out_idx=out_idx), target)
-
-
-def floats(*shape: int) -> torch.Tensor:
-    return torch.arange(float(torch.Size(shape or (N,)).numel())).reshape(shape or (N,))
-
-
-def whole() -> torch.Tensor:
-    return floats().to(torch.int32)
 
 
 @pytest.fixture(scope="module")
@@ -75,27 +41,18 @@ def outputs(returned: Any) -> list[torch.Tensor]:
     return [] if returned is None else list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
-OPS: dict[str, tuple[Any, Any, Callable[[], Sequence[Any]]]] = {
-    "one output": (kernels.one, [-1], lambda: [floats()]),
-    "several outputs": (kernels.several, [0, 3], lambda: [whole(), whole()]),
-    "in another order": (kernels.several, [-1, 0], lambda: [whole(), whole()]),
-    "symbolic": (kernels.symbolic, [-1], lambda: [floats(3, 4)]),
-    "a size that is an expression": (kernels.twice_as_long, [-1], lambda: [floats(5)]),
-    "numbers beside tensors": (kernels.scaled, [2], lambda: [3, floats(), 0.5]),
-    "every parameter": (kernels.one, None, lambda: [floats(), torch.zeros(N)]),
-    "in place": (kernels.in_place, None, lambda: [floats(), floats()]),
-}
+OPS = {name: CALLS[name] for name in CALLS if name != "by a number"} | {"a size that is an expression": EXPRESSION}
 
 
 @pytest.mark.parametrize(("kernel", "out_idx", "given"), OPS.values(), ids=OPS.keys())
 def test_torch_finds_nothing_wrong_with_the_operator_of_a_compiled_kernel(
-    kernel: Any, out_idx: Any, given: Callable[[], Sequence[Any]]
+    kernel: Any, out_idx: Any, given: Callable[[str], Sequence[Any]]
 ) -> None:
     """`opcheck` compares the schema with what is written, fake with real outputs, and eager with traced calls."""
-    compiled = jit(kernel, out_idx)
+    compiled = measured(kernel, out_idx)
     op = jit_op(compiled, fresh(), target="c")
-    torch.library.opcheck(op, tuple(given()))
-    first, second = given(), given()
+    torch.library.opcheck(op, tuple(given("cpu")))
+    first, second = given("cpu"), given("cpu")
     ours, plainly = (outputs(call) for call in (op(*first), compiled(*second)))
     assert len(ours) == len(plainly) and all(map(torch.equal, ours, plainly))
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(first, second, strict=True))
@@ -106,9 +63,9 @@ def test_torch_finds_nothing_wrong_with_the_operator_of_a_compiled_kernel(
     [OPS[name] for name in ("one output", "several outputs", "symbolic", "a size that is an expression")],
 )
 def test_torch_finds_nothing_wrong_with_the_operator_of_a_result(
-    kernel: Any, out_idx: Any, given: Callable[[], Sequence[Any]]
+    kernel: Any, out_idx: Any, given: Callable[[str], Sequence[Any]]
 ) -> None:
-    torch.library.opcheck(plain(kernel, out_idx).as_op(fresh()), tuple(given()))
+    torch.library.opcheck(plain(kernel, out_idx).as_op(fresh()), tuple(given("cpu")))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -117,7 +74,7 @@ def test_the_winner_runs_inside_a_compiled_function(doubled: Any, backend: str) 
     def around(A: torch.Tensor) -> torch.Tensor:
         return doubled(A + 1).relu() - 1
 
-    assert torch.equal(around(floats()), (floats() + 1) * 2 - 1)
+    assert torch.equal(around(numbers()), (numbers() + 1) * 2 - 1)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about its own
@@ -126,16 +83,16 @@ def test_inductor_compiles_around_the_winner(doubled: Any) -> None:
     def around(A: torch.Tensor) -> torch.Tensor:
         return torch.ops.atune_tests.doubled(A + 1).relu() - 1
 
-    assert torch.equal(around(floats()), (floats() + 1) * 2 - 1)
+    assert torch.equal(around(numbers()), (numbers() + 1) * 2 - 1)
 
 
 def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake outputs carry the symbols of the inputs, so that one graph serves every size."""
-    op = jit_op(jit(kernels.twice_as_long, [-1]), fresh(), target="c")
+    op = jit_op(measured(kernels.twice_as_long, [-1]), fresh(), target="c")
     counter = torch._dynamo.testing.CompileCounter()
     around = torch.compile(lambda A: op(A) + 1, backend=counter, fullgraph=True, dynamic=True)
     for n in (3, 5, 8):
-        assert torch.equal(around(floats(n)), torch.cat([floats(n)] * 2) + 1)
+        assert torch.equal(around(numbers(n)), torch.cat([numbers(n)] * 2) + 1)
     assert counter.frame_count == 1
 
 
@@ -150,8 +107,8 @@ def test_fake_tensors_get_the_shapes_that_real_ones_do(doubled: Any) -> None:
 
 def test_what_a_kernel_writes_in_place_is_declared() -> None:
     """torch is told by measuring, by the code, or by the caller; a compiled function keeps the order then."""
-    A, C = floats(), torch.zeros(N)
-    by_code = jit_op(jit(kernels.one, None), fresh(), target="c")
+    A, C = numbers(), torch.zeros(N)
+    by_code = jit_op(measured(kernels.one, None), fresh(), target="c")
     assert str(by_code._opoverload._schema).endswith("(Tensor A, Tensor(a1!) B) -> ()")
     told = plain(kernels.one, [-1]).as_op(fresh(), mutates=[-1])
     assert str(told._opoverload._schema).endswith("(Tensor p0, Tensor(a1!) p1) -> ()")
@@ -177,14 +134,14 @@ def test_what_was_seen_written_when_it_was_measured_is_declared() -> None:
 
 def test_inputs_that_require_grad_are_refused(one: Kernel, doubled: Any) -> None:
     """Their gradient would be wrong without a word; under no_grad both work."""
-    A = floats().requires_grad_()
+    A = numbers().requires_grad_()
     told = r"argument 0 requires grad, and the kernel has no backward.*backward=….*torch\.no_grad"
     for call in (one, doubled, torch.compile(doubled, backend="aot_eager")):
         with pytest.raises(RuntimeError, match=told):
             call(A)
         with torch.no_grad():
             assert torch.equal(call(A), A * 2)
-    into = jit_op(jit(kernels.one, None), fresh(), target="c")
+    into = jit_op(measured(kernels.one, None), fresh(), target="c")
     with pytest.raises(RuntimeError, match=told):
         into(A, torch.zeros(N))
 
@@ -201,10 +158,10 @@ def test_a_backward_of_the_users_own(one: Kernel) -> None:
 
     op = one.as_op(fresh(), backward=backward, setup_context=keep)
     for call in (op, torch.compile(op, backend="aot_eager", fullgraph=True)):
-        A = floats().requires_grad_()
+        A = numbers().requires_grad_()
         call(A).sum().backward()
         assert A.grad is not None and torch.equal(A.grad, torch.full((N,), 2.0))
-    torch.library.opcheck(op, (floats().requires_grad_(),))
+    torch.library.opcheck(op, (numbers().requires_grad_(),))
 
 
 def test_a_name_is_one_kernels(one: Kernel) -> None:
@@ -217,7 +174,7 @@ def test_a_name_is_one_kernels(one: Kernel) -> None:
         one.as_op(name, mutates=[1])
     with pytest.raises(UsageError, match="torch has an operator aten::mm"):
         one.as_op("aten::mm")
-    assert torch.equal(op(floats()), floats() * 2)
+    assert torch.equal(op(numbers()), numbers() * 2)
 
 
 def test_what_torch_cannot_register_is_told_before(one: Kernel) -> None:
@@ -235,13 +192,7 @@ def test_what_torch_cannot_register_is_told_before(one: Kernel) -> None:
         with pytest.raises(UsageError, match=told):
             one.as_op(**{"name": fresh(), **options})
     with pytest.raises(UsageError, match="takes no tensor"):
-        jit_op(jit(kernels.from_numbers, [-1]), fresh(), target="c")
-
-
-def gpu() -> Target:
-    from atune.frontends.api.machines import discover
-
-    return discover("cuda", "0")[0]
+        jit_op(measured(kernels.from_numbers, [-1]), fresh(), target="c")
 
 
 @pytest.mark.gpu
@@ -252,7 +203,7 @@ def test_a_cuda_graph_replays_the_winner(form: str) -> None:
     kernel = plain(kernels.one, [-1], target=target)
     op = kernel.as_op(fresh())
     call = {"kernel": kernel, "op": op, "compiled op": torch.compile(op, backend="aot_eager")}[form]
-    A = floats().cuda()
+    A = numbers().cuda()
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -262,18 +213,18 @@ def test_a_cuda_graph_replays_the_winner(form: str) -> None:
     with torch.cuda.graph(graph):
         B = call(A)
     for factor in (1, 3):
-        A.copy_(floats() * factor)
+        A.copy_(numbers() * factor)
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(B.cpu(), floats() * factor * 2)
+        assert torch.equal(B.cpu(), numbers() * factor * 2)
 
 
 @pytest.mark.gpu
 def test_torch_finds_nothing_wrong_with_the_operator_on_a_gpu() -> None:
     target = gpu()
-    torch.library.opcheck(plain(kernels.one, [-1], target=target).as_op(fresh()), (floats().cuda(),))
-    into = jit_op(jit(kernels.one, None, target), fresh(), target="cuda")
-    torch.library.opcheck(into, (floats().cuda(), torch.zeros(N, device="cuda")))
+    torch.library.opcheck(plain(kernels.one, [-1], target=target).as_op(fresh()), (numbers().cuda(),))
+    into = jit_op(measured(kernels.one, None, target), fresh(), target="cuda")
+    torch.library.opcheck(into, (numbers().cuda(), torch.zeros(N, device="cuda")))
 
 
 def test_an_operator_for_a_gpu_is_traced_without_one() -> None:
