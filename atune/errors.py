@@ -20,11 +20,8 @@ def message_of(error: BaseException) -> str:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name of an exception's class. Cannot fail."""
-    try:
-        return _encodable(type(error).__name__)
-    except BaseException:
-        return "BaseException"
+    """Return the name of an exception's class."""
+    return _encodable(type(error).__name__)
 
 
 def name_and_message(error: BaseException) -> str:

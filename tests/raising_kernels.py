@@ -30,16 +30,6 @@ class SpeechlessPanic(BaseException):
     __repr__ = __str__
 
 
-class _NamelessType(type):
-    @property
-    def __name__(cls) -> str:  # type: ignore[override]
-        raise SystemExit(7)
-
-
-class Nameless(Exception, metaclass=_NamelessType):
-    pass
-
-
 RAISED: dict[str, BaseException] = {
     "KeyboardInterrupt": KeyboardInterrupt(),
     "GeneratorExit": GeneratorExit(),
@@ -50,7 +40,7 @@ RAISED: dict[str, BaseException] = {
     "Panic": Panic("index out of bounds"),
     "Speechless": Speechless(),
     "SpeechlessPanic": SpeechlessPanic(),
-    "BaseException": Nameless("who am I?"),
+    "BaseException": BaseException("who am I?"),
     "ValueError": ValueError("a lone \udcff surrogate"),
     "BaseExceptionGroup": BaseExceptionGroup("several", [KeyboardInterrupt(), Speechless()]),
 }

@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
@@ -133,18 +132,3 @@ def test_every_attribute_of_a_result_has_a_docstring() -> None:
     below += re.findall(r'self\.(\w+): [^"]*?\n        \)\n +"""', inspect.getsource(kind.__init__))
     names = [name for name in vars(kind(State())) if name[0] != "_"]
     assert not [name for name in names if f"`{name}`" not in str(kind.__doc__) and name not in below]
-
-
-def test_the_fields_of_a_class_are_found_with_what_stands_below_them() -> None:
-    assert told(atune.BenchmarkSettings, "rep_ms") and not told(atune.BenchmarkSettings, "rep")
-    assert list(silent("Bare", Bare)) == ["Bare", "Bare.field", "Bare.method"]
-
-
-class Bare:
-    __module__ = "atune.bare"
-    field: int = 0
-
-    def method(self) -> None: ...
-
-
-sys.modules["atune.bare"] = sys.modules[__name__]

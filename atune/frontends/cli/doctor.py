@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
 
 TESTED = {
-    "tilelang": ((0, 1, 14), (0, 1, 16)),
-    "torch": ((2, 11), (3,)),
-    "anyio": ((4, 12), (5,)),
-    "msgspec": ((0, 20), (0, 23)),
-    "structlog": ((25, 1), (27,)),
-    "cloudpickle": ((3,), (4,)),
-    "rich": ((13,), (16,)),
+    "tilelang": ">=0.1.14,<0.1.16",
+    "torch": ">=2.11,<3",
+    "anyio": ">=4.12,<5",
+    "msgspec": ">=0.20,<0.23",
+    "structlog": ">=25.1,<27",
+    "cloudpickle": ">=3.0,<4",
+    "rich": ">=13,<16",
 }
-"""Versions that atune is tested with: from the first, and below the second."""
+"""Versions that atune is tested with, as in pyproject.toml."""
 ACCELERATOR = "accelerator "
 SURVEY = "atune.stages.accelerators.registry:survey"
 """Called in a process of its own."""
@@ -114,20 +114,20 @@ def _python() -> Check:
 
 
 def _package(name: str) -> Check:
-    low, high = TESTED[name]
-    tested = f"{_text(low)} up to, not including, {_text(high)}"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, False, "missing", f"pip install '{name}>={_text(low)},<{_text(high)}'")
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:4])
-    if low <= numbers < high:
+        return Check(name, False, "missing", f"pip install '{name}{TESTED[name]}'")
+    low, high = map(_numbers, TESTED[name].split(","))
+    if low <= _numbers(version.partition("+")[0]) < high:
         return Check(name, True, version)
-    return Check(name, True, version, f"atune is tested with {tested}; if something fails, try one of these versions")
+    return Check(
+        name, True, version, f"atune is tested with {name}{TESTED[name]}; if something fails, try one of these versions"
+    )
 
 
-def _text(version: Sequence[int]) -> str:
-    return ".".join(map(str, version))
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def _gxx() -> Check:

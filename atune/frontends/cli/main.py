@@ -133,7 +133,3 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
         if word in names or not known:
             importlib.import_module(f"atune.frontends.cli.{module}").add_commands(commands, shown)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
