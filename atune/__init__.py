@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from atune.frontends.decorator.decorator import best_config as best_config
     from atune.frontends.decorator.decorator import clear_cache as clear_cache
     from atune.frontends.decorator.decorator import tunings as tunings
-    from atune.frontends.decorator.options import ByArch as ByArch
 
     # Events of a run
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
@@ -108,7 +107,6 @@ _HOME = {
     "atune.frontends.api.tuner": ("Tuner", "run", "tune"),
     "atune.frontends.api.resume": ("resume", "run_resume"),
     "atune.frontends.decorator.decorator": ("autotune", "best_config", "clear_cache", "tunings"),
-    "atune.frontends.decorator.options": ("ByArch",),
     "atune.model.settings": ("BenchmarkSettings", "Budget", "CompileSettings"),
     "atune.journal.events": (
         "ArtifactBuilt",

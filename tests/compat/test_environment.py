@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -47,15 +46,6 @@ def codes(cache: Path) -> set[str]:
 
 
 # ---- variables
-
-
-def test_every_variable_of_the_table_is_one_of_tilelangs() -> None:
-    source = inspect.getsource(sys.modules["tilelang.env"])
-    assert environment.__doc__ is not None
-    rows = [row.split("|")[1] for row in environment.__doc__.splitlines() if row.startswith("| `")]
-    variables = {name for row in rows for name in row.split("`")[1::2]}
-    assert "TILELANG_CACHE_DIR" in variables
-    assert {name for name in variables if f'"{name}"' not in source} == set()
 
 
 def test_workers_get_no_variable_that_tilelang_does_not_know(tmp_path: Path) -> None:

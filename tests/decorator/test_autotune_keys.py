@@ -20,7 +20,7 @@ from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.decorator import winners
 from atune.frontends.decorator.arguments import raw_key
-from atune.frontends.decorator.options import PRESETS, ByArch, tuning_options
+from atune.frontends.decorator.options import PRESETS, tuning_options
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
@@ -230,7 +230,7 @@ def test_axes_and_hints_must_be_arguments_of_the_kernel(tuned: Any, engine: Engi
 
 
 def test_hints(tuned: Any, engine: Engine) -> None:
-    kernel = tuned(hints={"factor": ByArch({"sm_90": 7, "c": 3}), "compile_flags": ["-O1"], "pass_configs": {"a": 1}})
+    kernel = tuned(hints={"factor": 3, "compile_flags": ["-O1"], "pass_configs": {"a": 1}})
     kernel.tune(64)
     [(workload, options)] = engine.runs
     assert workload.arguments == {"n": 64, "factor": 3}
@@ -243,19 +243,6 @@ def test_a_hint_that_is_an_axis_too_is_a_mistake(tuned: Any, engine: Engine) -> 
             tuned(space=space, hints={"block": 2})
     with pytest.raises(SpaceError, match="'block' is a hint and an axis"):
         tuned(space=lambda n: {"block": [1]}, hints={"block": 2}).tune(64)
-
-
-def test_hints_by_architecture() -> None:
-    hint = ByArch({"sm_90": 3, "sm_100a": 4, "cuda": 2}, default=1)
-    targets = [Target("cuda", "sm_90a"), Target("cuda", "sm_90"), Target("cuda", "sm_100a"), Target("cuda", "sm_80")]
-    assert [hint.value(target, "x") for target in (*targets, Target("c"))] == [3, 3, 4, 2, 1]
-    with pytest.raises(UsageError, match="'stages' has no value for c, and no default; it has sm_90"):
-        ByArch({"sm_90": 3}).value(Target("c"), "stages")
-    for wrong in ({}, 3):
-        with pytest.raises(UsageError, match="ByArch: give values by architecture"):
-            ByArch(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no option 'defaults'"):
-        ByArch({"c": 1}, defaults=2)
 
 
 def test_presets_and_options() -> None:

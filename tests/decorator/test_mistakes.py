@@ -36,7 +36,6 @@ class NoStrategy:
         ({"tuning": {"prior": 3}}, "prior: give a function of (configuration, facts)"),
         ({"tuning": {"pipeline": "no"}}, "pipeline must be True or False, got 'no'"),
         ({"hints": {"pass_configs": 3}}, "hints: pass_configs must be a dict"),
-        ({"hints": {"pass_configs": atune.ByArch({"c": None}, default=3)}}, "hints: pass_configs must be a dict"),
         ({"hints": {"compile_flags": 3}}, "hints: compile_flags must be a list of flags"),
         ({"default": {"blok": 16}}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
         ({"symbols": {"n": "128"}}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got {'n': '128'}"),
@@ -56,7 +55,7 @@ def test_a_wrong_value_is_refused_when_the_decorator_is_made(options: dict[str, 
 def test_right_values_of_these_options_are_taken(tmp_path: Path) -> None:
     hints = {
         "compile_flags": "-O2 -g",
-        "pass_configs": atune.ByArch({"c": {"tl.enable_fast_math": True}}, default=None),
+        "pass_configs": {"tl.enable_fast_math": True},
     }
     tuning = {"strategy": "random", "seed": 3, "prior": False, "pipeline": True}
     options: dict[str, Any] = {"hints": hints, "tuning": tuning, "default": {"block": 16}, "symbols": {"n": 128}}

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
@@ -167,16 +167,9 @@ def values_of(arguments: Any, kind: type) -> dict[str, Any]:
 def _stable_hash(arguments: Any) -> int:
     """Return a hash that is the same in every process. Callbacks count by their presence."""
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        if isinstance(value, Mapping):
-            return {str(key): plain(item) for key, item in value.items()}
-        return callable(value) or str(value)
-
-    fields = {field.name: plain(getattr(arguments, field.name)) for field in dataclasses.fields(arguments)}
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:7], "big")
+    fields = values_of(arguments, type(arguments))
+    text = json.dumps(fields, sort_keys=True, default=lambda value: callable(value) or str(value))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 # The fields of these records are the parameters of functions, written once and visible to `help` and type checkers. A

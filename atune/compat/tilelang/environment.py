@@ -1,15 +1,6 @@
 """Translation of tilelang's arguments to atune's settings, and meaning of its tuner's environment variables.
 
-| variable | means |
-|---|---|
-| `TILELANG_AUTO_TUNING_CPU_COUNTS` | compile processes; -1 leaves it to the engine |
-| `TILELANG_AUTO_TUNING_CPU_UTILITIES` | share of the cores for compile processes, such as 0.5 |
-| `TILELANG_AUTO_TUNING_MAX_CPU_COUNT` | compile processes at most; -1 for no limit |
-| `TILELANG_CACHE_DIR` | parent of the folder `atune` for results and libraries; if unset, atune's cache folder |
-| `TILELANG_DISABLE_CACHE` | 1 keeps neither results nor libraries, and uses none |
-| `TILELANG_AUTO_TUNING_DISABLE_CACHE` | 1 keeps no results and uses none; libraries are still kept |
-| `TILELANG_COMPILE_TIMEOUT_SECONDS` | seconds for one lowering, or for compiling one group |
-| `TILELANG_DEFAULT_TARGET`, `TILELANG_EXECUTION_BACKEND`, `TILELANG_VERBOSE` | defaults of `set_compile_args` |
+docs/migration.md has the table of both.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from atune.errors import SpaceError, UsageError
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.machines import discover
 from atune.frontends.decorator.arguments import Arguments, text_of
-from atune.frontends.decorator.options import Options, listed, refuse_clash, resolved
+from atune.frontends.decorator.options import Options, listed, refuse_clash
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
 from atune.model.device import Target, parse_target
@@ -42,6 +42,7 @@ class TunableKernel:
         return self.frontend.encode(value, where)
 
     def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
+        """Tell whether a call runs the kernel; a lazy one is returned."""
         if self._eager is None:
             self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
         return self._eager
@@ -67,12 +68,12 @@ class Call:
     def __init__(
         self, owner: TunableKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self.owner, self.options, stage = owner, options, owner.frontend
+        self.owner, self.options, self.hints, stage = owner, options, options.hints, owner.frontend
         self.given = Arguments(owner.signature, args, kwargs, extra=owner.is_jit)
         self.space = self._space()
         self.tunables = tunables_of(self.space)
-        refuse_clash(self.tunables, self.options.hints)
-        owner.check_names(self.tunables | (self.options.hints.keys() - RESERVED))
+        refuse_clash(self.tunables, self.hints)
+        owner.check_names(self.tunables | (self.hints.keys() - RESERVED))
         self.explicit = sorted(self.tunables & self.given.given.keys())
         self.eager = owner.is_eager(self.given, self._probes())
         if not self.eager:
@@ -159,11 +160,6 @@ class Call:
     def as_given(self, config: Config) -> Config:
         """Return a configuration of the space with the caller's own values."""
         return config
-
-    @functools.cached_property
-    def hints(self) -> Mapping[str, Any]:
-        """The hints, with their values for the target."""
-        return resolved(self.options.hints, lambda: self.target)
 
     @functools.cached_property
     def asked_target(self) -> str:

@@ -15,7 +15,7 @@ from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.frontends.api.warm_start import chosen_prior
 from atune.frontends.decorator.arguments import KeyRule
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
-from atune.model.device import Target, device_names
+from atune.model.device import device_names
 from atune.model.options import Option, checked, complete, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Constraint, Space
@@ -57,7 +57,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     hints: Annotated[Mapping[str, Any] | None, Option(
         "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
-        "configuration. A value may be a `ByArch`. A hint must not be an axis too.",
+        "configuration. A hint must not be an axis too.",
         page="#hints",
         fits=lambda it: isinstance(it, Mapping),
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
@@ -168,9 +168,8 @@ def lazy_callback(callback: Any) -> Any:
 def _check_hints(hints: Mapping[str, Any]) -> None:
     """Raise `SpaceError` for a wrong `pass_configs` or `compile_flags`. Flags may be a text, too."""
     for name in sorted(hints.keys() & RESERVED):
-        for value in hints[name].every if isinstance(hints[name], ByArch) else (hints[name],):
-            if not (name == COMPILE_FLAGS and isinstance(value, str)):
-                check_reserved(name, value, "hints")
+        if not (name == COMPILE_FLAGS and isinstance(hints[name], str)):
+            check_reserved(name, hints[name], "hints")
 
 
 def check_on_miss(on_miss: object) -> object:
@@ -285,36 +284,3 @@ def _check_run(run: Mapping[str, Any]) -> None:
     chosen_prior(run.get("prior"), ship=False)
     if run.get("strategy") is not None:
         check_known(run["strategy"])
-
-
-class ByArch:
-    """A value that depends on the architecture: ``ByArch({"sm_90": 3, "sm_80": 2}, default=1)``.
-
-    A key is an arch such as ``sm_90`` (which covers ``sm_90a``), a target such as ``cuda``, or ``c``.
-    """
-
-    def __init__(self, values: Mapping[str, Any], **default: Any) -> None:
-        if not isinstance(values, Mapping) or not values:
-            raise UsageError(f"ByArch: give values by architecture, such as {{'sm_90': 3}}, got {values!r}")
-        if unknown := sorted(default.keys() - {"default"}):
-            raise UsageError(f"ByArch: there is no option {unknown[0]!r}; there is default")
-        self.values, self.default = dict(values), default
-
-    @property
-    def every(self) -> tuple[Any, ...]:
-        """All its values, the default's last."""
-        return (*self.values.values(), *self.default.values())
-
-    def value(self, target: Target, name: str) -> Any:
-        """Return the value for `target`. Raises `UsageError` if it has neither a value nor a default."""
-        for arch in (target.arch, target.arch.rstrip("af"), target.kind):
-            if arch and arch in self.values:
-                return self.values[arch]
-        if "default" in self.default:
-            return self.default["default"]
-        raise UsageError(f"hints: {name!r} has no value for {target}, and no default; it has {', '.join(self.values)}")
-
-
-def resolved(hints: Mapping[str, Any], target: Callable[[], Target]) -> dict[str, Any]:
-    """Return `hints` with their values for the target, which is asked for only where one depends on it."""
-    return {name: v.value(target(), name) if isinstance(v, ByArch) else v for name, v in hints.items()}
