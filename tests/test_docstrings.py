@@ -63,7 +63,7 @@ def fields(kind: type) -> dict[str, str]:
     return found
 
 
-def told(kind: type, field: str) -> bool:
+def described(kind: type, field: str) -> bool:
     """Tell whether a class docstring names `field`, or a docstring stands below it."""
     return any(f"`{field}`" in (base.__doc__ or "") or fields(base).get(field) for base in inherited(kind))
 
@@ -76,7 +76,7 @@ def silent(name: str, value: Any) -> Iterator[str]:
         yield name
     if isinstance(value, type):
         for base in inherited(value):
-            yield from (f"{name}.{field}" for field in fields(base) if field[0] != "_" and not told(value, field))
+            yield from (f"{name}.{field}" for field in fields(base) if field[0] != "_" and not described(value, field))
             for member, how in vars(base).items():
                 if (
                     member[0] != "_"

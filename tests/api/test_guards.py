@@ -88,6 +88,13 @@ def test_a_file_with_the_guard_tunes(tmp_path: Path) -> None:
     assert run(f"{file}:WORKLOAD", target="c", **QUICK).measured == 1
 
 
+def test_relative_import_in_a_file_says_what_to_do(tmp_path: Path) -> None:
+    file = written(tmp_path, "from .sizes import N")
+    words = r"relative import .*; FILE\.py:NAME runs the file alone, .* import by full names .* atune\.run\(WORKLOAD\)"
+    with pytest.raises(WorkloadError, match=words):
+        run(f"{file}:WORKLOAD", target="c", **QUICK)
+
+
 def test_exec_without_its_source_says_what_to_do() -> None:
     text = KERNEL.format(body="pass", last="")
     names: dict[str, Any] = {"__name__": "made_by_exec"}
