@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from atune.errors import SpaceError
@@ -89,21 +89,15 @@ def pass_configs(**chosen: Sequence[Any]) -> list[dict[str, Any] | None]:
     Names go without ``tl.``, such as ``layout_cost_model=["register-count", "io-aware"]``; None leaves a name out.
     Raises `SpaceError` for names of `DANGEROUS`, for others, and for values that a name does not have.
     """
-    return _combined({name if "." in name else f"tl.{name}": values for name, values in chosen.items()})
-
-
-def _combined(chosen: Mapping[str, Sequence[Any]]) -> list[dict[str, Any] | None]:
+    chosen = {name if "." in name else f"tl.{name}": values for name, values in chosen.items()}
     for name, values in chosen.items():
-        check_pass_config(name, values)
+        _check_pass_config(name, values)
     points = itertools.product(*chosen.values())
     made = ({n: v for n, v in zip(chosen, point, strict=True) if v is not None} for point in points)
     return [config or None for config in made]
 
 
-def check_pass_config(name: str, values: Sequence[Any]) -> None:
-    """Raise `SpaceError` where the pass configuration `name` is no safe axis, or does not have one of `values`."""
-    bare = {full.partition(".")[2]: full for full in DANGEROUS}
-    name = name if name in DANGEROUS else bare.get(name.partition(".")[2], name)
+def _check_pass_config(name: str, values: Sequence[Any]) -> None:
     if name in DANGEROUS:
         raise SpaceError(f"layout.pass_configs: {name} is no axis: {DANGEROUS[name]}")
     if name not in SAFE:

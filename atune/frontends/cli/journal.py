@@ -47,68 +47,48 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         parser.add_argument("journal", metavar="J", help="the journal's path")
         return parser
 
-    _resume_options(add("resume", _resume, "Continue an interrupted run"))
-    _replay_options(add("replay", _replay, "Show a journal's result; runs no code"))
-    _watch_options(add("watch", _watch, "Show a run that another process writes, or its recording; runs no code"))
-    _report_options(add("report", _report, "Write a journal's report as one HTML page; runs no code"))
-    _export_options(add("export", _export, "Write a journal's records for other tools; runs no code"))
-    _simulate_options(add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code"))
-    merging = "Merge several journals of the same work into one; runs no code"
-    _merge_options(add_command(commands, shown, "merge", _merge, merging))
-    _apply_options(add("apply", _apply, "Write a journal's winner into its kernel's default arguments"))
+    table = options_of(ScreenOptions)["table"]
+    of_run = options_of(RunOptions)
 
+    resume = add("resume", _resume, "Continue an interrupted run")
+    workload = "the workload, if not the one that the journal names"
+    resume.add_argument("--workload", metavar="FILE.py:NAME", help=workload)
+    parts = "accept that kernel, target, device, versions or settings differ; repeatable"
+    resume.add_argument("--accept", action="append", default=[], metavar="PART", help=parts)
+    add_options(resume, [of_run[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
+    add_options(resume, with_flags(ScreenOptions))
 
-def _resume_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names"
-    )
-    parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
-    again = options_of(RunOptions)
-    add_options(parser, [again[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
-    add_options(parser, with_flags(ScreenOptions))
+    replay = add("replay", _replay, "Show a journal's result; runs no code")
+    add_options(replay, [table])
+    replay.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
 
+    watch = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
+    watch.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
+    add_options(watch, [table])
 
-def _replay_options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, [options_of(ScreenOptions)["table"]])
-    parser.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
+    report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
+    report.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
 
+    export = add("export", _export, "Write a journal's records for other tools; runs no code")
+    export.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
+    export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
-def _watch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
-    add_options(parser, [options_of(ScreenOptions)["table"]])
+    simulate = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
+    add_options(simulate, [of_run["strategy"]], unset=AUTO)
+    add_options(simulate, [of_run["budget"]], unset=SIMULATED)
+    add_options(simulate, [*options_of(SimulateOptions).values(), of_run["prior"]])
 
+    text = "Merge several journals of the same work into one; runs no code"
+    merge = add_command(commands, shown, "merge", _merge, text)
+    merge.add_argument("journal", metavar="J", nargs="+", help="the journal's path")
+    merge.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
+    add_options(merge, [table])
 
-def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
-
-
-def _export_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
-
-
-def _simulate_options(parser: argparse.ArgumentParser) -> None:
-    of_tune = options_of(RunOptions)
-    add_options(parser, [of_tune["strategy"]], unset=AUTO)
-    add_options(parser, [of_tune["budget"]], unset=SIMULATED)
-    add_options(parser, [*options_of(SimulateOptions).values(), of_tune["prior"]])
-
-
-def _merge_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", metavar="J", nargs="+", help="the journal's path")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
-    add_options(parser, [options_of(ScreenOptions)["table"]])
-
-
-def _apply_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel function")
-    parser.add_argument("--write", action="store_true", help="write the file (default: only print the diff)")
-    parser.add_argument(
-        "--force", action="store_true", help="apply even if the kernel differs from the one that was tuned"
-    )
-
-
-_PARTS = "accept that kernel, target, device, versions or settings differ; repeatable"
+    apply = add("apply", _apply, "Write a journal's winner into its kernel's default arguments")
+    apply.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel function")
+    apply.add_argument("--write", action="store_true", help="write the file (default: only print the diff)")
+    forced = "apply even if the kernel differs from the one that was tuned"
+    apply.add_argument("--force", action="store_true", help=forced)
 
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
