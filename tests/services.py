@@ -11,7 +11,7 @@ import msgspec
 from processes import wait_until
 
 from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.candidate import Candidate, Config, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
@@ -19,6 +19,18 @@ from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
+
+
+async def lowered_by(worker: LocalCompileWorker, *configs: Config) -> list[Lowered]:
+    """Lower configurations; the candidates are numbered in this order."""
+    answers = [await worker.run(LowerJob(Candidate(i, config_key(c), c))) for i, c in enumerate(configs)]
+    assert all(isinstance(answer, Lowered) for answer in answers), answers
+    return [answer for answer in answers if isinstance(answer, Lowered)]
+
+
+async def built_by(worker: LocalCompileWorker, *configs: Config) -> list[Artifact]:
+    """Lower configurations, and build each by itself."""
+    return artifacts([(await worker.run(BuildJob((one,))))[0] for one in await lowered_by(worker, *configs)])
 
 
 @asynccontextmanager
@@ -32,15 +44,11 @@ async def lowered(
         await machine.discover()
         await machine.accelerators(len(spec.configs))
         (worker,) = machine.compile_workers()
-        answers = [
-            await worker.run(LowerJob(Candidate(i, config_key(c), c)))
-            for i, c in enumerate(map(thaw, spec.configs[:n]))
-        ]
-        assert all(isinstance(answer, Lowered) for answer in answers), answers
+        answers = await lowered_by(worker, *map(thaw, spec.configs[:n]))
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
-            assert isinstance(answer, Lowered) and await worker.run(FindJob(answer)) is None
+            assert await worker.run(FindJob(answer)) is None
         await until(machine, lambda: not machine.service.warming, 60)
-        yield machine, worker, [answer for answer in answers if isinstance(answer, Lowered)]
+        yield machine, worker, answers
 
 
 async def until(machine: LocalMachine, condition: Callable[[], bool], within_s: float) -> None:

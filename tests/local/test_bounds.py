@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services import built_by
 
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
-from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, config_key
-from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJob, StartJob
+from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import NOT_ALONE
@@ -106,13 +105,8 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str) -> None:
     async with machine.open():
         await machine.discover()
         compiler, [worker] = machine.compile_workers()[0], machine.device_workers()
-        artifacts = []
-        for i, mode in enumerate(("good 1", "once", "past the end")):
-            lowered = await compiler.run(LowerJob(Candidate(i, config_key({"mode": mode}), {"mode": mode})))
-            assert isinstance(lowered, Lowered), lowered
-            artifacts += await compiler.run(BuildJob((lowered,)))
-        good, once, past = artifacts
-        assert all(isinstance(artifact, Artifact) for artifact in artifacts)
+        modes = ("good 1", "once", "past the end")
+        good, once, past = await built_by(compiler, *({"mode": mode} for mode in modes))
         await worker.run(StartJob())
         await worker.run(PrepareJob(good.params))
         [failure] = (await worker.run(FinalJob((good, once), 4))).failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -15,6 +16,8 @@ import pytest
 from cluster_agents import Loopback, LoopbackAgent
 from kernel_outputs import outputs_of
 from processes import in_groups
+from services import artifacts, lowered_by
+from stand_in_compiler import stand_in
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
@@ -120,15 +123,8 @@ class Bench:
 @pytest.fixture(scope="module")
 def slow_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Put a g++ on PATH that never ends for sources with `slow_marker` in them."""
-    folder = tmp_path_factory.mktemp("bin")
-    script = folder / "g++"
-    script.write_text(
-        '#!/bin/sh\nfor a; do case "$a" in *.cpp) grep -q slow_marker "$a" && sleep 300;; esac; done\n'
-        'PATH="${PATH#*:}" exec g++ "$@"\n'
-    )
-    script.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    with stand_in(tmp_path_factory.mktemp("bin")) as compiler:
+        compiler('for a; do case "$a" in *.cpp) grep -q slow_marker "$a" && sleep 300;; esac; done\n')
         yield
 
 
@@ -476,26 +472,19 @@ async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) 
         await moody.compiler.run(RankJob("endless", prior, dict.fromkeys(range(2), ({}, StaticFacts()))))
 
 
-async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+async def test_cuda_groups_compile_without_a_gpu() -> None:
     """Real nvcc: three candidates, one library, symbols in order, and the facts of the device IR."""
-    import shutil
-
-    if shutil.which("nvcc") is None:
-        pytest.skip(reason="nvcc is not there")
     settings = CompileSettings(workers=1)
     machine = LocalMachine(parse_file_ref(f"{KERNELS}:SCALED_GPU"), target="sm_90a", devices=(), compile=settings)
     async with machine.open():
         target, devices = await machine.discover()
         assert (target.kind, target.arch, devices) == ("cuda", "sm_90a", [])
         [worker] = machine.compile_workers()
-        group = []
-        for index, scale in enumerate(SCALES[:3]):
-            lowered = await worker.run(LowerJob(Candidate(index, config_key({"scale": scale}), {"scale": scale})))
-            assert isinstance(lowered, Lowered), lowered
-            assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
-            group.append(lowered)
-        assert len({lowered.code_key for lowered in group}) == 3
-        artifacts = await worker.run(BuildJob(tuple(group)))
-        assert [a.index for a in artifacts] == [0, 1, 2] and len({a.path for a in artifacts}) == 1
-        library = Path(artifacts[0].path).read_bytes()  # type: ignore[union-attr]
-        assert all(a.symbol.encode() in library for a in artifacts)  # type: ignore[union-attr]
+        group = await lowered_by(worker, *({"scale": scale} for scale in SCALES[:3]))
+        assert all(one.facts.threads == 32 and one.facts.grid == (1, 1, 1) for one in group)
+        assert len({one.code_key for one in group}) == 3
+        built = artifacts(list(await worker.run(BuildJob(tuple(group)))))
+        assert [a.index for a in built] == [0, 1, 2] and len({a.path for a in built}) == 1
+        library = Path(built[0].path).read_bytes()
+        assert all(a.symbol.encode() in library for a in built)

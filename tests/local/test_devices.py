@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,46 +96,6 @@ async def test_a_process_that_ends_between_two_candidates_blames_none(index: int
     assert run.result.measured == 8 and not run.of(BenchmarkFailed) and not run.of(BenchmarkRepeated)
     assert [e.reason for e in run.of(DeviceLost)] == ["its process ended between two candidates"]
     assert len(run.of(FinalOrdered)) == 1
-
-
-def losing_for_good(machine: FakeMachine, index: int) -> None:
-    """Have the device that loses its process with candidate `index` never start again."""
-
-    def patched(worker: FakeDeviceWorker) -> Callable[[], Awaitable[DeviceInfo]]:
-        start = worker.start
-
-        async def once() -> DeviceInfo:
-            if index in machine.measured[worker.name]:
-                machine.script = replace(machine.script, start_failures={worker.name: math.inf})
-            return await start()
-
-        return once
-
-    for worker in machine.device_workers():
-        worker.start = patched(worker)  # type: ignore[method-assign, assignment]
-
-
-async def test_a_device_that_is_lost_for_good_leaves_its_candidate_to_the_others() -> None:
-    """One loses its process with 0 and does not start again; the other, idle by then, measures 0."""
-    script = Script(doubts={0: 1}, measure_s=lambda c: 30.0 if c["x"] == 0 else 0.1)
-    machine = FakeMachine(6, script, devices=2)
-    losing_for_good(machine, 0)
-    run = await finish(machine)
-    [lost] = [e.device for e in run.of(DeviceLost) if e.final]
-    [other] = {e.device for e in run.of(CandidateMeasured) if e.index == 0}
-    assert run.result.measured == 6 and {lost, other} == {"fake-0", "fake-1"}
-    assert run.of(FinalOrdered)[0].device == other
-
-
-async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(tmp_path: Path) -> None:
-    machine = FakeMachine(20, Script(fails={5: "fault"}))
-    losing_for_good(machine, 5)
-    with pytest.raises(DevicesLost, match="no device is left"):
-        await tune(machine=machine, journal=tmp_path / "j")
-    events = read(tmp_path / "j")
-    assert isinstance(events[-1], RunInterrupted) and "DevicesLost" in events[-1].reason
-    measured = TuneResult.from_events(events).measured
-    assert measured == sum(isinstance(e, CandidateMeasured) for e in events) > 0
 
 
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
@@ -283,13 +240,13 @@ class OneByOne:
         pass
 
 
-def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
-    """Lose the first device that is asked for `stage`, for good. Returns the list that will name it."""
-    lost: list[str] = []
+def losing(monkeypatch: pytest.MonkeyPatch, stage: str, after: int = 0) -> list[str]:
+    """Lose the device that comes to `stage` when others did so `after` times, for good. Returns a list for its name."""
+    lost, done = list[str](), itertools.count()
     original, start = getattr(FakeDeviceWorker, f"_{stage}"), FakeDeviceWorker.start
 
     async def once(self: FakeDeviceWorker, *given: Any) -> Any:
-        if lost:
+        if next(done) != after:
             return await original(self, *given)
         lost.append(self.name)
         self.alive = False
@@ -303,6 +260,18 @@ def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
     monkeypatch.setattr(FakeDeviceWorker, f"_{stage}", once)
     monkeypatch.setattr(FakeDeviceWorker, "start", started)
     return lost
+
+
+async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losing(monkeypatch, "measure", after=5)
+    with pytest.raises(DevicesLost, match="no device is left"):
+        await tune(machine=FakeMachine(20), journal=tmp_path / "j")
+    events = read(tmp_path / "j")
+    assert isinstance(events[-1], RunInterrupted) and "DevicesLost" in events[-1].reason
+    measured = TuneResult.from_events(events).measured
+    assert measured == sum(isinstance(e, CandidateMeasured) for e in events) > 0
 
 
 @pytest.mark.parametrize("stage", ["prepare", "measure"])

@@ -14,14 +14,14 @@ import pytest
 from fault_kernels import FAULTS
 from kernel_outputs import outputs_of
 from processes import wait_until
+from services import built_by
 
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
-from atune.model.artifact import Artifact, Failure, Lowered
-from atune.model.candidate import Candidate, config_key
-from atune.model.jobs import BuildJob, FinalJob, LowerJob, MeasureJob, PrepareJob, StartJob
+from atune.model.artifact import Artifact, Failure
+from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local import device_worker
@@ -94,18 +94,10 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
     assert TuneResult.from_events(read(tmp_path / "j")).records == result.records
 
 
-async def built(machine: LocalMachine, *indices: int) -> list[Artifact]:
-    worker = machine.compile_workers()[0]
-    lowered = [await worker.run(LowerJob(Candidate(i, config_key({"x": i}), {"x": i}))) for i in indices]
-    artifacts = await worker.run(BuildJob(tuple(one for one in lowered if isinstance(one, Lowered))))
-    assert all(isinstance(one, Artifact) for one in artifacts)
-    return artifacts  # type: ignore[return-value]
-
-
 async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
     """Return the machine's device worker with its inputs made, and a good candidate's artifact."""
     await machine.discover()
-    [artifact] = await built(machine, 0)
+    [artifact] = await built_by(machine.compile_workers()[0], {"x": 0})
     [worker] = machine.device_workers()
     await worker.run(StartJob())
     await worker.run(PrepareJob(artifact.params))
@@ -133,7 +125,7 @@ async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
     async with machine.open():
         await machine.discover()
         hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
-        good, endless = await built(machine, 0, hanging)
+        good, endless = await built_by(machine.compile_workers()[0], {"x": 0}, {"x": hanging})
         [worker] = machine.device_workers()
         await worker.run(StartJob())
         await worker.run(PrepareJob(good.params))
@@ -172,7 +164,7 @@ async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restore
     machine = LocalMachine(parse_file_ref(file), target="c", compile=CompileSettings(workers=1))
     async with machine.open():
         await machine.discover()
-        [artifact] = await built(machine, 0)
+        [artifact] = await built_by(machine.compile_workers()[0], {"x": 0})
         [worker] = machine.device_workers()
         await worker.run(StartJob())
         for _ in range(2):

@@ -69,8 +69,12 @@ def test_this_machine_tells() -> None:
 def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "usable_cores", lambda: list(range(32)))
     monkeypatch.setattr(local, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
+    warnings = list[str]()
     for workers, wanted in ((None, 3), (6, 6)):
         settings = CompileSettings(workers=workers)
         machine = local.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
+        machine._warn = warnings.append
         machine._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
         assert len(machine.compile_workers()) == wanted
+    [warning] = warnings
+    assert warning.startswith("3 compile workers on 32 cores: 3.0 GiB are free, with 1 GiB set aside for each")

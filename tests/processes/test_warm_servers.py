@@ -140,40 +140,29 @@ def test_a_run_takes_over_the_server_that_warm_started() -> None:
     assert waiting() == [server] and server.returncode is None
 
 
-def set_variable(patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("ATUNE_TEST_SOMETHING", "1")
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "variable": lambda patch: patch.setenv("ATUNE_TEST_SOMETHING", "1"),
+    "folder": lambda patch: patch.chdir("/"),
+    "umask": lambda patch: os.umask(0o027),
+    "limit": lambda patch: resource.setrlimit(
+        resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    ),
+    "cores": lambda patch: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+}
 
 
-def change_folder(patch: pytest.MonkeyPatch) -> None:
-    patch.chdir("/")
-
-
-def change_umask(patch: pytest.MonkeyPatch) -> None:
-    os.umask(0o027)
-
-
-def lower_limit(patch: pytest.MonkeyPatch) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-
-
-def one_core(patch: pytest.MonkeyPatch) -> None:
-    cores = os.sched_getaffinity(0)
-    if len(cores) < 2:
-        pytest.skip("this machine has one core")
-    os.sched_setaffinity(0, {min(cores)})
-
-
-@pytest.mark.parametrize("change", [set_variable, change_folder, change_umask, lower_limit, one_core])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_server_of_other_surroundings_is_ended_and_another_started(
-    quick: None, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+    quick: None, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     umask = os.umask(0o022)
     files, cores = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0)
+    if change == "cores" and len(cores) < 2:
+        pytest.skip("this machine has one core")
     try:
         atune.warm()
         [before] = waiting()
-        change(monkeypatch)
+        CHANGES[change](monkeypatch)
         server, _ = servers.taken()
         assert server is not before and not Path(f"/proc/{before.pid}").exists()
         server.destroy()
