@@ -19,15 +19,7 @@ from typing import IO
 import msgspec
 
 from atune.errors import JournalError
-from atune.journal.events import (
-    SCHEMA,
-    AnyEvent,
-    ArtifactBuilt,
-    CandidateAliased,
-    CandidateProposed,
-    RunStarted,
-    decode,
-)
+from atune.journal.events import SCHEMA, AnyEvent, RunStarted, decode
 
 _XZ = b"\xfd7zXZ\x00"
 """The first bytes of a file that xz compressed."""
@@ -74,26 +66,20 @@ _read_line = msgspec.json.Decoder(_CheckedLine)
 class JournalReader:
     """Iterates over the events of the journal at `path`, from its header on.
 
-    After the iteration `torn` tells whether a half-written last line was omitted, `torn_bytes` how long it is, and
-    `whole_bytes` where it starts. Raises `JournalError` if the file cannot be read, is no journal, or is from a newer
-    atune. It also does if the file is damaged before its last line.
-
-    `salvage`: leave damaged and missing lines out instead, and with them events about candidates whose proposal is
-    lost; `lost` then has a sentence on each. The header must be whole.
+    After the iteration `torn` is set if a half-written last line was omitted; `torn_bytes` is its length, and
+    `whole_bytes` where it starts. Raises `JournalError` if the file cannot be read, is no journal, is from a newer
+    atune, or is damaged before its last line.
     """
 
-    def __init__(self, path: str | Path, *, salvage: bool = False) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self.salvage = salvage
         self.torn = False
         self.torn_bytes = self.whole_bytes = 0
-        self.lost: list[str] = []
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        self.torn, self.torn_bytes, self.whole_bytes, self.lost = False, 0, 0, []
-        events = self._lines()
+        self.torn, self.torn_bytes, self.whole_bytes = False, 0, 0
         try:
-            yield from self._known(events) if self.salvage else events
+            yield from self._events()
         except OSError as error:
             raise cannot("read", self.path, error) from error
         except NotWhole as error:
@@ -102,61 +88,36 @@ class JournalReader:
             why = "its only line is incomplete" if self.torn else "it is empty"
             raise JournalError(f"{self.path} is no journal of atune: {why}")
 
-    def _lines(self) -> Iterator[AnyEvent]:
+    def _events(self) -> Iterator[AnyEvent]:
         """Yield the events of whole lines."""
         if not stat.S_ISREG(os.stat(self.path).st_mode):
             raise JournalError(f"{self.path} is no journal: it is not a regular file")
         with unpacked(self.path) as file:
-            number, expected = 0, 0
-            line = file.readline(MAX_LINE_BYTES + 1)
-            if len(line) > MAX_LINE_BYTES:
-                raise self._too_long(1)
+            number, line = 0, self._line(file, 1)
             while line:
                 number += 1
-                following = file.readline(MAX_LINE_BYTES + 1)
-                if len(following) > MAX_LINE_BYTES:
-                    raise self._too_long(number + 1)
+                following = self._line(file, number + 1)
                 body = _body(line)
                 if body is None or not line.endswith(b"\n"):
-                    if not following:
-                        self.torn, self.torn_bytes = True, len(line)
-                        break
-                    if not self.salvage or number == 1:
+                    if following:
                         raise self._damaged(number)
-                    self.lost.append(f"line {number} is damaged and left out ({len(line)} bytes)")
-                else:
-                    event = self._event(number, body, expected, _too_deep(line))
-                    if event is not None:
-                        expected = event.seq + 1
-                        yield event
-                    self.whole_bytes += len(line)
+                    self.torn, self.torn_bytes = True, len(line)
+                    break
+                yield self._event(number, body, _too_deep(line))
+                self.whole_bytes += len(line)
                 line = following
 
-    def _known(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
-        """Omit events about candidates whose proposal is lost, because their configuration is unknown."""
-        proposed: set[int] = set()
-        for event in events:
-            if isinstance(event, CandidateProposed):
-                proposed.add(event.index)
-            if isinstance(event, ArtifactBuilt):
-                known = tuple(index for index in event.indices if index in proposed)
-                if known:
-                    yield msgspec.structs.replace(event, indices=known)
-                continue
-            index: int | None = getattr(event, "index", None)
-            other = event.same_as if isinstance(event, CandidateAliased) else index
-            if index is None or {index, other} <= proposed:
-                yield event
-            else:
-                self.lost.append(f"event {event.seq} is left out: candidate {index}'s configuration is lost")
+    def _line(self, file: IO[bytes], number: int) -> bytes:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if len(line) > MAX_LINE_BYTES:
+            raise JournalError(
+                f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
+            )
+        return line
 
-    def _too_long(self, number: int) -> JournalError:
-        return JournalError(
-            f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
-        )
-
-    def _event(self, number: int, body: msgspec.Raw, expected: int, too_deep: bool) -> AnyEvent | None:
-        """Return the event of a whole line; None where salvage leaves it out."""
+    def _event(self, number: int, body: msgspec.Raw, too_deep: bool) -> AnyEvent:
+        """Return the event of a whole line."""
+        where = f"{self.path}, line {number}"
         try:
             if too_deep:
                 raise msgspec.DecodeError(f"nested deeper than {MAX_DEPTH}")
@@ -169,31 +130,21 @@ class JournalReader:
                     )
             event = decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            if self.salvage and number > 1:
-                self.lost.append(f"line {number} is no event that this atune knows, and left out")
-                return None
-            raise JournalError(f"{self.path}, line {number}: no event that this atune knows ({error})") from error
-        if event.seq == expected and (number == 1) == (type(event) is RunStarted):
-            return event
-        where = f"{self.path}, line {number}"
-        if (number == 1) != isinstance(event, RunStarted) and (number == 1 or event.seq == expected):
+            raise JournalError(f"{where}: no event that this atune knows ({error})") from error
+        if event.seq != number - 1:
+            raise JournalError(
+                f"{where}: event {event.seq} stands where {number - 1} belongs; lines are missing or were moved"
+            )
+        if isinstance(event, RunStarted) != (number == 1):
             raise JournalError(f"{where}: the header must be the first line, and stand only there")
-        if self.salvage and event.seq > expected and number > 1:
-            self.lost.append(f"before line {number}: {event.seq - expected} events are missing")
-            return event
-        if self.salvage:
-            self.lost.append(f"line {number}: event {event.seq} came before, and is left out")
-            return None
-        raise JournalError(
-            f"{where}: event {event.seq} stands where {expected} belongs; lines are missing or were moved"
-        )
+        return event
 
     def _damaged(self, number: int) -> JournalError:
         if number == 1:
             return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
         return JournalError(
-            f"{self.path}, line {number}: damaged, it does not match its checksum; the {number - 1} lines before it "
-            "are whole, and `atune replay --salvage` skips damaged lines"
+            f"{self.path}, line {number}: damaged, it does not match its checksum; the lines before it are whole, and "
+            f"`head -n {number - 1}` keeps them as a journal of their own"
         )
 
 

@@ -23,19 +23,6 @@ def replay(path: str | Path) -> TuneResult:
     return TuneResult.from_events(JournalReader(path), Path(path), replayed=True)
 
 
-def salvage(path: str | Path) -> tuple[TuneResult, list[str]]:
-    """Return what can be recovered of a damaged journal, and a sentence on each thing that cannot.
-
-    Candidates whose configuration is lost are left out. Raises `JournalError` where the header is damaged.
-    """
-    reader = JournalReader(path, salvage=True)
-    result = TuneResult.from_events(reader, Path(path), replayed=True)
-    lost = list(reader.lost)
-    if reader.torn:
-        lost.append(f"the last line is incomplete and left out ({reader.torn_bytes} bytes)")
-    return result, lost
-
-
 async def simulate(path: str | Path, speed: float = 1.0) -> AsyncIterator[Event]:
     """Yield the events of the journal at `path` at the times at which they happened, `speed` times as fast.
 

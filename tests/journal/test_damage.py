@@ -16,7 +16,7 @@ from processes import environment
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
 from atune.journal.reader import MAX_DEPTH, JournalReader, read
-from atune.journal.replay import replay, salvage
+from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
@@ -72,41 +72,16 @@ def test_with_any_byte_flipped_it_tells_the_truth_or_refuses(path: Path, truths:
     assert refused > len(whole) * 2
 
 
-def test_salvage_leaves_out_what_is_damaged_and_says_what(path: Path) -> None:
-    """Each line damaged in turn, the header apart: never a winner that was not measured, and every loss is told."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    configs = {"0": {"tile": (1, 2)}, "1": {"block": 1}, "2": {"block": 2}, "3": {"block": 3}}
-    for number in range(1, len(lines)):
-        path.write_bytes(b"".join([*lines[:number], lines[number].replace(b'"', b"'", 1), *lines[number + 1 :]]))
-        result, lost = salvage(path)
-        assert lost and (number == len(lines) - 1 or f"line {number + 1}" in lost[0])
-        assert result.best_index in (0, 1)
-        assert all(record.config == configs[str(record.index)] for record in result.records)
-    path.write_bytes(b"".join([lines[0].replace(b'"', b"'", 1), *lines[1:]]))
-    with pytest.raises(JournalError, match="line 1"):
-        salvage(path)
-
-
-def test_salvage_tells_of_missing_and_repeated_lines(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:4] + lines[6:9] + lines[7:]))
-    result, lost = salvage(path)
-    assert lost[0] == "before line 5: 2 events are missing" and any("came before" in text for text in lost)
-    assert result.best_index == 1
-    path.write_bytes(b"".join(lines))
-    assert salvage(path)[1] == [] and summary(salvage(path)[0]) == summary(replay(path))
-
-
-def test_the_command_line_names_the_line_and_salvages(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_names_the_damaged_line_and_how_to_keep_those_before_it(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:5], b"x" + lines[5], *lines[6:]]))
     assert main(["replay", str(path)]) == 2
     err = capsys.readouterr().err
-    assert "line 6: damaged" in err and "the 5 lines before it are whole" in err and "--salvage" in err
-    assert main(["replay", str(path), "--salvage", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out.splitlines()[-1])["best_config"] == {"block": 1}
-    assert "atune: salvage: line 6 is damaged and left out" in err
+    assert "line 6: damaged" in err and "`head -n 5` keeps them" in " ".join(err.split())
+    path.write_bytes(b"".join(lines[:5]))
+    assert [record.index for record in replay(path).records] == [0]
 
 
 def line_of(event: bytes) -> bytes:

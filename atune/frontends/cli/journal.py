@@ -60,7 +60,6 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
     replay = add("replay", _replay, "Show a journal's result; runs no code")
     add_options(replay, [table])
-    replay.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
 
     watch = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
     watch.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
@@ -122,20 +121,9 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.main import show
-    from atune.frontends.cli.output import print_message
-    from atune.journal.replay import salvage
+    from atune.journal.replay import replay
 
-    if not arguments.salvage:
-        from atune.journal.replay import replay
-
-        return show(replay(arguments.journal), arguments)
-    result, lost = salvage(arguments.journal)
-    for text in lost[:20]:
-        print_message(text, kind="salvage: ")
-    if len(lost) > 20:
-        print_message(f"{len(lost) - 20} more", kind="salvage: ")
-    print_message("nothing is lost" if not lost else "the result below leaves these out", kind="salvage: ")
-    return show(result, arguments)
+    return show(replay(arguments.journal), arguments)
 
 
 def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
