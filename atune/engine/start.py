@@ -96,7 +96,7 @@ class EngineSettings:
                 "benchmark": msgspec.to_builtins(self.benchmark),
                 "pipeline": self.pipeline,
                 "seed": self.seed,
-                "budget": self.budget.as_data(),
+                "budget": msgspec.to_builtins(self.budget),
                 **prior_setting(self.prior),
             },
             "versions": versions,

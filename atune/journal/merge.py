@@ -49,7 +49,7 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     if not journals or isinstance(journals, str):
         raise UsageError("merge: give the journals, as a list of paths")
     paths = [str(Path(journal)) for journal in journals]
-    states = [_state(path) for path in paths]
+    states = [State.of(JournalReader(path)) for path in paths]
     _check_same_work(paths, states)
     events = [replace(event, seq=seq) for seq, event in enumerate(_joined(paths, states))]
     if output is not None:
@@ -114,13 +114,6 @@ def _worth(state: State, index: int) -> int:
     """Return how much a record counts. An outcome of its own counts before that of a candidate with its code."""
     outcome = state.outcome(index)
     return 0 if outcome is None else 1 + (outcome.index == index) + 2 * isinstance(outcome, CandidateMeasured)
-
-
-def _state(path: str) -> State:
-    state = State()
-    for event in JournalReader(path):
-        state.apply(event)
-    return state
 
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:

@@ -72,7 +72,8 @@ class TuneResult:
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
         self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
-        self.proven = self.finished and state.proven is not None and self._credited(state) == self.best_index
+        proven = state.proven
+        self.proven = self.finished and proven is not None and state.first(proven.index).index == self.best_index
         """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
         self.records = tuple(
             record_of(state, state.entries[index], self._final, self._roofline) for index in sorted(state.entries)
@@ -96,10 +97,7 @@ class TuneResult:
         cls, events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False
     ) -> TuneResult:
         """Fold `events`, in order, into a result."""
-        state = State()
-        for event in events:
-            state.apply(event)
-        return cls(state, journal, replayed=replayed)
+        return cls(State.of(events), journal, replayed=replayed)
 
     @property
     def best(self) -> Record | None:
@@ -183,11 +181,7 @@ class TuneResult:
     @property
     def reference_roofline(self) -> Roofline | None:
         """As `roofline`, of the reference, on the winner's device: the same work in its latency."""
-        return (
-            None
-            if self.reference_ms is None or self.best is None
-            else self._roofline(self._reference, self.best.device)
-        )
+        return None if self.best is None else self._roofline(self._reference, self.best.device)
 
     @property
     def artifact(self) -> Artifact | None:
@@ -239,10 +233,6 @@ class TuneResult:
 
     def _roofline(self, timing: Timing | None, device: str) -> Roofline | None:
         return None if timing is None else roofline(timing.latency_ms, self.work, self._peaks.get(device))
-
-    @staticmethod
-    def _credited(state: State) -> int | None:
-        return None if state.proven is None else state.first(state.proven.index).index
 
     def _speedup(self, slow: Record | None) -> Ratio | None:
         if slow is None or self.best_index is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -108,6 +109,14 @@ class State:
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Place] = []
         """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> State:
+        """Return the fold over `events`, in the order of their `seq`."""
+        state = cls()
+        for event in events:
+            state.apply(event)
+        return state
 
     def apply(self, event: Event) -> None:
         """Fold in one event. Events must come in the order of their `seq`."""

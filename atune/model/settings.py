@@ -47,11 +47,6 @@ class Budget(Settings, frozen=True, kw_only=True):
         """Tell whether the time limit is reached, from the run's wall seconds."""
         return self.seconds is not None and wall_s >= self.seconds
 
-    def as_data(self) -> dict[str, Any]:
-        """Return it for headers and keys."""
-        percent = {} if self.percent is None else {"percent": self.percent}
-        return {"candidates": self.candidates, "seconds": self.seconds, **percent}
-
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
         """Read ``40`` (candidates), ``"10%"``, or ``"90s"`` / ``"2m"`` (time). Raises `UsageError` for others."""

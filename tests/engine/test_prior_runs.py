@@ -130,7 +130,7 @@ async def history_of(journal: Path, first: Path, budget: int) -> None:
     for event in read(first):
         state.apply(event)
     assert state.header is not None
-    settings = {**state.header.settings, "budget": Budget(candidates=budget).as_data()}
+    settings = {**state.header.settings, "budget": msgspec.to_builtins(Budget(candidates=budget))}
     header = msgspec.structs.replace(state.header, strategy="prior", settings=settings)
     known = {config_key(one.config): one for one in known_of(state)}
     journal.write_bytes(b"".join(map(line_of, history(header, [{"x": x} for x in range(N)], known))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from atune import Budget, UsageError
@@ -22,9 +21,3 @@ def test_the_smaller_limit_counts() -> None:
 def test_what_is_no_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"[Bb]udget"):
         Budget.parse(text)
-
-
-def test_budgets_without_a_share_are_written_as_they_always_were() -> None:
-    """The result cache has them in its keys."""
-    assert Budget(candidates=4).as_data() == {"candidates": 4, "seconds": None}
-    assert msgspec.convert(Budget(percent=10).as_data(), Budget) == Budget(percent=10)

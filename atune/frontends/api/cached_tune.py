@@ -87,7 +87,7 @@ class CachedWork:
             search={
                 "strategy": strategy,
                 "seed": 0 if strategy == "exhaustive" else self.seed,
-                "budget": self.budget.as_data(),
+                "budget": msgspec.to_builtins(self.budget),
                 **key_of(self.prior),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
                 **({} if self.compile.layouts is None else {"layouts": self.compile.layouts}),

@@ -86,10 +86,7 @@ def run_resume(
 
 def read_state(journal: str | os.PathLike[str]) -> State:
     """Return the state that `journal` folds to. Raises `JournalError`."""
-    state = State()
-    for event in JournalReader(Path(journal)):
-        state.apply(event)
-    return state
+    return State.of(JournalReader(Path(journal)))
 
 
 def origin_of(header: RunStarted | None) -> str:

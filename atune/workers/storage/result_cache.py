@@ -98,9 +98,7 @@ class ResultCache:
 
     def put(self, key: ResultKey, events: Sequence[Event]) -> None:
         """Store all measurements of a run, and its result if it has a winner."""
-        state = State()
-        for event in events:
-            state.apply(event)
+        state = State.of(events)
         result, now = TuneResult(state), time.time()
         measured = list(known_of(state))
         row = None
