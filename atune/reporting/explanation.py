@@ -51,7 +51,7 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def candidate_story(journal: str | Path, index: int | None = None) -> CandidateStory:
-    """Return what the journal at `journal` tells of candidate `index`: of the winner, else of the first that failed.
+    """Return what the journal at `journal` has of candidate `index`: of the winner, else of the first that failed.
 
     Raises `JournalError` where it cannot be read, and `UsageError` where it has no such candidate.
     """
@@ -294,7 +294,7 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 def choice_of(records: Sequence[Record], index: int) -> str:
-    """Return what the candidate `index` was passed over for or preferred to, in words; empty where nothing was."""
+    """Return what the candidate `index` was passed over for or preferred to; empty where nothing was."""
     [record] = [record for record in records if record.index == index]
     if record.instead is not None:
         return outcome(record)

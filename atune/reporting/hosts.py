@@ -1,4 +1,4 @@
-"""The hosts of a run's devices: what progress, `watch` and the report say of them where there are several."""
+"""The hosts of a run's devices: what progress, `watch` and the report show of them where there are several."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Hosts:
                 for device in event.devices:
                     self._living.setdefault(host_of(device), set()).add(device)
             case RunResumed():
-                self._living.clear()  # this part may be elsewhere; its devices say so once they are ready
+                self._living.clear()  # this part may be elsewhere; its devices are known once they are ready
             case DeviceReady():
                 self._living.setdefault(host_of(event.device.id), set()).add(event.device.id)
             case DeviceLost(final=True):

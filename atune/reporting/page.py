@@ -100,7 +100,7 @@ def failures_section(result: TuneResult) -> str:
 
 
 def _written(text: str) -> str:
-    return f'<pre class="words" tabindex="0">{escape(text)}</pre>'
+    return f'<pre class="output" tabindex="0">{escape(text)}</pre>'
 
 
 def warnings_section(result: TuneResult) -> str:

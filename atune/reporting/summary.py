@@ -25,6 +25,8 @@ NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
 LITTLE = 0.005
 """Share by which two may differ and still count as equally fast."""
+MOVED = 0.02
+"""Share by which the ratio of two latencies may differ from the ratio round by round without a remark."""
 
 
 def summary(result: TuneResult) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def headline_lines(result: TuneResult) -> list[str]:
 
 
 def no_winner_line(result: TuneResult) -> str:
-    """Return what to say of a result without a winner. One that did not finish, or tried nothing, is no failure."""
+    """Return the text for a result without a winner. One that did not finish, or tried nothing, is no failure."""
     if not result.finished:
         return "no candidate has been measured"
     return "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
@@ -109,19 +111,24 @@ def latency_line(result: TuneResult) -> str:
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     if result.reference_ms is not None and result.reference_ratio is not None:
         known = result.speedup_over_reference or (result.reference_ratio,) * 3
-        parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known[1])})")
+        parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known)})")
     text = ", ".join(parts)
     return f"{text}; {rate}" if (rate := _rate(result.roofline)) else text
 
 
-def _reference_latency(result: TuneResult, ratio: float) -> str:
-    """Return the reference's latency, and the winner's of the same rounds where that of all rounds differs.
+def _reference_latency(result: TuneResult, known: Ratio) -> str:
+    """Return the reference's latency, and the winner's of its rounds where all of the winner's suggest otherwise.
 
     The final's later rounds have the best alone, and the machine may have become faster since.
     """
-    reference, latency_ms = result.reference_ms or 0.0, result.latency_ms or 0.0
+    timing, reference = result.best.timing if result.best else None, result.reference_ms or 0.0
     text = f"{reference:.4g} ms"
-    if not result.final or abs(reference / ratio - latency_ms) < LITTLE * latency_ms:
+    if not result.final or timing is None or not result.latency_ms:
+        return text
+    (low, ratio, high), shown = known, reference / result.latency_ms
+    sided = not low < 1 < high and abs(ratio - 1) >= LITTLE  # the text says faster, or slower
+    contradicted = sided and (shown - 1) * (ratio - 1) <= 0
+    if not contradicted and abs(shown / ratio - 1) < MOVED:
         return text
     return f"{text}, and the winner {reference / ratio:.4g} ms in the same rounds"
 

@@ -57,15 +57,15 @@ class Scripted:
         return self.now
 
     def __call__(self, command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
-        words = list(command)
+        arguments = list(command)
         assert not list(Path(env["XDG_CACHE_HOME"]).iterdir()), "the cache is not empty"
         Path(env["XDG_CACHE_HOME"], "used").touch()
-        asked = words[words.index("--accelerate") + 1]
-        warm = "--budget" in words
+        asked = arguments[arguments.index("--accelerate") + 1]
+        warm = "--budget" in arguments
         n = self.asked.count(asked)
         if not warm:
             self.asked.append(asked)
-            self.commands.append(words)
+            self.commands.append(arguments)
             self.environments.append(env)
         wall_s = self.wall_s.get(asked, 10.0)
         wall_s = wall_s(n) if callable(wall_s) else wall_s
@@ -78,10 +78,12 @@ class Scripted:
         self.now += wall_s
         if isinstance(end, int):
             return Finished(end, wall_s, 1.0, 0.0, False, "reading\natune: error: it broke\n")
-        write_journal(words[words.index("--journal") + 1], 50.0, 1.0, wall_s / 2, wall_s / 2 + 0.25)
+        write_journal(arguments[arguments.index("--journal") + 1], 50.0, 1.0, wall_s / 2, wall_s / 2 + 0.25)
         winner = self.winners.get(asked, {"block": 64})
-        said = {"best_config": winner, "latency_ms": winner["block"] / 64, "measured": 2, "failed": 0, "proven": True}
-        return Finished(0, wall_s, 2 * wall_s, 50.0, False, "" if end == "silent" else f"a note\n{json.dumps(said)}\n")
+        answer = {"best_config": winner, "latency_ms": winner["block"] / 64, "measured": 2, "failed": 0, "proven": True}
+        return Finished(
+            0, wall_s, 2 * wall_s, 50.0, False, "" if end == "silent" else f"a note\n{json.dumps(answer)}\n"
+        )
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_ratios_are_those_of_a_round(scripted: Scripted, tmp_path: Path, capsys:
     assert "- cicc: block=128: 2.0000, 2.0000, 2.0000, 2.0000, 2.0000 ms" in text
 
 
-def test_runs_that_fail_are_told_and_make_no_pair(
+def test_runs_that_fail_are_named_and_make_no_pair(
     scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted.ends = {(CICC, 0): 2, (SWIZZLE, 1): "hangs", ("auto", 2): "silent"}

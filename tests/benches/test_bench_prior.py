@@ -1,4 +1,4 @@
-"""`bench/prior.py`: what the prior makes of the recordings, from the facts that lie beside them."""
+"""`bench/prior.py`: what the prior makes of the recordings, from the facts that lie next to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_prior_does_on_a_recording_what_is_stored(name: str) -> None:
         assert judged.by_share >= 0.9
 
 
-def test_stored_facts_are_those_that_lowering_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_facts_are_those_that_lowering_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     from prior import facts_of
 
     from atune.stages.session import session
@@ -39,10 +39,10 @@ def test_stored_facts_are_those_that_lowering_tells(monkeypatch: pytest.MonkeyPa
     for name in ("gemm_odd", "attention_causal", "rms_norm"):
         with working_on(REFS[name]):
             candidate = candidates_of(workload())[7]
-            told, stored = lower(candidate, Steps()).facts, facts_of(name)[7]
-            length = told.source_bytes if version("tilelang") != "0.1.15" else stored.source_bytes  # of its release
-            told = msgspec.structs.replace(told, layouts=None)  # recordings of before have none
-            assert told == msgspec.structs.replace(stored, source_bytes=length), name
+            facts, stored = lower(candidate, Steps()).facts, facts_of(name)[7]
+            length = facts.source_bytes if version("tilelang") != "0.1.15" else stored.source_bytes  # of its release
+            facts = msgspec.structs.replace(facts, layouts=None)  # recordings of before have none
+            assert facts == msgspec.structs.replace(stored, source_bytes=length), name
 
 
 def test_judging_counts_places_ties_and_failures() -> None:
@@ -58,7 +58,7 @@ def test_equal_values_share_their_rank() -> None:
     assert ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
 
 
-def test_the_page_says_what_was_found() -> None:
+def test_the_page_has_what_was_found() -> None:
     page = (RESULTS.parents[3] / "docs" / "design" / "prior.md").read_text()
     for name, one in json.loads(RESULTS.read_text()).items():
         figures = (

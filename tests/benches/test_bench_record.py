@@ -32,7 +32,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Scripted:
-    """In place of `run_counted`: leaves a journal's first lines, and says how the run ended."""
+    """In place of `run_counted`: leaves a journal's first lines, and gives how the run ended."""
 
     def __init__(self, journal: bytes, *, lines: int | None = None, status: int = 0, timed_out: bool = False) -> None:
         self.lines = journal.splitlines(keepends=True)[:lines]
@@ -76,11 +76,11 @@ def test_a_recording_names_no_path_of_the_machine(recorded: Path) -> None:
     assert str(record.ROOT) not in text and record.SCRATCH not in text and not re.search(r'"/\w', text)
 
 
-def test_paths_in_the_words_of_failures_are_cut() -> None:
+def test_paths_in_the_text_of_failures_are_cut() -> None:
     tilelang = importlib.util.find_spec("tilelang")
     assert tilelang is not None and tilelang.origin is not None
-    said = f"{record.ROOT}/atune/x.py, {tilelang.origin}, {os.__file__}, /tmp/a-b/record-x1_y/work/k.cu: /usr/bin/g++"
-    body = b'{"detail":"%b"}' % said.encode()
+    text = f"{record.ROOT}/atune/x.py, {tilelang.origin}, {os.__file__}, /tmp/a-b/record-x1_y/work/k.cu: /usr/bin/g++"
+    body = b'{"detail":"%b"}' % text.encode()
     line = record.without_paths(b'{"crc":"00000000","event":%b}\n' % body)
     assert record.json_body(line) == (b'{"detail":"atune/x.py, tilelang/__init__.py, os.py, work/k.cu: /usr/bin/g++"}')
 

@@ -1,4 +1,4 @@
-"""`bench/scaling.py` over fakes: the counts it compares, what it tells of the devices, and its journals."""
+"""`bench/scaling.py` over fakes: the counts it compares, what it finds of the devices, and its journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What progress, `watch` and the report say of a run's hosts."""
+"""What progress, `watch` and the report show of a run's hosts."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ def test_progress_counts_what_each_host_measured() -> None:
 
 
 def test_the_loss_of_a_host_is_one_line_and_stays_in_sight() -> None:
-    said = lines(lost(on_hosts("a/0", "b/0", "b/1"), "b/0", "b/1"))
-    assert [line for line in said if "was lost" in line] == [f"atune: warning: {LOSS}"]
-    assert "2 hosts: a 1, b 2 (lost) measured" in said[-1]
+    text = lines(lost(on_hosts("a/0", "b/0", "b/1"), "b/0", "b/1"))
+    assert [line for line in text if "was lost" in line] == [f"atune: warning: {LOSS}"]
+    assert "2 hosts: a 1, b 2 (lost) measured" in text[-1]
     assert "(lost)" not in lines(lost(on_hosts("a/0", "b/0", "b/1"), "b/0"))[-1]  # one device of two
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "text"),
     [
         (on_hosts("0"), None),
         (lost(on_hosts("a/0", "b/0"), "a/0", "b/0"), "2 hosts: a 1, c 0 measured"),
     ],
     ids=["this machine", "other hosts"],
 )
-def test_a_run_that_is_resumed_elsewhere_counts_the_hosts_of_its_latest_part(before: Stream, said: str | None) -> None:
+def test_a_run_that_is_resumed_elsewhere_counts_the_hosts_of_its_latest_part(before: Stream, text: str | None) -> None:
     before.interrupted().resumed()
-    for device in ("c/0",) if said is None else ("a/0", "c/0"):
+    for device in ("c/0",) if text is None else ("a/0", "c/0"):
         before.add(DeviceReady, device=DeviceInfo(device, "H200"))
     last = lines(before)[-1]
-    assert "hosts" not in last if said is None else f"; {said}" in last
+    assert "hosts" not in last if text is None else f"; {text}" in last
 
 
 def test_many_hosts_are_counted_and_those_lost_are_named() -> None:
@@ -94,7 +94,7 @@ def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:
     page = report(write(tmp_path / "j.jsonl", stream.events)).replace("<wbr>", "")
     assert "3 × H200, on 2 hosts" in page
     named = re.findall(r'"name":"device ([^"]+)"', page)
-    assert named == ["a/9", "a/10", "b/0"]  # a host's devices beside each other
+    assert named == ["a/9", "a/10", "b/0"]  # a host's devices next to each other
 
 
 def test_devices_of_one_machine_read_as_before() -> None:

@@ -79,7 +79,7 @@ def test_disjoint_journals_merge_into_the_result_of_one(tmp_path: Path) -> None:
 
 
 def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
-    """A measurement counts before a failure, wherever that stands, and else the later one. One warning tells of all."""
+    """A measurement counts before a failure, wherever that stands, and else the later one. One warning covers all."""
     one = run(tmp_path / "1", [5, 6, 7], fails={5: "mismatch"})
     two = run(tmp_path / "2", [7, 6, 5], factor=2.0, fails={6: "compile"})
     merged = merge([one, two])
@@ -135,12 +135,12 @@ T4: dict[str, Any] = {
         "search_algorithm": (int, float), "validation": (int, float),
     },
 }  # fmt: skip
-"""What the results schema of T4 1.0.0 says of an entry (github.com/odgaard/TuningSchema, branch T4)."""
+"""What the results schema of T4 1.0.0 asks of an entry (github.com/odgaard/TuningSchema, branch T4)."""
 INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
 
 
 def assert_t4(document: dict[str, Any]) -> None:
-    """Hold a document to the schema's types and required fields, and to what Kernel Tuner 1.5 writes beside them."""
+    """Hold a document to the schema's types and required fields, and to what Kernel Tuner 1.5 writes in addition."""
     assert re.fullmatch(r"[0-9]+.[0-9]+.[0-9]+", document["schema_version"])
     assert document["metadata"] == {"timeunit": "milliseconds"} and isinstance(document["results"], list)
     for entry in document["results"]:
@@ -169,7 +169,7 @@ def test_t4_keeps_its_schema(journal: Path) -> None:
         assert entry["configuration"].keys() == record.config.keys()
 
 
-def test_t4_tells_failures_by_their_kind_and_conditions_where_they_are_known() -> None:
+def test_t4_names_failures_by_their_kind_and_conditions_where_they_are_known() -> None:
     results = json.loads(export(DATA, "t4"))["results"]
     assert len(results) == 12
     kinds = sorted(entry["invalidity"] for entry in results if entry["invalidity"] != "correct")
@@ -225,20 +225,20 @@ def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tm
 
 
 def without_script(page: str) -> str:
-    """Return the words of a page that runs no script, between its tags."""
+    """Return the text of a page that runs no script, between its tags."""
     body = re.sub(r"<(script|style).*?</\1>|<wbr>", "", page, flags=re.S)
     return " ".join(re.sub(r"<[^>]*>", " ", body).split())
 
 
-def test_the_page_tells_winner_curve_and_axes_without_a_script() -> None:
+def test_the_page_has_winner_curve_and_axes_without_a_script() -> None:
     result = replay(GPU_JOURNALS["gpu"])
     page = report(GPU_JOURNALS["gpu"])
-    words = without_script(page)
-    assert "Candidate 190: block_M=128, block_N=256" in words and f"{result.latency_ms:.4g} ms winner" in words
-    assert "288 measured 0 failed" in words
+    text = without_script(page)
+    assert "Candidate 190: block_M=128, block_N=256" in text and f"{result.latency_ms:.4g} ms winner" in text
+    assert "288 measured 0 failed" in text
     assert axis_importance(result) is not None
     for name, share in axis_importance(result).shares.items():
-        assert f"{name} {100 * share:.1f} %" in words
+        assert f"{name} {100 * share:.1f} %" in text
     [curve] = re.findall(r'<section id="search">.*?<svg (.*?)</svg>', page, flags=re.S)
     assert curve.count("<circle") == len(result.best_over_time) > 3
     [path] = re.findall(r" d='M([\d.,HV]+)'", curve)
@@ -251,12 +251,12 @@ def test_the_page_of_a_run_without_a_measurement_has_no_curve(tmp_path: Path) ->
     assert "No candidate worked." in without_script(page) and '<section id="search">' not in page
 
 
-def test_too_few_candidates_are_said_on_the_page(tmp_path: Path) -> None:
+def test_too_few_candidates_are_mentioned_on_the_page(tmp_path: Path) -> None:
     page = report(write(tmp_path / "j", Stream(total=1).candidate(0, 1.0).finished().events))
     assert "Too few candidates were measured to tell." in without_script(page)
 
 
-def test_words_of_a_journal_are_no_place_of_the_page(tmp_path: Path) -> None:
+def test_text_of_a_journal_is_no_place_of_the_page(tmp_path: Path) -> None:
     stream = Stream(total=1).candidate(0, 1.0, mode="@DATA@ @BEFORE@ <u>").finished()
     page = report(write(tmp_path / "j", stream.events))
     assert "mode='@DATA@ @BEFORE@ <u>'" in html.unescape(without_script(page)) and "<u>" not in page
@@ -318,7 +318,7 @@ def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_l
     assert Clocks().data()["devices"] == []
 
 
-def test_the_report_goes_beside_the_journal_and_says_where_it_cannot(tmp_path: Path, capsys: Any) -> None:
+def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, capsys: Any) -> None:
     journal = tmp_path / "run.jsonl"
     shutil.copy(DATA, journal)
     assert main(["report", str(journal)]) == 0 and (tmp_path / "run.html").stat().st_mode & 0o777 == 0o600

@@ -49,11 +49,11 @@ def kernel(M: int, block: int = 16, mode: str = "a") -> None:
 def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
     result = replay(LAYOUTS)
     html = result_html(result)
-    words = text_of(html)
-    assert "scaled rows of 2560: 0.01293 ms, 4.84 times faster than the reference (0.06192 ms)" in words
-    assert "held='compiler'" in words and "the default configuration" in words
-    assert "Candidates 72: 22 measured, 6 failed, 0 pruned, 44 duplicates; " in words
-    assert "4 × lower: ValueError: layout: 256 threads" in words and "registers" in words
+    text = text_of(html)
+    assert "scaled rows of 2560: 0.01293 ms, 4.84 times faster than the reference (0.06192 ms)" in text
+    assert "held='compiler'" in text and "the default configuration" in text
+    assert "Candidates 72: 22 measured, 6 failed, 0 pruned, 44 duplicates; " in text
+    assert "4 × lower: ValueError: layout: 256 threads" in text and "registers" in text
     body = parsed(html)
     assert len(body.findall(".//tr")) == 1 + ROWS
     assert len(list(body.iter("{http://www.w3.org/2000/svg}circle"))) == result.measured
@@ -75,10 +75,10 @@ def test_values_are_registered_with_ipython_by_their_types(monkeypatch: pytest.M
     assert not shown
 
 
-def test_a_result_without_a_winner_says_so() -> None:
+def test_a_result_without_a_winner_shows_why() -> None:
     result = TuneResult.from_events(Stream(total=1).proposed(0).build_failed(0).finished().events)
-    words = text_of(result_html(result))
-    assert "toy : no candidate worked" in words and "1 × compile: g++ said no" in words
+    text = text_of(result_html(result))
+    assert "toy : no candidate worked" in text and "1 × compile: g++ said no" in text
     where = 'File "/home/me/kernel.py", line 3, in main'
     detail = f"Traceback (most recent call last):\n  {where}\n    a + q\n        ^\nNameError: q"
     stream = Stream(total=1).proposed(0).add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail)
@@ -90,8 +90,8 @@ def test_a_result_without_a_winner_says_so() -> None:
 def test_a_record_shows_what_is_known_of_it() -> None:
     result = replay(LAYOUTS)
     assert result.best is not None
-    words = text_of(record_html(result.best))
-    assert "Candidate 28 status measured block_rows 4" in words and "registers 128" in words and "TB/s" in words
+    text = text_of(record_html(result.best))
+    assert "Candidate 28 status measured block_rows 4" in text and "registers 128" in text and "TB/s" in text
     reasons = {text_of(record_html(failed)).partition("failure ")[2].partition(":")[0] for failed in result.failures}
     assert reasons == {"lower reason ValueError", "timeout reason hopeless"}
 
@@ -100,8 +100,8 @@ def test_a_space_shows_its_axes_and_asks_none_of_its_functions() -> None:
     def never(**values: Any) -> Any:
         raise AssertionError("asked")
 
-    words = text_of(space_html(atune.Space(block=[16, 32], mode=["a", "<b>"], where=never)))
-    assert words == "Space of 4 points, before 1 constraint block 16, 32 mode 'a', '<b>'"
+    text = text_of(space_html(atune.Space(block=[16, 32], mode=["a", "<b>"], where=never)))
+    assert text == "Space of 4 points, before 1 constraint block 16, 32 mode 'a', '<b>'"
     assert "by never" in text_of(space_html(atune.Space(block=never)))
     assert text_of(space_html(atune.Space([{"x": 1}, {"x": 2}]))) == "Space of 2 configurations"
     assert "a function gives" in text_of(space_html(atune.Space(never)))
@@ -110,13 +110,13 @@ def test_a_space_shows_its_axes_and_asks_none_of_its_functions() -> None:
 
 def test_a_workload_shows_its_problem_and_whether_it_is_checked() -> None:
     workload = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64})
-    words = text_of(workload_html(workload))
-    assert "Workload kernel problem M=64" in words and "nothing: outputs are not checked" in words
+    text = text_of(workload_html(workload))
+    assert "Workload kernel problem M=64" in text and "nothing: outputs are not checked" in text
     checked = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64}, reference=text_of)
     assert "checked against text_of" in text_of(workload_html(checked))
 
 
-def test_words_of_a_stranger_are_escaped_everywhere() -> None:
+def test_text_of_a_stranger_are_escaped_everywhere() -> None:
     stream = Stream(total=2).candidate(0, 1.0, mode="<script>'\"&").build_failed(1, "</svg><script>")
     result = TuneResult.from_events(stream.finished().events)
     assert result.best is not None
@@ -196,7 +196,7 @@ def test_progress_to_a_stream_that_is_given_stays_there(monkeypatch: pytest.Monk
     assert log == [] and "1/1 compiled" in capsys.readouterr().err
 
 
-def test_the_example_notebook_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+def test_the_example_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     """Cell by cell inside a running event loop, as Jupyter runs it; the bars and pictures are those of this version."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}

@@ -79,7 +79,7 @@ def test_an_axis_of_one_value_is_no_column() -> None:
     assert "fixed" not in {c.title for c in columns(TuneResult.from_events(stream.finished().events))}
 
 
-def test_values_that_begin_alike_are_told_apart() -> None:
+def test_values_that_begin_alike_are_kept_apart() -> None:
     long = "x" * LONG
     stream = Stream(total=2).candidate(0, 1.0, x=1, layout=f"{long}1").candidate(1, 2.0, x=2, layout=f"{long}2")
     section = candidates_section(TuneResult.from_events(stream.finished().events))
@@ -87,7 +87,7 @@ def test_values_that_begin_alike_are_told_apart() -> None:
     assert f'title="{long}1"' in section and f'title="{long}2"' in section
 
 
-def test_a_table_too_long_for_a_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_long_for_a_page_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atune.reporting.candidates.ROWS", 2)
     stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
     section = candidates_section(TuneResult.from_events(stream.finished().events))
@@ -95,27 +95,27 @@ def test_a_table_too_long_for_a_page_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert ROWS > 2
 
 
-def test_a_stranger_s_words_are_text_in_the_table(tmp_path: Path) -> None:
+def test_a_stranger_s_text_is_escaped_in_the_table(tmp_path: Path) -> None:
     stream = Stream(total=2).candidate(0, 1.0, mode="<i>\n\x1b", **{"<b>": 1})
     page = report(write(tmp_path / "j", stream.candidate(1, 2.0, mode="b", **{"<b>": 2}).finished().events))
     assert table_of(page)[0]["mode"] == "<i>  " and "<i>" not in page and "<b>" in table_of(page)[0]
 
 
-def test_failures_stand_open_with_their_words_and_an_example() -> None:
+def test_failures_stand_open_with_their_output_and_an_example() -> None:
     page = report(DATA)
-    words, result = without_script(page), replay(DATA)
+    text, result = without_script(page), replay(DATA)
     assert "<details" not in page
     for kind, message, count in failure_summary(result.records):
-        assert f"{count:,} × {kind}" in words and message in html.unescape(words)
-    assert "For example candidate" in words
+        assert f"{count:,} × {kind}" in text and message in html.unescape(text)
+    assert "For example candidate" in text
     assert "For example candidate 40: block_rows=2" in without_script(report(LAYOUTS))
 
 
 def test_the_environment_and_the_title_need_no_script() -> None:
     page = report(LAYOUTS)
-    words = without_script(page)
+    text = without_script(page)
     assert "<title>scaled rows of 2560 rows=4096, columns=2560</title>" in page
-    assert "tilelang 0.1.15" in words and "benchmark n_warmup=3, n_repeat=20" in words
+    assert "tilelang 0.1.15" in text and "benchmark n_warmup=3, n_repeat=20" in text
 
 
 def test_the_final_is_on_the_device_s_line_of_time() -> None:
@@ -214,7 +214,7 @@ WIDTHS = (1440, 768, 390)
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_word_is_broken_and_nothing_sticks_out_at(width: int, seen: dict[int, Any]) -> None:
-    """Hashes may be broken; the words of its letters are no words."""
+    """Hashes may be broken; words of their letters do not count."""
     hashes = json.dumps(without_script(report(LAYOUTS)).partition("Environment")[2])
     assert [word for word in seen[width]["broken"] if not re.search(rf"[0-9a-f-]*\d{word}|{word}\d", hashes)] == []
     assert seen[width]["wide"] <= width

@@ -52,7 +52,7 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_five_seconds_at_most() 
     assert all("\x1b" not in line for line in lines)
 
 
-def test_the_last_line_tells_whether_the_winner_is_proven() -> None:
+def test_the_last_line_shows_whether_the_winner_is_proven() -> None:
     def last(stream: Stream) -> str:
         return shown(stream)[-1]
 
@@ -194,7 +194,7 @@ def test_the_final_has_a_bar_of_its_own_once_it_begins(monkeypatch: pytest.Monke
     last = bars(stream.final({0: [1.0], 1: [2.0]}).finished(), monkeypatch)[-1]
     assert re.search(r" final .*2/2", last) and "timed in turn" not in last
     old = Stream(total=2).ready().candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0], 1: [2.0]})
-    assert re.search(r" final .*2/2", bars(old, monkeypatch)[-1])  # a journal that does not say when it began
+    assert re.search(r" final .*2/2", bars(old, monkeypatch)[-1])  # a journal that has no event of its start
 
 
 def test_failures_are_red_and_so_are_the_bars_of_a_run_in_which_all_fails(monkeypatch: pytest.MonkeyPatch) -> None:
