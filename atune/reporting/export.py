@@ -193,7 +193,7 @@ def table(result: TuneResult) -> str:
     rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
     decimals = _decimals(result)
     rows += [_table_row(record, final, marks.get(record.index, ""), decimals) for record in ranking(result)]
-    return _aligned(rows)
+    return aligned(rows, 3)
 
 
 def ranking(result: TuneResult) -> list[Record]:
@@ -250,11 +250,12 @@ def _table_row(record: Record, final: set[int], mark: str, decimals: int) -> tup
     return latency, spread, str(record.index), describe_config(record.config), note
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """Return rows as text in columns, the first `numbers` of them on the right of their column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[:3], widths, strict=False)]
-        texts = [cell.ljust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
-        lines.append("  ".join(numbers + texts).rstrip())
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [cell.rjust(width) if i < numbers else cell.ljust(width) for i, (cell, width) in pairs]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

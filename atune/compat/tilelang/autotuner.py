@@ -28,7 +28,6 @@ from atune.compat.tilelang.environment import (
     warn_once,
 )
 from atune.compat.tilelang.inputs import (
-    GivenTensors,
     TilelangCall,
     TilelangKernel,
     can_be_sent,
@@ -44,6 +43,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.model.candidate import PASS_CONFIGS
 from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
+from atune.stages.measure.inputs import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
@@ -185,10 +185,8 @@ class AutoTuner:
         """Set how candidates are compiled. None: tilelang's environment variable, or its default."""
         self.compile_args = CompileArgs(
             out_idx=out_idx,
-            target=environment.default_target() if target is None else target,
-            execution_backend=environment.default_backend() if execution_backend is None else execution_backend,
+            **environment.compile_defaults(target, execution_backend, verbose),
             target_host=target_host,
-            verbose=environment.default_verbose() if verbose is None else verbose,
             pass_configs=None if pass_configs is None else dict(pass_configs),
             compile_flags=self.compile_args.compile_flags,
         )
@@ -204,7 +202,7 @@ class AutoTuner:
             self._captured = list(captured)
             if profile.supply_prog is not None:
                 warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
-        elif profile.supply_prog is not None and _name_of(profile.supply_type) != "auto":
+        elif profile.supply_prog is not None and str(profile.supply_type).rpartition(".")[2].lower() != "auto":
             warn_once("supply_type", "has no effect with supply_prog, which gives tensors")
         if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
@@ -333,10 +331,6 @@ def _tunable(fn: Any) -> Any:
     return fn
 
 
-def _name_of(supply_type: Any) -> str:
-    return str(getattr(supply_type, "name", supply_type)).lower()
-
-
 def _compile_args_of(fn: Any) -> CompileArgs:
     """Return the compile arguments given to `@tilelang.jit`. The defaults for a plain function."""
     if getattr(fn, "get_tir", None) is None:
@@ -344,10 +338,8 @@ def _compile_args_of(fn: Any) -> CompileArgs:
     flags = getattr(fn, "compile_flags", None)
     return CompileArgs(
         out_idx=fn.out_idx,
-        target=environment.default_target() if fn.target is None else fn.target,
-        execution_backend=fn.execution_backend or environment.default_backend(),
+        **environment.compile_defaults(fn.target, fn.execution_backend, fn.verbose),
         target_host=fn.target_host,
-        verbose=environment.default_verbose() if fn.verbose is None else fn.verbose,
         pass_configs=fn.pass_configs,
         compile_flags=((flags,) if isinstance(flags, str) else tuple(flags)) if flags else None,
     )

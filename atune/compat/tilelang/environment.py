@@ -151,16 +151,14 @@ def cache_root() -> Path | None:
     return Path(named).expanduser() / "atune" if named and not is_own(named) else None
 
 
-def default_target() -> Any:
-    return _env().get_default_target()
-
-
-def default_backend() -> str:
-    return str(_env().get_default_execution_backend())
-
-
-def default_verbose() -> bool:
-    return bool(_env().get_default_verbose())
+def compile_defaults(target: Any, execution_backend: str | None, verbose: bool | None) -> dict[str, Any]:
+    """Return these `CompileArgs`, with what tilelang's variables say in place of None."""
+    env = _env()
+    return {
+        "target": env.get_default_target() if target is None else target,
+        "execution_backend": execution_backend or str(env.get_default_execution_backend()),
+        "verbose": bool(env.get_default_verbose()) if verbose is None else verbose,
+    }
 
 
 # Translation of arguments
@@ -215,7 +213,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
     if known.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events")
     return TranslatedCall(
-        target=_text(target),
+        target=target.arch or target.kind,
         devices=_devices(target, run),
         pipeline=run.use_pipeline is not False,
         progress=compile_args.verbose or sys.stderr.isatty(),
@@ -250,10 +248,6 @@ def resolved_target(target: Any) -> Target:
 
         found = Target("cuda") if IS_CUDA else Target("c")
     return found
-
-
-def _text(target: Target) -> str:
-    return target.arch or target.kind
 
 
 def _devices(target: Target, run: RunArgs) -> str | list[str]:

@@ -19,7 +19,6 @@ from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, check_reserved, config_key
 from atune.model.space import Space
 from atune.stages.frontend.frontend import encode
-from atune.stages.measure.inputs import GivenTensors as GivenTensors
 from atune.workload.definition import function_of, signature_of
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.packing import LazyCallback, pack

@@ -55,6 +55,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_out(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
     from atune.model.candidate import describe_config, printable
+    from atune.reporting.export import aligned
 
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
@@ -64,9 +65,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not entries:
         print_out("no results")
         return 0
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    print_out("\n".join(lines))
+    print_out(aligned(rows))
     return 0
 
 

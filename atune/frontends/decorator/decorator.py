@@ -7,7 +7,6 @@ import inspect
 import textwrap
 import weakref
 from collections.abc import Callable
-from html import escape
 from typing import Any, Unpack, overload
 
 import msgspec
@@ -19,6 +18,7 @@ from atune.frontends.decorator.options import TUNING, AutotuneOptions, OnMiss, c
 from atune.frontends.decorator.winners import Winner
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.options import documents, refuse_unknown
+from atune.reporting.export import aligned
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.source_text import parse_module
 
@@ -106,41 +106,29 @@ class Tuned(Winner, frozen=True, kw_only=True):
 
 
 class TunedTable(tuple[Tuned, ...]):
-    """Winners, by kernel and key. Printed, or in a notebook, they are a table."""
+    """Winners, by kernel and key. Printed, they are a table."""
 
-    def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
-
-    def _repr_html_(self) -> str:
-        head, *rows = self._rows()
-        lines = [("th", head), *(("td", row) for row in rows)]
-        cells = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
-        return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
-
-    def _rows(self) -> list[tuple[str, ...]]:
+    def __repr__(self) -> str:
         rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
         for one in self:
-            times = tuple("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
+            times = ("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
             key = describe_config(one.key) if isinstance(one.key, dict) else printable(repr(one.key))
             rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
-        return rows
+        return aligned(rows)
 
 
 def tunings() -> TunedTable:
     """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
-    found = [_tuned(kernel, key, winner) for kernel in list(_all) for key, winner in kernel.known().items()]
+    found = [
+        Tuned(
+            kernel=kernel.options.workload.get("name") or kernel.__name__,
+            key=msgspec.json.decode(key),
+            **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
+        )
+        for kernel in list(_all)
+        for key, winner in kernel.known().items()
+    ]
     return TunedTable(sorted(found, key=lambda one: (one.kernel, msgspec.json.encode(one.key, order="deterministic"))))
-
-
-def _tuned(kernel: Autotuned, key: str, winner: Winner) -> Tuned:
-    return Tuned(
-        kernel=kernel.options.workload.get("name") or kernel.__name__,
-        key=msgspec.json.decode(key),
-        **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
-    )
 
 
 def _autotuned(what: str, kernel: Any) -> Autotuned:
