@@ -234,7 +234,7 @@ class CompileStage:
     async def _hand_on(self, worker: CompileWorker, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         """Record a library, and hand on the artifacts of its `members`."""
         artifacts = [artifact for _, artifact in members]
-        self.run.built(worker.name, artifacts, reason, artifacts[0].seconds)
+        self.run.built(worker.name, artifacts, reason)
         for lowered, artifact in members:
             await self._deliver(lowered, artifact)
 

@@ -208,7 +208,7 @@ class FinalStage:
             built, reason = answer, "measured before: again for the final"
         self.run.artifacts[candidate.index] = built
         self.proofs.remember(lowered, built)
-        self.run.built(worker.name, [built], reason, built.seconds)
+        self.run.built(worker.name, [built], reason)
         return ""
 
 

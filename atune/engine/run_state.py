@@ -52,7 +52,7 @@ class Run:
         """Wait for the next `wake`."""
         await self._changed.wait()
 
-    def built(self, worker: str, artifacts: Sequence[Artifact], reason: str, seconds: float) -> None:
+    def built(self, worker: str, artifacts: Sequence[Artifact], reason: str) -> None:
         """Record a library that was built or found, with all its `artifacts`."""
         first = artifacts[0]
         self.recorder.emit(
@@ -60,11 +60,11 @@ class Run:
             worker=worker,
             indices=tuple(artifact.index for artifact in artifacts),
             file=first.path.rpartition("/")[2],
-            seconds=seconds,
+            seconds=first.seconds,
             reason=reason,
             compiler=first.compiler,
             why=first.why,
-            compiler_output=first.compiler_output if seconds else "",
+            compiler_output=first.compiler_output if first.seconds else "",
             machine=tuple(artifact.machine for artifact in artifacts) if first.machine is not None else (),
         )
 

@@ -27,7 +27,7 @@ def recording() -> Recording:
     """Candidate i takes 8 - i ms, its compile 1 s and its measuring 2 s; candidate 2 does not compile."""
     tried = {i: Tried(8.0 - i, "", 0.25, 0.75, 2.0) for i in range(N)}
     tried[2] = Tried(None, "compile", 0.25, 0.75, 0.0)
-    return Recording({i: {"x": i} for i in range(N)}, tried, {}, N, start_s=5.0, end_s=3.0)
+    return Recording({i: {"x": i} for i in range(N)}, tried, {}, start_s=5.0, end_s=3.0)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def recorded(path: Path) -> Path:
 
 async def test_a_journal_is_read_as_it_was_recorded(tmp_path: Path) -> None:
     found = read_recording(await recorded(tmp_path / "j"))
-    assert found.total == N and sorted(found.configs) == list(range(N))
+    assert sorted(found.configs) == list(range(N))
     assert [found.tried[i].reason for i in (1, 3, 4)] == ["duplicate", "compile", "mismatch"]
     assert found.tried[0].latency_ms == 1.0 and found.tried[1].latency_ms is None
     assert found.tried[0].device_s > 0 == found.tried[3].device_s and found.tried[0].lower_s > 0

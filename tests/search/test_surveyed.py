@@ -87,7 +87,7 @@ def recording(count: int = 40) -> Recording:
     places = {index: place for place, index in enumerate(sorted(scores, key=scores.__getitem__))}
     tried = {index: Tried(1.0 + places[index], "", 1.0, 0.5, 0.25) for index in range(count)}
     configs = {index: {"x": index} for index in range(count)}
-    return Recording(configs, tried, known, count, target=Target("cuda", "sm_90a"), devices=(H200,))
+    return Recording(configs, tried, known, target=Target("cuda", "sm_90a"), devices=(H200,))
 
 
 def test_a_simulation_has_the_prior_of_the_recorded_facts_and_takes_time_for_it() -> None:

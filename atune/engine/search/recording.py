@@ -51,7 +51,6 @@ class Recording:
     configs: dict[int, Config]
     tried: dict[int, Tried]
     facts: dict[int, StaticFacts]
-    total: int
     start_s: float = 0.0
     end_s: float = 0.0
     target: Target | None = None
@@ -124,7 +123,7 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
     facts = {index: known for index in configs if (known := state.entries[index].facts) is not None}
     assert state.header is not None
     return Recording(
-        configs, tried, facts, state.total, start_s, max(0.0, state.last_mono - settled_s),
+        configs, tried, facts, start_s, max(0.0, state.last_mono - settled_s),
         state.header.target, tuple(state.devices.values()), state.header.default,
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
 class Trial:
     """One simulated run. `curve`: the best latency after each candidate that was settled, infinite before there is one.
 
-    `settled`: those candidates. `reason`: why it ended, as `RunFinished` has it.
+    `settled`: those candidates.
     """
 
     order: tuple[int, ...]
@@ -43,7 +43,6 @@ class Trial:
     wall_s: float
     settled: tuple[int, ...] = ()
     device_s: float = 0.0
-    reason: str = "exhausted"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +107,7 @@ def simulate_run(
             best = best if tried.latency_ms is None else min(best, tried.latency_ms)
             curve.append(best)
             over = seconds is not None and machine.now >= seconds
-    ended = "budget" if over or most < len(recording.configs) else "exhausted"
-    return Trial(tuple(order), tuple(curve), machine.now + recording.end_s, tuple(settled), machine.device_s, ended)
+    return Trial(tuple(order), tuple(curve), machine.now + recording.end_s, tuple(settled), machine.device_s)
 
 
 class SimulatedMachine:
