@@ -442,7 +442,7 @@ async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
     assert result.warnings == (warning.message,)
 
 
-async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -> None:
+async def test_no_winner_has_the_reasons_grouped_and_counted(tmp_path: Path) -> None:
     fails: dict[int, Any] = dict.fromkeys(range(5), "compile") | {5: "lower", 6: "mismatch", 7: "mismatch"}
     with pytest.raises(NoWinner) as caught:
         await tune(machine=FakeMachine(8, Script(fails=fails)), journal=tmp_path / "j")

@@ -1,4 +1,4 @@
-"""The winner is proven to be tilelang's own code: the leader beside the final, another winner after it."""
+"""The winner is proven to be tilelang's own code: the leader during the final, another winner after it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def accelerated(**script: Any) -> Script:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
-async def test_the_leader_alone_is_proven_while_the_last_candidate_compiles_or_beside_the_final(workers: int) -> None:
+async def test_the_leader_alone_is_proven_while_the_last_candidate_compiles_or_during_the_final(workers: int) -> None:
     """A single worker is free only when all is compiled."""
     machine = FakeMachine(N, accelerated(prove_s=3.0), workers=workers)
     run = await tuned(machine)
@@ -259,7 +259,7 @@ async def test_a_larger_budget_has_its_winner_proven_anew(tmp_path: Path) -> Non
     assert [e.index for e in read(journal) if isinstance(e, WinnerProven)] == [2, 7]
 
 
-async def test_the_header_tells_which_accelerators_were_active_and_why_not_the_others(tmp_path: Path) -> None:
+async def test_the_header_names_the_active_accelerators_and_why_not_the_others(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     with anyio.CancelScope() as scope:
         await tune(

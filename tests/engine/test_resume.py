@@ -261,7 +261,7 @@ async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning
     assert not machine.finals and replay(journal).best_index == 23
 
 
-async def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
+async def test_what_cannot_be_resumed_is_refused_with_the_reason(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     with pytest.raises(JournalError, match="no such file"):
         await resume(journal)

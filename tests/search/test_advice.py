@@ -31,7 +31,7 @@ def latency(config: Config) -> float:
 RECORDING = Recording(CONFIGS, {n: Tried(latency(c), "", 0.1, 0.5, 0.2) for n, c in CONFIGS.items()}, {})
 RIGHT = {n: latency(c) / RECORDING.best_ms for n, c in CONFIGS.items() if n % 3}
 WRONG = {n: 10.0 / ratio for n, ratio in RIGHT.items()}
-"""The other way round: the slowest candidates are told to be the best."""
+"""The other way round: the slowest candidates count as the best."""
 SEEDS = {"forest": 3}
 BUDGET = 28
 

@@ -175,7 +175,7 @@ def test_a_users_prior_gets_configurations_and_facts() -> None:
     assert prior.asked(mine, CANDIDATES) == {0: 13.0, 1: 22.0}
 
 
-def test_a_users_prior_that_raises_is_told_of_with_the_configuration() -> None:
+def test_a_users_prior_that_raises_is_named_with_the_configuration() -> None:
     with pytest.raises(UsageError, match=r"prior .*mine raised KeyError: 'y' at x=1"):
 
         def mine(config: Mapping[str, Any], facts: StaticFacts) -> float:

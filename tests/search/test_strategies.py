@@ -1,4 +1,4 @@
-"""Strategies by themselves: same seed, same tells, same asks; good ones soon; bad ones told in one message."""
+"""Strategies by themselves: same seed, same tells, same asks; good ones soon; bad ones refused in one message."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Bad:
         ((RuntimeError("out of ideas"),), r"ask\(\) raised RuntimeError: out of ideas"),
     ],
 )
-def test_a_bad_strategy_is_said_in_one_message(answers: tuple[Any, ...], message: str) -> None:
+def test_a_bad_strategy_is_refused_in_one_message(answers: tuple[Any, ...], message: str) -> None:
     guarded = Guarded(Bad(*answers), CONFIGS)
     with pytest.raises(StrategyError, match=f"strategy 'bad': .*{message}"):
         for _ in answers:

@@ -1,4 +1,4 @@
-"""A survey as an event: small, rounded, and what a strategy is told of it."""
+"""A survey as an event: small, rounded, and what a strategy gets of it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_survey_of_2500_candidates_takes_a_few_100_kb_and_is_read_as_it_was_wr
     assert all(value == float(f"{value:.6g}") for value in event.prior if value is not None)
 
 
-def test_a_strategy_is_told_the_numbers_that_the_event_has() -> None:
+def test_a_strategy_gets_the_numbers_that_the_event_has() -> None:
     event = msgspec.structs.replace(
         surveyed(3), prior=(1.0, None, 0.5), facts={"rounds": (1.0, 2.0, None), "stages": (None, 0.0, None)}
     )
@@ -58,7 +58,7 @@ def test_a_strategy_is_told_the_numbers_that_the_event_has() -> None:
     assert survey_fields(msgspec.structs.replace(event, prior=(), facts={})) == {"prior": None, "facts": {}}
 
 
-def test_without_figures_nothing_is_told() -> None:
+def test_without_figures_nothing_is_known() -> None:
     assert figures_for(Target("c"), [DeviceInfo("cpu", "CPU")]) is None
     assert fields_of_facts({0: facts(0)}, None) == {}
 
@@ -104,14 +104,14 @@ def test_a_recording_of_the_cpu_is_simulated_without_a_prior() -> None:
 
 
 @pytest.mark.anyio
-async def test_facts_beside_a_journal_are_read(tmp_path: Path) -> None:
+async def test_facts_next_to_a_journal_are_read(tmp_path: Path) -> None:
     script = Script(latency_ms=lambda config: 1.0 + config["x"])
     await tune(machine=FakeMachine(4, script, target="sm_90a"), journal=tmp_path / "space.jsonl")
     assert read_recording(tmp_path / "space.jsonl").facts[1].work is None
-    beside = tmp_path / "space.facts.json.xz"
-    beside.write_bytes(lzma.compress(msgspec.json.encode({1: facts(1)})))
+    extra = tmp_path / "space.facts.json.xz"
+    extra.write_bytes(lzma.compress(msgspec.json.encode({1: facts(1)})))
     found = read_recording(tmp_path / "space.jsonl")
     assert found.facts[1] == facts(1) and found.facts[2].work is None and found.target == Target("cuda", "sm_90a")
-    beside.write_bytes(json.dumps({}).encode())
+    extra.write_bytes(json.dumps({}).encode())
     with pytest.raises(UsageError, match=r"space\.facts\.json\.xz, next to the journal, cannot be read"):
         read_recording(tmp_path / "space.jsonl")
