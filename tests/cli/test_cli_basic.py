@@ -406,12 +406,3 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
             _, err = process.communicate(timeout=10)
         assert process.returncode == 130, (step, err)
         assert "Traceback" not in err and "interrupted" in err
-
-
-def test_a_reader_that_leaves_is_no_error(engine: Any, workload: str, tmp_path: Path) -> None:
-    engine()
-    journal = tmp_path / "j"
-    assert main(["tune", workload, "--quiet", "--journal", str(journal)]) == 0
-    command = f"{sys.executable} -m atune replay {journal} --table | true"
-    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
-    assert done.stderr == b""

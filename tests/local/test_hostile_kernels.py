@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from raising_kernels import RAISED
+from hostile_kernels import RAISED
 
 from atune.frontends.api.tuner import tune
 from atune.journal.reader import read
@@ -13,14 +13,14 @@ from atune.journal.result import TuneResult
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
 pytestmark = pytest.mark.anyio
-KERNELS = Path(__file__).parents[1] / "raising_kernels.py"
+KERNELS = Path(__file__).parents[1] / "hostile_kernels.py"
 BENCHMARK = BenchmarkSettings(n_repeat=5, n_final=0)
 
 
 async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None:
     """Interrupts, cancellations, skips, panics, exceptions without words or with words that no journal can hold."""
     result = await tune(
-        f"{KERNELS}:WORKLOAD",
+        f"{KERNELS}:RAISING",
         target="c",
         compile=CompileSettings(workers=1),
         benchmark=BENCHMARK,
@@ -42,8 +42,7 @@ async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None
 
 async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other() -> None:
     """`os.fork()` that returns twice, a socket that is closed, and an answer that nobody asked for."""
-    kernels = f"{KERNELS.with_name('meddling_kernels.py')}:WORKLOAD"
-    result = await tune(kernels, target="c", compile=CompileSettings(workers=1), benchmark=BENCHMARK)
+    result = await tune(f"{KERNELS}:MEDDLING", target="c", compile=CompileSettings(workers=1), benchmark=BENCHMARK)
     failed = {record.config["mode"]: (record.kind, record.message) for record in result.failures}
     closed = "lowering ended its process: closed the socket that its answers go through"
     written = "lowering ended its process: something wrote to the socket that its answers go through"

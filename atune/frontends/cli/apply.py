@@ -16,7 +16,7 @@ import anyio
 
 from atune.errors import UsageError
 from atune.frontends.api.resume import read_state
-from atune.frontends.cli.output import print_message, print_out, write_output
+from atune.frontends.cli.output import print_message, print_out, read_input, write_output
 from atune.journal.result import TuneResult
 from atune.model.candidate import RESERVED, Config, describe_config, printable, thaw
 from atune.workers.local.workload_queries import locate_kernel
@@ -32,7 +32,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
     state = read_state(arguments.journal)
     config = _winner(state, arguments.journal)
     ref = parse_file_ref(arguments.kernel)
-    data = _read(ref.path)
+    data = read_input(ref.path)
     names = {name for entry in state.entries.values() for name in entry.config}
     site = anyio.run(locate_kernel, Sought(ref, tuple(sorted(names))))
     forced = _differences(state, site)
@@ -50,7 +50,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
         if arguments.write:
             if not os.stat(ref.path).st_mode & 0o222:
                 raise UsageError(f"{ref.path} is read-only and was not written: make it writable (chmod u+w) first")
-            if _read(ref.path) != data:
+            if read_input(ref.path) != data:
                 raise UsageError(f"{ref.path} changed during this command and was not written: run the command again")
             write_output(ref.path, edited.encode(encoding))
     left = {name: value for name, value in config.items() if name in RESERVED and value}
@@ -93,14 +93,6 @@ def _check_place(site: KernelSite, path: str, name: str, journal: str) -> None:
     if not os.path.exists(site.path) or not os.path.samefile(site.path, path):
         there = f"atune apply {journal} {site.path}:{site.function}" if os.path.exists(site.path) else "edit that file"
         raise UsageError(f"the kernel of {name} is defined elsewhere, in {site.path}, line {site.line}: {there}")
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _decoded(data: bytes, path: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from atune.frontends.cli.output import print_bytes, print_message, print_out
+from atune.frontends.cli.output import print_bytes, print_message, print_out, read_input, write_output
 from atune.frontends.cli.parsing import add_command
 
 if TYPE_CHECKING:
@@ -100,8 +100,6 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.output import write_output
-
     cache = _cache(arguments)
     data = cache.export(kernel=arguments.kernel, key=arguments.key)
     if arguments.output is None:
@@ -117,15 +115,7 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from pathlib import Path
-
-    from atune.errors import UsageError
-
-    try:
-        data = Path(arguments.file).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {arguments.file}: {error.strerror or error}") from error
-    new = _cache(arguments).merge(data)
+    new = _cache(arguments).merge(read_input(arguments.file))
     print_out(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
     return 0
 

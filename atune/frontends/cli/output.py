@@ -131,6 +131,14 @@ def _print_error_data(error: BaseException, result: TuneResult | None) -> None:
         pass  # stderr has it
 
 
+def read_input(path: str) -> bytes:
+    """Return the bytes of the file at `path`. Raises `UsageError`."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def write_output(path: str, data: bytes, *, private: bool = True) -> None:
     """Write `data` to a temporary file, then rename it to `path`. On failure, the old file stays.
 

@@ -29,8 +29,8 @@ class ScreenOptions(TypedDict):
     # fmt: on
 
 
-class HowFar(TypedDict):
-    """What is left out of a run."""
+class PreviewOptions(TypedDict):
+    """Options that leave parts of a run out."""
 
     # fmt: off
     dry_run: Annotated[bool, Option(
@@ -47,7 +47,7 @@ class HowFar(TypedDict):
 def groups() -> dict[str, list[Field]]:
     """Return the options by the headings of the help."""
     found: dict[str, list[Field]] = {"search": [], "where": [], "compiling": [], "measuring": [], "output": []}
-    for kind in (HowFar, TuneOptions, ScreenOptions):
+    for kind in (PreviewOptions, TuneOptions, ScreenOptions):
         for field in with_flags(kind):
             found[field.option.group].append(field)
     found["compiling"] = with_flags(CompileSettings)

@@ -1,8 +1,10 @@
-"""Kernels that raise what no kernel should, among good ones. Loaded by workers alone."""
+"""Kernels that raise what no kernel should, or meddle with their worker, among good ones. Loaded by workers alone."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from typing import Any
 
 import pytest
@@ -40,19 +42,35 @@ RAISED: dict[str, BaseException] = {
     "Panic": Panic("index out of bounds"),
     "Speechless": Speechless(),
     "SpeechlessPanic": SpeechlessPanic(),
-    "BaseException": BaseException("who am I?"),
     "ValueError": ValueError("a lone \udcff surrogate"),
     "BaseExceptionGroup": BaseExceptionGroup("several", [KeyboardInterrupt(), Speechless()]),
 }
 """By the name that each failure's message begins with."""
-MODES = [mode for pair in zip(RAISED, ("good 1", "good 2", "good 3", "good 4"), strict=False) for mode in pair]
-MODES += [name for name in RAISED if name not in MODES]
+GOOD = ("good 1", "good 2", "good 3", "good 4")
+MEDDLES = ["good 1", "forks", "closes its socket", "good 2", "closes its socket and stays", "answers", "good 3"]
+
+
+def replies() -> int:
+    """Return the descriptor of this worker's socket."""
+    links = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) >= 64}
+    [found] = [fd for fd, link in links.items() if link.startswith("socket:")]
+    return found
 
 
 def kernel(mode: str) -> Any:
     if mode in RAISED:
         raise RAISED[mode]
-    first = int(mode.rpartition(" ")[2])
+    match mode:
+        case "forks":
+            os.fork()
+        case "closes its socket":
+            os.close(replies())
+        case "closes its socket and stays":
+            os.close(replies())
+            time.sleep(60)
+        case "answers":
+            os.write(replies(), b"\xff" * 24)
+    first = GOOD.index(mode) if mode in GOOD else len(GOOD)
 
     @T.prim_func
     def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
@@ -67,4 +85,9 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-WORKLOAD = atune.Workload(kernel, [{"mode": mode} for mode in MODES], reference=doubled)
+def workload(modes: list[str]) -> atune.Workload:
+    return atune.Workload(kernel, [{"mode": mode} for mode in modes], reference=doubled)
+
+
+RAISING = workload([mode for pair in zip(RAISED, GOOD, strict=False) for mode in pair] + [*RAISED][len(GOOD) :])
+MEDDLING = workload(MEDDLES)
