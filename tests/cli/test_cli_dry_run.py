@@ -24,7 +24,6 @@ from atune.frontends.cli.preview import (
 )
 from atune.journal.writer import write_journal
 from atune.model.candidate import config_key
-from atune.model.device import DeviceInfo, Target
 from atune.model.settings import Budget
 from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
@@ -81,11 +80,6 @@ REF = FileRef("/toy.py", "WORKLOAD")
 OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": None, "benchmark": None}
 
 
-def found(**changes: Any) -> DryRun:
-    parts: dict[str, Any] = {"space": SURVEY, "found": Discovery(Target("c"), (DeviceInfo("cpu", "CPU"),))}
-    return DryRun(**{**parts, "impossible": "", "begun": None, "to_do": 10, **changes})
-
-
 def run_of(path: Path, **header: Any) -> str:
     """Write the journal of a run with four outcomes."""
     stream = Stream(total=10, step_s=0.25)
@@ -113,24 +107,29 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_journal_and_a_budget_leave_fewer_to_do(tmp_path: Path) -> None:
     journal = run_of(tmp_path / "j.jsonl")
     alone = await dry_run(REF, str(tmp_path / "new.jsonl"), OPTIONS)
-    assert (alone.to_do, alone.seconds, alone.begun, alone.impossible) == (10, None, None, "no GPU is there")
+    assert (alone.to_do, alone.seconds, alone.journal, alone.impossible) == (10, None, None, "no GPU is there")
     known = await dry_run(REF, journal, OPTIONS)
-    assert known.begun is not None and (known.to_do, known.begun.done, known.begun.same) == (6, 4, True)
-    assert known.begun.outcomes == {"measured": 4, "failed": 0, "pruned": 0, "duplicates": 0}
-    assert known.seconds == pytest.approx(known.begun.wall_s / 4 * 6, abs=0.1)
+    assert known.journal is not None and (known.to_do, known.journal.done, known.journal.same) == (6, 4, True)
+    assert known.journal.outcomes == {"measured": 4, "failed": 0, "pruned": 0, "duplicates": 0}
+    assert known.seconds == pytest.approx(known.journal.wall_s / 4 * 6, abs=0.1)
     assert (await dry_run(REF, journal, {**OPTIONS, "budget": Budget(candidates=5)})).to_do == 1
     other = begun_in(run_of(tmp_path / "other.jsonl", fingerprint="other"), SURVEY)
     assert other is not None and not other.same
 
 
-def test_people_are_told_what_the_figures_rest_on() -> None:
-    text = "\n".join(dry_run_lines(found(), "exhaustive"))
+RUN = DryRun(
+    workload="toy", arguments={"N": 64}, target="c", devices=("CPU",), impossible=None, points=12, looked_at=12,
+    exact=True, candidates=10, refused=SURVEY.refusals, to_do=10, journal=None, seconds=None,
+)  # fmt: skip
+
+
+def test_the_text_says_what_the_figures_rest_on() -> None:
+    text = "\n".join(dry_run_lines(RUN, "exhaustive"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
     assert "time " not in text and "no journal to continue" in text
     begun = JournalProgress("j.jsonl", False, 2, {"measured": 2, "failed": 0}, 13.6)
-    text = "\n".join(dry_run_lines(found(begun=begun), "random"))
+    large = {"points": 10**9, "looked_at": 1000, "candidates": 250_000_000, "exact": False}
+    text = "\n".join(dry_run_lines(msgspec.structs.replace(RUN, **large, journal=begun, seconds=68.0), "random"))
     assert "about 1 min 08 s, at the pace of the journal's run" in text and "tuning would refuse it" in text
-    space = msgspec.structs.replace(SURVEY, points=10**9, looked_at=1000, admitted=250, exact=False)
-    text = "\n".join(dry_run_lines(found(space=space, to_do=250_000_000), "random"))
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
-    assert "counted on 1,000 points: 250 of them are candidates" in text
+    assert "counted on 1,000 points" in text

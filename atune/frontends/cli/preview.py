@@ -27,8 +27,7 @@ from atune.model.candidate import Candidate, config_key, describe_config, printa
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.workers.local.workload_queries import discover, survey_space
-from atune.workers.processes.messages import Discovery
-from atune.workload.workload import FileRef, SpaceSurvey
+from atune.workload.workload import FileRef, Refusals, SpaceSurvey
 
 REASONS = 8
 """Most reasons of failures that are shown."""
@@ -45,24 +44,26 @@ class JournalProgress(msgspec.Struct, frozen=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tuning would do.
+    """What a tuning would do, as ``--json`` prints it.
 
-    `to_do`: most candidates that would be compiled; None if the space is larger than the part examined.
-    `impossible`: why nothing can be tuned here.
+    `impossible`: why nothing can be tuned here, and then there is no `target`. `to_do`: most candidates that would be
+    compiled; None if the space is larger than the part examined. `seconds`: an estimate by the pace of the journal's
+    run; None without one. The space's figures are those of `SpaceSurvey`.
     """
 
-    space: SpaceSurvey
-    found: Discovery | None
-    impossible: str
-    begun: JournalProgress | None
+    workload: str
+    arguments: dict[str, Any]
+    target: str | None
+    devices: tuple[str, ...]
+    impossible: str | None
+    points: int | None
+    looked_at: int
+    exact: bool
+    candidates: int | None
+    refused: tuple[Refusals, ...]
     to_do: int | None
-
-    @property
-    def seconds(self) -> float | None:
-        """Estimate by the pace of the journal's run; None without one."""
-        if self.begun is None or self.to_do is None or not self.begun.done:
-            return None
-        return round(self.begun.wall_s / self.begun.done * self.to_do, 1)
+    journal: JournalProgress | None
+    seconds: float | None
 
 
 def dry_run_command(
@@ -71,10 +72,10 @@ def dry_run_command(
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     found = anyio.run(dry_run, workload, journal, options)
     text = "\n".join(dry_run_lines(found, options["strategy"] or AUTO))
-    print_out(json.dumps(dry_run_data(found)) if arguments.json else text)
-    if found.space.candidates == 0:
+    print_out(json.dumps(msgspec.to_builtins(found)) if arguments.json else text)
+    if found.candidates == 0:
         print_message("the space is empty: no configuration satisfies the constraints")
-    return USAGE if found.space.candidates == 0 or found.impossible else OK
+    return USAGE if found.candidates == 0 or found.impossible else OK
 
 
 async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, Any]) -> DryRun:
@@ -83,10 +84,11 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     Raises `WorkloadError` and `SpaceError` like `tune`, and `JournalError` if `journal` cannot be read.
     """
     budget: Budget = options["budget"]
-    found, impossible = None, ""
+    target, devices, impossible = None, tuple[str, ...](), None
     try:
         where = options["target"], options["devices"]
         found = await discover(workload, *where, options["compile"], options["benchmark"])
+        target, devices = str(found.target), tuple(device.name for device in found.devices)
     except TargetError as error:
         impossible = str(error)
     space = await survey_space(workload)
@@ -94,7 +96,24 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     most = budget.candidates if space.candidates is None else budget.most(space.candidates)
     done = begun.done if begun else 0
     to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
-    return DryRun(space=space, found=found, impossible=impossible, begun=begun, to_do=to_do)
+    seconds = None
+    if begun is not None and begun.done and to_do is not None:
+        seconds = round(begun.wall_s / begun.done * to_do, 1)
+    return DryRun(
+        workload=space.workload,
+        arguments=space.arguments,
+        target=target,
+        devices=devices,
+        impossible=impossible,
+        points=space.points,
+        looked_at=space.looked_at,
+        exact=space.exact,
+        candidates=space.candidates,
+        refused=space.refusals,
+        to_do=to_do,
+        journal=begun,
+        seconds=seconds,
+    )
 
 
 def begun_in(journal: str | None, space: SpaceSurvey) -> JournalProgress | None:
@@ -111,57 +130,31 @@ def begun_in(journal: str | None, space: SpaceSurvey) -> JournalProgress | None:
 
 def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
-    space = run.space
-    yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
-    if run.found is None:
-        yield f"target     cannot be tuned here: {printable(run.impossible)}"
+    yield f"workload   {printable(run.workload)}: {describe_config(run.arguments) or 'without arguments'}"
+    if run.target is None:
+        yield f"target     cannot be tuned here: {printable(run.impossible or '')}"
     else:
-        names = ", ".join(printable(device.name) for device in run.found.devices)
-        yield f"target     {run.found.target} on {names or 'no device'}"
-    yield from _space(space)
-    if run.begun is None:
+        yield f"target     {run.target} on {printable(', '.join(run.devices)) or 'no device'}"
+    points = "an unknown number of" if run.points is None else f"{run.points:,}"
+    about = "" if run.exact else "about "
+    candidates = "an unknown number" if run.candidates is None else f"{about}{run.candidates:,}"
+    yield f"space      {points} points, of which {candidates} are candidates"
+    if not run.exact:
+        yield f"           counted on {run.looked_at:,} points"
+    for refusals in run.refused:
+        yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
+    if run.journal is None:
         yield "known      no journal to continue"
     else:
-        outcomes = ", ".join(f"{count} {name}" for name, count in run.begun.outcomes.items())
-        yield f"known      {run.begun.done} are done in {printable(run.begun.journal)}: {outcomes}"
-        if not run.begun.same:
+        outcomes = ", ".join(f"{count} {name}" for name, count in run.journal.outcomes.items())
+        yield f"known      {run.journal.done} are done in {printable(run.journal.journal)}: {outcomes}"
+        if not run.journal.same:
             yield "           but its kernel, problem or check differs: tuning would refuse it"
     yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
     if run.seconds is not None:
         yield f"time       about {duration(run.seconds)}, at the pace of the journal's run"
-
-
-def _space(space: SpaceSurvey) -> Iterator[str]:
-    points = "an unknown number of" if space.points is None else f"{space.points:,}"
-    about = "" if space.exact else "about "
-    candidates = "an unknown number" if space.candidates is None else f"{about}{space.candidates:,}"
-    yield f"space      {points} points, of which {candidates} are candidates"
-    if not space.exact:
-        yield f"           counted on {space.looked_at:,} points: {space.admitted:,} of them are candidates"
-    for refusals in space.refusals:
-        yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
-
-
-def dry_run_data(run: DryRun) -> dict[str, Any]:
-    """Return a dry run as ``--json`` prints it."""
-    space, found = run.space, run.found
-    return {
-        "workload": space.workload,
-        "arguments": msgspec.to_builtins(space.arguments),
-        "target": None if found is None else str(found.target),
-        "devices": [] if found is None else [device.name for device in found.devices],
-        "impossible": run.impossible or None,
-        "points": space.points,
-        "looked_at": space.looked_at,
-        "exact": space.exact,
-        "candidates": space.candidates,
-        "refused": msgspec.to_builtins(space.refusals),
-        "to_do": run.to_do,
-        "journal": msgspec.to_builtins(run.begun),
-        "seconds": run.seconds,
-    }
 
 
 class CompileReason(msgspec.Struct, frozen=True):
