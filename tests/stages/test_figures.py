@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU's figures; a driver that knows fewer of them takes no GPU away."""
+"""A GPU's figures by NVML; a driver that knows fewer of them takes no GPU away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atune.stages.session import devices
 
 
 def nvml(**functions: Any) -> SimpleNamespace:
-    told = {
+    known = {
         "NVML_CLOCK_SM": 1,
         "NVML_CLOCK_MEM": 2,
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
@@ -19,10 +19,10 @@ def nvml(**functions: Any) -> SimpleNamespace:
         "nvmlDeviceGetUUID": lambda handle: "GPU-1",
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=1 << 37),
     }
-    return SimpleNamespace(**told, **functions)
+    return SimpleNamespace(**known, **functions)
 
 
-def test_a_gpu_tells_its_multiprocessors_clock_and_memory_rate() -> None:
+def test_a_gpu_has_its_multiprocessors_clock_and_memory_rate() -> None:
     full = nvml(
         nvmlDeviceGetNumGpuCores=lambda handle: 16896,
         nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1980, 2: 3201}[clock],
@@ -33,6 +33,6 @@ def test_a_gpu_tells_its_multiprocessors_clock_and_memory_rate() -> None:
     assert found.memory_bytes_s == pytest.approx(4.917e12, rel=1e-3)
 
 
-def test_a_driver_that_tells_none_of_them_still_has_its_gpu() -> None:
+def test_a_driver_that_knows_none_of_them_still_has_its_gpu() -> None:
     found = devices._gpu(nvml(), "handle")
     assert (found.name, found.sms, found.clock_hz, found.memory_bytes_s) == ("NVIDIA H200", 0, 0.0, 0.0)

@@ -36,8 +36,7 @@ def header(payload: bytes) -> bytes:
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
-        flavour = Flavour(arch or arch_of_this_machine())
-        ready = _parse(flavour, includes_for(flavour.arch))
+        ready = _parse(Flavour(arch or arch_of_this_machine()))
     except (CiccError, OSError) as error:
         ready = ServiceReady(False, str(error)[:500])
     return msgspec.msgpack.encode(ready)
@@ -86,31 +85,19 @@ def _end_with(server: Server) -> None:
         os._exit(1)
 
 
-def _parse(flavour: Flavour, includes: Sequence[str], first: str = "") -> ServiceReady:
-    """Parse `first` and `includes`. Raises `CiccError` or `OSError` if cicc cannot be driven."""
-    _state.server = server = new_server(flavour, includes, first)
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
-    return ServiceReady(True, "", server.header_s)
+def _parse(flavour: Flavour, includes: Sequence[str] = (), first: str = "") -> ServiceReady:
+    """Parse `first`, `includes`, and the headers that most kernels include.
 
-
-def new_server(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
-    """Return a server for `includes` and for the headers that most kernels include, if both can be combined."""
-    both = dict.fromkeys((*includes, *includes_for(flavour.arch)))
-    try:
-        return _server_in_folder(flavour, tuple(both), first)
-    except CiccError:
-        if not includes or len(both) == len(includes):
-            raise
-        return _server_in_folder(flavour, includes, first)
-
-
-def _server_in_folder(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
+    Raises `CiccError` or `OSError` if cicc cannot be driven.
+    """
     folder = tempfile.mkdtemp(prefix="cicc-")
     try:
-        return Server(flavour, includes, folder, first)
+        _state.server = server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder, first)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+    return ServiceReady(True, "", server.header_s)
 
 
 def arch_of_this_machine() -> str:

@@ -42,11 +42,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic", enc_hook=str)).hexdigest()[:32]
 
 
-def lowering_environment() -> list[tuple[str, str]]:
-    """Return the environment variables that lowering may depend on."""
-    return sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
-
-
 @functools.cache
 def toolchain(kind: str) -> tuple[str, ...]:
     """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``."""
@@ -144,7 +139,8 @@ def key_of(function: Any, how: How) -> str:
     from tilelang import tvm
 
     bare = function.with_attr("global_symbol", _BARE)
-    return digest((str(tvm.ir.save_json(bare)), *how.key(), *_way_of(how.accelerators), lowering_environment()))
+    environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
+    return digest((str(tvm.ir.save_json(bare)), *how.key(), *_way_of(how.accelerators), environment))
 
 
 def _way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:

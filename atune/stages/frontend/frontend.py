@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, normalise, thaw
-from atune.stages.measure.inputs import DrawnInputs
+from atune.stages.measure.inputs import CallInputs, DrawnInputs
 from atune.stages.measure.tensors import size_of
 from atune.workload.source_locations import located
 
@@ -136,14 +136,28 @@ def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) 
     tilelang may have to call the kernel for that: with the first of `configs` that does not fail. Raises
     `WorkloadError` where all do.
     """
+    ordered = sorted(configs, key=lambda c: not c)  # {}, the kernel's own defaults, is the last resort
+
+    def mode(config: Config) -> Any:
+        return jit.initialize_jit_mode(**{**arguments, **_plain(config)})
+
+    return bool(_first_result(ordered, mode, "the kernel cannot be called") == "eager")
+
+
+def _first_result(configs: Iterable[Config], trace: Callable[[Config], Any], problem: str) -> Any:
+    """Return `trace` of the first of `configs` for which it does not raise.
+
+    Raises `WorkloadError` where it raises for all: `problem`, and the first error with its place.
+    """
     first: Exception | None = None
-    for config in sorted(configs, key=lambda c: not c):  # {}, the kernel's own defaults, is the last resort
+    for config in configs:
         try:
             with frontend_lock:
-                return bool(jit.initialize_jit_mode(**{**arguments, **_plain(config)}) == "eager")
-        except Exception as error:
+                return trace(config)
+        except Exception as error:  # this configuration's mistake, perhaps
             first = first or error
-    raise _named("the kernel cannot be called", first) from first
+    message = problem if first is None else located(f"{problem}: {name_and_message(first)}", first)
+    raise WorkloadError(message) from first
 
 
 def tensor_names(jit: Any) -> tuple[str, ...]:
@@ -171,28 +185,19 @@ def eager_dimensions(
     The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none does, and `UsageError`
     if a dimension is neither in a tensor nor among `arguments`.
     """
-    first: Exception | None = None
-    for config in configs:
-        values = {**arguments, **_plain(config)}
-        try:
-            with frontend_lock:
-                bound = jit.func._argument_binder.bind((), {**tensors, **values})
-                template = jit.func.p1_cache.get(bound.p1_key) or jit.func._build_tir_template(**bound.compile_kwargs)
-                jit.func.p1_cache[bound.p1_key] = template
-        except Exception as error:  # this configuration's mistake, perhaps
-            first = first or error
-            continue
-        try:
-            found = template._parse_phase2_key(**bound.tensor_args, **bound.compile_kwargs)
-        except ValueError as error:
-            raise UsageError(" ".join(str(error).split())) from error
-        return {str(getattr(k, "orig_name", k)): v for k, v in zip(template.matcher or (), found, strict=False)}
-    raise _named("no configuration of the kernel can be traced", first) from first
 
+    def traced(config: Config) -> tuple[Any, Any]:
+        bound = jit.func._argument_binder.bind((), {**tensors, **arguments, **_plain(config)})
+        template = jit.func.p1_cache.get(bound.p1_key) or jit.func._build_tir_template(**bound.compile_kwargs)
+        jit.func.p1_cache[bound.p1_key] = template
+        return bound, template
 
-def _named(what: str, error: Exception | None) -> WorkloadError:
-    """Return the error that says `what`, and what the kernel raised with its place."""
-    return WorkloadError(what if error is None else located(f"{what}: {name_and_message(error)}", error))
+    bound, template = _first_result(configs, traced, "no configuration of the kernel can be traced")
+    try:
+        found = template._parse_phase2_key(**bound.tensor_args, **bound.compile_kwargs)
+    except ValueError as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    return {str(getattr(k, "orig_name", k)): v for k, v in zip(template.matcher or (), found, strict=False)}
 
 
 def parameters_of(
@@ -272,6 +277,10 @@ def drawn_inputs(
             "a parameter is a number that is given at run time: call with one, or give inputs, to tune for"
         )
     return DrawnInputs(symbols, supply, scalars)
+
+
+def call_inputs(values: Sequence[Any]) -> CallInputs:
+    return CallInputs(values)
 
 
 def _plain(config: Config) -> Config:

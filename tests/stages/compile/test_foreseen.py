@@ -1,4 +1,4 @@
-"""What is foreseen of a kernel from its elaboration is what lowering it tells."""
+"""What is foreseen of a kernel from its elaboration is what lowering finds."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ SPACES = TESTS.parent / "bench" / "spaces"
 
 
 def both(ref: FileRef, folder: Path, chosen: slice) -> list[tuple[StaticFacts, StaticFacts]]:
-    """Return, of some candidates, what is foreseen and what lowering tells, without the source's length."""
+    """Return, of some candidates, what is foreseen and what lowering finds, without the source's length."""
     found = []
     with session_of(ref, folder) as candidates:
         work = workload()
         for candidate in candidates[chosen]:
             function = elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
-            told = lower(candidate, registry.compose(())).facts
-            found.append((foreseen(function, "sm_90a"), msgspec.structs.replace(told, source_bytes=None, layouts=None)))
+            after = lower(candidate, registry.compose(())).facts
+            found.append(
+                (foreseen(function, "sm_90a"), msgspec.structs.replace(after, source_bytes=None, layouts=None))
+            )
     return found
 
 
 @pytest.mark.parametrize("name", ["PRODUCT", "MOVED", "TRIANGLE", "BY_VALUE", "GUARDED"])
-def test_what_is_foreseen_of_small_kernels_is_what_lowering_tells(name: str, tmp_path: Path) -> None:
-    for guess, told in both(FileRef(str(TESTS / "work_kernels.py"), name), tmp_path, slice(None)):
+def test_what_is_foreseen_of_small_kernels_is_what_lowering_finds(name: str, tmp_path: Path) -> None:
+    for guess, after in both(FileRef(str(TESTS / "work_kernels.py"), name), tmp_path, slice(None)):
         if guess.accumulators == 0:  # it has no fragments; what its loops are lowered to may hold something
-            told = msgspec.structs.replace(told, accumulators=0)
-        assert guess == told
+            after = msgspec.structs.replace(after, accumulators=0)
+        assert guess == after
 
 
 @pytest.mark.parametrize(
@@ -51,14 +53,14 @@ def test_what_is_foreseen_of_small_kernels_is_what_lowering_tells(name: str, tmp
         (SPACES / "attentions.py", "CAUSAL", slice(5, None, 115)),
     ],
 )
-def test_what_is_foreseen_of_products_and_attention_is_what_lowering_tells(
+def test_what_is_foreseen_of_products_and_attention_is_what_lowering_finds(
     file: Path, name: str, chosen: slice, tmp_path: Path
 ) -> None:
     """Stages and the buffers that share memory, producers where loads are in bulk, fragments of several types."""
     found = both(FileRef(str(file), name), tmp_path, chosen)
     assert found
-    for guess, told in found:
-        assert guess == told
+    for guess, after in found:
+        assert guess == after
 
 
 def test_without_warp_specialisation_there_are_no_producers(tmp_path: Path) -> None:
@@ -66,8 +68,8 @@ def test_without_warp_specialisation_there_are_no_producers(tmp_path: Path) -> N
         staged = next(one for one in candidates if one.config["num_stages"] == 3)
         work = workload()
         function = elaborated(work.kernel, work.arguments, staged.config, backend_context().target)
-        told = lower(staged, registry.compose(())).facts
-    assert foreseen(function, "sm_80").threads == told.threads == staged.config["threads"]
+        after = lower(staged, registry.compose(())).facts
+    assert foreseen(function, "sm_80").threads == after.threads == staged.config["threads"]
     assert foreseen(function, "sm_90a").threads == staged.config["threads"] + 128
 
 

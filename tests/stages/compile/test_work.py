@@ -1,4 +1,4 @@
-"""What lowering tells of a block's work: counted by hand, and not told where only a call or a thread decides."""
+"""A block's work, as lowering finds it: counted by hand, and unknown where only a call or a thread decides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Lowering = Callable[[str], list[StaticFacts]]
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowering:
-    """What lowering tells of a workload's candidates, each lowered once."""
+    """The facts of a workload's candidates, each lowered once."""
 
     @cache
     def facts(name: str) -> list[StaticFacts]:
@@ -56,7 +56,7 @@ def test_a_product_has_the_work_that_is_counted_by_hand(lowered: Lowering) -> No
     assert one.work.tensor_bytes == (256 * 512 + 512 * 384) * FLOAT16 + 256 * 384 * FLOAT32
 
 
-def test_stages_and_block_orders_are_told_apart(lowered: Lowering) -> None:
+def test_stages_and_block_orders_differ(lowered: Lowering) -> None:
     plain, ordered, staged, both = work(lowered("PRODUCT"))
     assert (plain.stages, staged.stages) == (0, 3)
     assert (plain.block_order, ordered.block_order) == ("", "rasterization2DRow 4")

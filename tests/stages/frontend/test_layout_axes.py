@@ -39,7 +39,7 @@ def test_safe_pass_configurations_are_combined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("disable_thread_storage_sync", True, "tl.disable_thread_storage_sync is no axis: .*threads race"),
         ("tl.disable_safe_memory_legalize", True, "tl.disable_safe_memory_legalize is no axis: .*bounds"),
@@ -48,8 +48,8 @@ def test_safe_pass_configurations_are_combined() -> None:
         ("layout_cost_model", "io", "no value 'io'; use register-count, io-aware"),
     ],
 )
-def test_what_is_dangerous_or_unknown_is_refused_by_name(name: str, value: Any, said: str) -> None:
-    with pytest.raises(SpaceError, match=said):
+def test_what_is_dangerous_or_unknown_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
         layout.pass_configs(**{name: [value]})
 
 
@@ -87,11 +87,11 @@ def test_a_loop_layout_gives_each_element_to_one_thread(
 
 
 @pytest.mark.parametrize(
-    ("width", "extents", "said"),
+    ("width", "extents", "message"),
     [(8, (4, 100), "vectors of 8 do not divide .* 100"), (8, (2, 2560), "256 threads do not share 2 rows of 320")],
 )
-def test_a_loop_that_does_not_come_out_even_is_refused(width: int, extents: tuple[int, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_loop_that_does_not_come_out_even_is_refused(width: int, extents: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         loop_layout(width, extents, 256)
 
 
