@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from event_streams import Stream, write
-from reporting.test_look import BROWSER, DATA, RESULTS, without_script
+from reporting.test_look import BROWSER, DATA, RESULTS, opened, without_script
 
 from atune.journal.reader import read
 from atune.journal.replay import replay
@@ -66,12 +65,6 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
     assert rows[0]["registers"] == str(best.machine.registers)
     assert rows[0]["GB/s"] == f"{best.roofline.gbytes_s:,.0f}"
     assert rows[0]["of the memory, %"] == f"{100 * (best.roofline.memory_share or 0):.1f}"
-
-
-def test_the_table_does_not_rank_first_timings_among_final_ones() -> None:
-    stream = Stream(total=3).candidate(0, 2.0).candidate(1, 1.0).candidate(2, 1.5)
-    result = TuneResult.from_events(stream.final({1: [1.1], 0: [1.9]}).finished().events)
-    assert [record.index for record in ranking(result)] == [1, 0, 2]
 
 
 def test_an_axis_of_one_value_is_no_column() -> None:
@@ -200,11 +193,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     script = """<script>const all = []; addEventListener("message", e => { all.push(e.data);
       document.body.dataset.seen = JSON.stringify(all); });</script>"""
     (folder / "frames.html").write_text(f"<body>{script}{frames}</body>")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000"]
-    command = [BROWSER, *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    done = subprocess.run(
-        [*command, (folder / "frames.html").as_uri()], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = opened(folder / "frames.html", "--virtual-time-budget=10000")
     [found] = re.findall(r'data-seen="([^"]*)"', done.stdout)
     return {one["width"]: one for one in json.loads(html.unescape(found))}
 

@@ -35,12 +35,15 @@ def run_of(total: int, step_s: float = 0.1) -> Stream:
     return stream.finished()
 
 
-def shown(stream: Stream, **options: object) -> list[str]:
-    out = io.StringIO()
+def written(stream: Stream, out: io.StringIO, **options: object) -> str:
     with Progress(out, **options) as progress:  # type: ignore[arg-type]
         for event in stream.events:
             progress.on_event(event)
-    return out.getvalue().splitlines()
+    return out.getvalue()
+
+
+def shown(stream: Stream, **options: object) -> list[str]:
+    return written(stream, io.StringIO(), **options).splitlines()
 
 
 def test_elsewhere_than_on_a_terminal_a_line_comes_every_five_seconds_at_most() -> None:
@@ -143,8 +146,7 @@ def test_on_a_terminal_bars_show_best_failures_and_totals(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     before = sys.stdout, sys.stderr
-    out = Terminal()
-    with Progress(out) as progress:
+    with Progress(out := Terminal()) as progress:
         for event in run_of(20).events:
             progress.on_event(event)
         assert (sys.stdout, sys.stderr) == before
@@ -164,26 +166,18 @@ def going_on(total: int = 1080) -> Stream:
 def test_forty_columns_hold_counts_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
-    out = Terminal()
-    with Progress(out) as progress:
-        for event in going_on().events:
-            progress.on_event(event)
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written(going_on(), Terminal())).replace("\r", "\n").splitlines()
     assert all(len(line) <= 40 for line in lines) and not any("…" in line for line in lines)
     last = " ".join(" ".join(lines[-5:]).split())
     assert "compiled" in last and "measured" in last and last.count("23/1080") == 2
     assert "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; tried 23 of 1,080" in last
 
 
-def bars(stream: Stream, monkeypatch: pytest.MonkeyPatch, columns: int = 100, **options: object) -> list[str]:
+def bars(stream: Stream, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> list[str]:
     """Return what a terminal with colours is sent of `stream`, a frame each, escapes included."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = Terminal()
-    with Progress(out, **options) as progress:  # type: ignore[arg-type]
-        for event in stream.events:
-            progress.on_event(event)
-    return re.split(r"\r(?:\x1b\[1A|\x1b\[2K)+", out.getvalue())
+    return re.split(r"\r(?:\x1b\[1A|\x1b\[2K)+", written(stream, Terminal()))
 
 
 def test_the_final_has_a_bar_of_its_own_once_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,20 +220,14 @@ def test_a_long_configuration_takes_two_lines_at_most(monkeypatch: pytest.Monkey
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    out = Terminal()
-    with Progress(out) as progress:
-        for event in run_of(3).events:
-            progress.on_event(event)
-    assert "\x1b" not in out.getvalue() and "3/3 compiled" in out.getvalue()
+    text = written(run_of(3), Terminal())
+    assert "\x1b" not in text and "3/3 compiled" in text
 
 
 def test_a_stranger_s_markup_and_escapes_do_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    out = Terminal()
-    with Progress(out) as progress:
-        for event in Stream(total=1).candidate(0, 1.0, name="[bold]\x1b]0;evil\x07").events:
-            progress.on_event(event)
-    assert "\x1b]0;evil" not in out.getvalue()
+    stream = Stream(total=1).candidate(0, 1.0, name="[bold]\x1b]0;evil\x07")
+    assert "\x1b]0;evil" not in written(stream, Terminal())
 
 
 @pytest.mark.parametrize(
@@ -295,16 +283,6 @@ assert (list(logging.root.handlers), logging.root.level, logging.raiseExceptions
     environment = {**os.environ, "PYTHONPATH": f"{root}:{root.parent}"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=30)
     assert not any("atune" in name for name in logging.root.manager.loggerDict)
-
-
-def test_two_loggers_keep_their_own_streams_and_formats() -> None:
-    one, two = io.StringIO(), Terminal()
-    log_one, log_two = event_logger(one), event_logger(two)
-    event = Stream().events[0]
-    log_one(event)
-    log_two(event)
-    assert one.getvalue().startswith("{") and not two.getvalue().startswith("{")
-    assert len(one.getvalue().splitlines()) == len(two.getvalue().splitlines()) == 1
 
 
 def test_bars_on_a_real_terminal_give_the_cursor_back() -> None:

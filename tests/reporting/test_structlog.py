@@ -64,12 +64,6 @@ async def test_msgspec_renders_each_entry() -> None:
     assert all(json.loads(line)["time"].endswith("+00:00") for line in lines)
 
 
-async def test_steps_of_candidates_are_left_out_by_the_loggers_own_level() -> None:
-    log, entries = capturing(structlog.make_filtering_bound_logger(logging.WARNING))
-    await atune.tune(machine=FakeMachine(4, Script(fails={1: "launch"})), log=log)
-    assert [entry["event"] for entry in entries] == ["benchmark_failed"]
-
-
 async def test_a_logger_that_raises_is_dropped_and_the_run_goes_on() -> None:
     def broken(logger: object, method: str, fields: object) -> str:
         raise ValueError("no room")
