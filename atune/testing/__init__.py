@@ -8,9 +8,8 @@ They start no process and need no tilelang, torch or CUDA. Time is virtual, so t
 script. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
-from atune.testing.clock import FakeClock, InstantClock
 from atune.testing.machine import FakeMachine
-from atune.testing.script import FATAL, STAGE_OF, Script, Stage
+from atune.testing.script import FATAL, STAGE_OF, FakeClock, InstantClock, Script, Stage
 from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, IdleDeviceWorker, symbol_of
 
 __all__ = [

@@ -21,8 +21,7 @@ from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
-from atune.testing.clock import FakeClock
-from atune.testing.script import Script, Stage
+from atune.testing.script import FakeClock, Script, Stage
 from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, symbol_of
 from atune.workload.workload import Candidates, Workload, WorkloadSpec, with_space
 

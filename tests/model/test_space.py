@@ -29,11 +29,8 @@ def test_axes_make_a_product_whose_last_axis_varies_fastest() -> None:
     assert [list(c) for c in found] == [["b", "a"]] * 4
 
 
-def test_axes_may_be_given_as_a_dict() -> None:
+def test_axes_may_be_given_as_a_dict_and_as_ranges() -> None:
     assert configs(Space({"where": [1, 2], "self": (3,)})) == [{"where": 1, "self": 3}, {"where": 2, "self": 3}]
-
-
-def test_a_range_is_an_axis() -> None:
     assert configs(Space(a=range(3))) == [{"a": 0}, {"a": 1}, {"a": 2}]
 
 
@@ -74,15 +71,6 @@ def test_callables_of_the_problem() -> None:
     ]
 
 
-def test_what_is_given_is_not_changed() -> None:
-    axes = {"a": [1, 2]}
-    fixed = [{"a": 1}]
-    space = Space(axes)
-    configs(Space(fixed))[0]["a"] = 7
-    configs(space)
-    assert axes == {"a": [1, 2]} and fixed == [{"a": 1}]
-
-
 def test_keys_depend_on_names_and_values_alone() -> None:
     assert config_key({"a": 1, "b": (2, 3)}) == config_key({"b": [2, 3], "a": 1})
     assert len({config_key(c) for c in ({"a": 1}, {"a": 1.0}, {"a": "1"}, {"a": True}, {"a": None}, {"b": 1})}) == 6
@@ -113,19 +101,15 @@ def broken() -> Iterator[dict[str, int]]:
     [
         (lambda: Space(), "Space is empty: give axes, such as"),
         (lambda: Space([]), "Space is empty: it has no configuration"),
-        (lambda: Space({}), "Space is empty"),
         (lambda: Space(a=[]), "Space is empty: axis 'a' has no values"),
-        (lambda: Space(a=lambda: []), "Space is empty: axis 'a' has no values"),
         (lambda: Space(lambda: []), "Space is empty: it has no configuration"),
         (lambda: Space(a=[1], where=lambda a: a > 5), "Space is empty: no configuration satisfies the constraints"),
         (lambda: Space([{"a": 1}], a=[1]), "a list of configs or axes, not both"),
         (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
         (lambda: Space(a="64"), "axis 'a' is '64'; an axis is a list"),
-        (lambda: Space(a={"x": 1}), "axis 'a' is {'x': 1}; an axis is a list"),
         (lambda: Space(7), "configs must be a list, a generator or a callable, got int"),  # type: ignore[arg-type]
         (lambda: Space("abc"), "gave 'abc', and not a series of dicts"),  # type: ignore[arg-type]
         (lambda: Space([1, 2]), "config 0 is 1; a config is a dict"),  # type: ignore[list-item]
-        (lambda: Space([{"a": 1}, None]), "config 1 is None; a config is a dict"),  # type: ignore[list-item]
         (lambda: Space(lambda: 5), "gave 5, and not a series"),  # type: ignore[arg-type, return-value]
         (lambda: Space(a=[1], where=5), "a constraint must be callable, got 5"),  # type: ignore[arg-type]
         (lambda: Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError: division by zero"),
@@ -133,7 +117,6 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
         (lambda: Space(a=lambda: 1 / 0), "axis 'a' raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
         (lambda: Space(lambda: 1 / 0), "configs raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
-        (lambda: Space(lambda: broken()), "the generator of configs raised after 1: OSError('disk on fire')"),
         (lambda: Space(broken()), "the generator of configs raised after 1: OSError('disk on fire')"),
     ],
 )
