@@ -25,10 +25,6 @@ _XZ = b"\xfd7zXZ\x00"
 """The first bytes of a file that xz compressed."""
 
 
-class NotWhole(Exception):
-    """A compressed file is damaged, or ends too early."""
-
-
 def is_compressed(path: str) -> bool:
     """Tell whether the file at `path` is compressed by xz. Raises `OSError`."""
     with open(path, "rb") as file:
@@ -37,12 +33,15 @@ def is_compressed(path: str) -> bool:
 
 @contextmanager
 def unpacked(path: str) -> Generator[IO[bytes], None, None]:
-    """Open the file at `path` to read what it holds, unpacked. Raises `OSError`, and while it is read `NotWhole`."""
+    """Open the file at `path` to read what it holds, unpacked.
+
+    Raises `OSError`, and `JournalError` if the compressed file turns out to be damaged.
+    """
     with lzma.open(path, "rb") if is_compressed(path) else open(path, "rb") as file:
         try:
             yield file
         except (EOFError, lzma.LZMAError) as error:
-            raise NotWhole(f"the xz file is damaged or ends too early: {error}") from error
+            raise JournalError(f"{path}: the xz file is damaged or ends too early: {error}") from error
 
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -82,8 +81,6 @@ class JournalReader:
             yield from self._events()
         except OSError as error:
             raise cannot("read", self.path, error) from error
-        except NotWhole as error:
-            raise JournalError(f"{self.path}: {error}") from error
         if not self.whole_bytes:
             why = "its only line is incomplete" if self.torn else "it is empty"
             raise JournalError(f"{self.path} is no journal of atune: {why}")

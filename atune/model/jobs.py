@@ -39,13 +39,9 @@ def encoded(job: Job[Any]) -> bytes:
 
 def decoded(job: Job[A], answer: bytes) -> A:
     """Return the answer to `job` from the bytes that came back."""
-    found: A = msgspec.msgpack.decode(answer, type=answer_type(job))
+    [kind] = get_args(type(job).__orig_bases__[0])  # type: ignore[attr-defined]
+    found: A = msgspec.msgpack.decode(answer, type=kind)
     return found
-
-
-def answer_type(job: Job[Any]) -> Any:
-    """Return the type of a job's answer."""
-    return get_args(type(job).__orig_bases__[0])[0]  # type: ignore[attr-defined]
 
 
 # ---- of compile workers

@@ -215,11 +215,6 @@ def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 116, initial_indent=indent, subsequent_indent=indent)
 
 
-def documented_fields(kind: type[Any]) -> str:
-    """Return a line for each setting of `kind`, for its docstring."""
-    return "\n".join(_wrapped(f"`{field.name}`: {field.option.doc}") for field in options_of(kind).values())
-
-
 if TYPE_CHECKING:
     SettingsMeta = msgspec.StructMeta
 else:
@@ -229,9 +224,10 @@ else:
 
         def __init__(cls, *made: Any, **options: Any) -> None:
             super().__init__(*made, **options)
-            if fields := documented_fields(cls):
+            fields = [_wrapped(f"`{field.name}`: {field.option.doc}") for field in options_of(cls).values()]
+            if fields:
                 raises = "Raises `UsageError`, with a suggestion, for a wrong name or value."
-                cls.__doc__ = f"{cls.__doc__}\n\n{fields}\n\n{raises}"
+                cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *fields, f"\n{raises}"])
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             refuse_unknown(cls.__name__, options, cls.__struct_fields__)

@@ -20,14 +20,11 @@ SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 
 
 def _supply(where: str, value: Any) -> str:
-    if (name := supply_name(value)) not in SUPPLIES:
+    """Return atune's name of a supply type, which may be tilelang's own `TensorSupplyType`."""
+    name = str(getattr(value, "name", value)).lower()
+    if name not in SUPPLIES:
         raise WorkloadError(f"{where} {value!r} is unknown: give {', '.join(SUPPLIES)}")
     return name
-
-
-def supply_name(supply: Any) -> str:
-    """Return atune's name of a supply type, which may be tilelang's own `TensorSupplyType`."""
-    return str(getattr(supply, "name", supply)).lower()
 
 
 def _mapping(value: Any) -> bool:
