@@ -1,4 +1,4 @@
-"""Which accelerators a run uses, what it is told of them, and what the scheduler is told."""
+"""Which accelerators a run uses, and what it reports of them to the workers and the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that writes out of bounds, or stops writing, fails; the good ones beside it are measured."""
+"""A kernel that writes out of bounds, or stops writing, fails; the good ones next to it are measured."""
 
 from __future__ import annotations
 

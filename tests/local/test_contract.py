@@ -231,7 +231,7 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
         assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
 
 
-async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Bench) -> None:
+async def test_accelerators_have_names_and_versions_or_a_reason(scaled: Bench) -> None:
     active, unused = scaled.accelerators
     names = [one.partition("@") for one in active]
     assert all(name and version for name, _, version in names)
@@ -383,7 +383,7 @@ async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moo
 
 
 async def test_a_cancelled_compile_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
-    """The engine cancels hopeless compiles. While one runs, the worker tells that it does."""
+    """The engine cancels hopeless compiles. While one runs, the worker shows that it does."""
     if moody.kind == "cuda":
         pytest.skip(reason="the slow compiler stands in for g++")
     slow, ok = await moody.lowered("slow", "ok")
@@ -453,8 +453,8 @@ async def test_a_users_prior_is_asked_in_a_worker(moody: Bench) -> None:
 
     prior = ship_function(length, "prior")
     known = {number: ({name: mode}, StaticFacts()) for number, mode in enumerate(["ok", "wrong"])}
-    beside = 0.5 if moody.kind == "fake" else 0.0
-    assert await moody.compiler.run(RankJob("length", prior, known)) == {0: 2.0 + beside, 1: 5.0 + beside}
+    here_too = 0.5 if moody.kind == "fake" else 0.0
+    assert await moody.compiler.run(RankJob("length", prior, known)) == {0: 2.0 + here_too, 1: 5.0 + here_too}
     with pytest.raises(UsageError, match="length raised KeyError: 'no such mode' at mode='raise'"):
         await moody.compiler.run(RankJob("length", prior, {**known, 2: ({name: "raise"}, StaticFacts())}))
 

@@ -113,7 +113,7 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
-async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(
+async def test_no_best_is_reported_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The syncs hang until the last device has come and shows that the first is too fast."""
@@ -144,7 +144,7 @@ def test_the_standard_is_the_device_in_the_middle() -> None:
     assert speed_outliers({"a": 1.0, "b": 1.1, "c": 1.1}) == {"a": pytest.approx(1 / 1.1)}
 
 
-async def test_the_best_so_far_is_told_to_whoever_measures_next() -> None:
+async def test_the_best_so_far_is_known_to_whoever_measures_next() -> None:
     machine = FakeMachine(12, Script(latency_ms=lambda c: 20.0 - c["x"]), workers=1)
     await finish(machine)
     order = machine.measured["fake-0"]

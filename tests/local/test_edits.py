@@ -64,7 +64,7 @@ Found = tuple[Path, str]
 
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Found]:
-    """The workload's file, and the name of the helper module beside it; the helper's name is new in this process."""
+    """The workload's file, and the name of the helper module next to it; the helper's name is new in this process."""
     helper = f"helper_{abs(hash(tmp_path))}"
     (tmp_path / f"{helper}.py").write_text(HELPER)
     (tmp_path / "data.json").write_text("100.0")
@@ -191,7 +191,7 @@ def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
         is_the_first_version(anyio.run(atune.resume, journal))
 
 
-def test_workers_that_have_other_work_than_the_program_are_told_of(work: Found) -> None:
+def test_workers_that_have_other_work_than_the_program_are_warned_of(work: Found) -> None:
     """The program imported the module before its data changed: the workers' is a run of one version, but another."""
     workload = by_reference(work[0])
     (work[0].parent / "data.json").write_text("200.0")

@@ -119,7 +119,7 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
         assert isinstance(await worker.run(MeasureJob(artifact)), Measurement)
 
 
-async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
+async def test_a_standby_is_made_while_a_candidate_hangs() -> None:
     """It waits for what is measured, but not to the end of a hang: that is when it is needed."""
     machine = watched(standby=True)
     async with machine.open():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,25 +12,18 @@ import pytest
 from lost_kernels import TOTAL
 from stand_in_compiler import stand_in
 
-from atune.engine.run_state import Run
 from atune.errors import MachineError
-from atune.frontends.api.compile_all import compiled
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
-from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, RunInterrupted, Warned
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, Warned
 from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.model.artifact import Artifact
-from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
 from atune.workers.local import retry as patience
-from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
 SETTINGS = CompileSettings(workers=2, group_size=1, store=False, accelerate="off")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -109,23 +101,11 @@ class Shortage:
 async def test_a_disk_that_is_full_for_a_while_costs_no_candidate(
     disk: Disk, compiler: Callable[[str], object], tmp_path: Path
 ) -> None:
-    heard = Shortage(tmp_path, "no space is left", disk.fill, disk.free)
-    compiler(f"{{ {heard.wait}; }} 2>/dev/null\n")
-    result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=heard)
-    assert heard.go_on.exists() and not disk.filling.exists() and not failures(heard.events)
-    assert (sorted(measured(heard.events)), result.best_index) == (list(range(TOTAL)), 0)
-
-
-async def test_a_disk_that_stays_full_ends_the_run_and_resume_does_the_rest(
-    disk: Disk, compiler: Callable[[str], object], tmp_path: Path
-) -> None:
-    journal, heard = tmp_path / "j", Shortage(tmp_path, "", disk.fill, None)
-    compiler(f"{{ {heard.wait}; }} 2>/dev/null\n")
-    with pytest.raises(MachineError, match=rf"no space is left on the disk of {disk.folder}.*set TMPDIR.*atune resume"):
-        await tune(KERNELS, target="c", compile=SETTINGS, journal=journal, on_event=heard)
-    assert measured(heard.events) and not failures(heard.events) and isinstance(heard.events[-1], RunInterrupted)
-    disk.free()
-    await everything_else_is_measured(journal)
+    shortage = Shortage(tmp_path, "no space is left", disk.fill, disk.free)
+    compiler(f"{{ {shortage.wait}; }} 2>/dev/null\n")
+    result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=shortage)
+    assert shortage.go_on.exists() and not disk.filling.exists() and not failures(shortage.events)
+    assert (sorted(measured(shortage.events)), result.best_index) == (list(range(TOTAL)), 0)
 
 
 async def everything_else_is_measured(journal: Path) -> None:
@@ -135,30 +115,6 @@ async def everything_else_is_measured(journal: Path) -> None:
     assert sorted(measured(list(read(journal)))) == list(range(TOTAL)) and replay(journal).best_index == 0
 
 
-@needs_nvcc
-@pytest.mark.asked
-@pytest.mark.parametrize("accelerate", ["off", "cicc"])
-async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, accelerate: str) -> None:
-    settings = CompileSettings(workers=2, group_size=1, store=False, accelerate=accelerate)
-    machine = LocalMachine(parse_file_ref(KERNELS), target="sm_90a", devices=(), compile=settings)
-    warned: list[str] = []
-
-    def warn(message: str) -> None:
-        warned.append(message)
-        if "no space is left" in message and disk.filling.exists():
-            disk.free()
-
-    candidates = [Candidate(x, config_key({"x": x}), {"x": x}) for x in range(4)]
-    run = Run()
-    async with machine.open(warn, run.wake):
-        await machine.describe()
-        await machine.discover()
-        disk.fill()
-        answers = await compiled(machine, candidates, run, group_size=1)
-    assert not disk.filling.exists() and any("no space is left" in message for message in warned)
-    assert len(answers) == 4 and all(isinstance(one, Artifact) for one in answers.values()), answers
-
-
 @pytest.mark.parametrize("stays", [True, False])
 async def test_a_compiler_that_names_what_the_machine_lacks(
     stays: bool, compiler: Callable[[str], object], tmp_path: Path
@@ -166,14 +122,14 @@ async def test_a_compiler_that_names_what_the_machine_lacks(
     """A little while it is waited for; then the run ends, and resume tries its candidates again."""
     output, says = "cc1plus: fatal error: x.h: Too many open files", "no further file"
     journal, mark = tmp_path / "j", tmp_path / "short"
-    heard = Shortage(tmp_path, says, mark.touch, None if stays else mark.unlink)
-    compiler(f"{{ {heard.wait}; }} 2>/dev/null\nif [ -e {mark} ]; then echo '{output}' >&2; exit 1; fi\n")
+    shortage = Shortage(tmp_path, says, mark.touch, None if stays else mark.unlink)
+    compiler(f"{{ {shortage.wait}; }} 2>/dev/null\nif [ -e {mark} ]; then echo '{output}' >&2; exit 1; fi\n")
     if not stays:
-        result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=heard)
+        result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=shortage)
         assert (result.measured, result.failed, result.best_index) == (TOTAL, 0, 0) and not mark.exists()
         return
     with pytest.raises(MachineError, match=says):
-        await tune(KERNELS, target="c", compile=SETTINGS, journal=journal, on_event=heard)
-    assert measured(heard.events) and not failures(heard.events)
+        await tune(KERNELS, target="c", compile=SETTINGS, journal=journal, on_event=shortage)
+    assert measured(shortage.events) and not failures(shortage.events)
     mark.unlink()
     await everything_else_is_measured(journal)

@@ -18,7 +18,7 @@ BENCHMARK = BenchmarkSettings(n_repeat=5, n_final=0)
 
 
 async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None:
-    """Interrupts, cancellations, skips, panics, exceptions without words or with words that no journal can hold."""
+    """Interrupts, cancellations, skips, panics, exceptions without a message or with one that no journal can hold."""
     result = await tune(
         f"{KERNELS}:RAISING",
         target="c",

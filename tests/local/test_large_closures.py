@@ -24,12 +24,12 @@ N = LARGE_BYTES // 4
 
 
 class Watched(LocalMachine):
-    """Keeps what its workers are told."""
+    """Keeps the session that its workers get."""
 
-    told = b""
+    sent = b""
 
     def compile_workers(self) -> Any:
-        self.told = msgspec.msgpack.encode(self._session())
+        self.sent = msgspec.msgpack.encode(self._session())
         return super().compile_workers()
 
 
@@ -52,4 +52,4 @@ async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pyte
     result = await tune(machine=machine, compile=settings)
     assert result.best_config == space[0]
     assert [kind for kind, _, _ in failure_summary(result.records)] == ["mismatch"]
-    assert (len(machine.told) < LARGE_BYTES) == room
+    assert (len(machine.sent) < LARGE_BYTES) == room

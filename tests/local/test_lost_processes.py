@@ -122,11 +122,12 @@ def deaths(counted: tuple[Path, Callable[[str], object]]) -> Iterator[Deaths]:
 @pytest.mark.parametrize("kind", ["fake", "cpu"])
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_candidate_that_is_killed_twice_while_it_is_lowered_fails_alone(
-    kind: str, times: int, deaths: Deaths
+    kind: str, times: int, deaths: Deaths, tmp_path: Path
 ) -> None:
     deaths.at(3, "lower", times)
-    run = await deaths.run(kind)
-    assert [event.indices for event in run.of(CompileRepeated)] == [(3,)]
+    run = await deaths.run(kind, journal=tmp_path / "j")
+    [event] = [e for e in read(tmp_path / "j") if isinstance(e, CompileRepeated)]
+    assert event.indices == (3,) and "killed" in event.reason
     failed = [(event.index, event.kind) for event in run.of(BuildFailed)]
     assert failed == ([(3, "worker_lost")] if times == 2 else [])
     assert run.measured() == (all_but(3) if times == 2 else all_but())
@@ -167,13 +168,6 @@ async def test_all_killed_at_once_are_all_tried_again(deaths: Deaths) -> None:
     deaths.script = dict.fromkeys(range(TOTAL), ("lower", 1))
     run = await deaths.run("fake")
     assert run.measured() == all_but() and not run.of(BuildFailed)
-
-
-async def test_what_is_put_back_is_in_the_journal(deaths: Deaths, tmp_path: Path) -> None:
-    deaths.at(3, "lower", 1)
-    await deaths.run("fake", journal=tmp_path / "j")
-    [event] = [e for e in read(tmp_path / "j") if isinstance(e, CompileRepeated)]
-    assert event.indices == (3,) and "killed" in event.reason
 
 
 async def test_compiling_alone_tries_a_killed_configuration_again() -> None:

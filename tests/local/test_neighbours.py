@@ -1,4 +1,4 @@
-"""Others on the GPU that a run measures on: who is told of, and when nothing is said rather than something false."""
+"""Others on the GPU that a run measures on: who is named, and when nothing is reported rather than something false."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def running(*pids: int) -> list[Any]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=MEMORY) for pid in pids]
 
 
-def test_a_stranger_is_told_of_with_its_name_and_memory(stranger: Stranger) -> None:
+def test_a_stranger_is_named_with_its_memory(stranger: Stranger) -> None:
     pid = stranger()
     [found] = others(running(os.getpid(), pid), os.getpid())
     assert str(found) == f"process {pid} (sleep, 300 MiB)"
 
 
-def test_nothing_is_said_where_nobody_else_is_sure_to_compute(stranger: Stranger) -> None:
+def test_nobody_is_named_where_nobody_else_is_sure_to_compute(stranger: Stranger) -> None:
     """Of what descends from this program, of what has ended, and in a container, where the numbers are the host's."""
     with subprocess.Popen(["true"]) as ended:
         pass
@@ -93,7 +93,7 @@ def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="starts a process of another user")
-def test_another_users_process_is_told_of_by_its_user(stranger: Stranger) -> None:
+def test_another_users_process_is_named_with_its_user(stranger: Stranger) -> None:
     nobody = pwd.getpwnam("nobody")
     pid = stranger(user=nobody.pw_uid, **{SERVER_FOLDER: "/tmp/atune-65534/server-1"})
     [found] = others(running(os.getpid(), pid), os.getpid())
@@ -132,7 +132,7 @@ def warnings_of_a_run() -> list[str]:
     return [warning for warning in result.warnings if DISTURBS in warning]
 
 
-def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger: Stranger) -> None:
+def test_a_run_warns_once_of_another_process_on_its_gpu(nvml: Path, stranger: Stranger) -> None:
     pid = stranger()
     nvml.write_text(f"SELF {os.getpid()} {pid}")
     [warning] = warnings_of_a_run()
@@ -141,7 +141,7 @@ def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger:
 
 
 @pytest.mark.parametrize("listed", ["SELF", "1 2 3", "no such list"], ids=["itself", "another namespace", "an error"])
-def test_a_run_alone_on_its_gpu_says_nothing(nvml: Path, listed: str) -> None:
+def test_a_run_alone_on_its_gpu_warns_of_nobody(nvml: Path, listed: str) -> None:
     nvml.write_text(listed)
     assert warnings_of_a_run() == []
 

@@ -1,11 +1,11 @@
-"""What the machine lacks is waited for, and then ends the run; what lacks memory beside others works with fewer."""
+"""What the machine lacks is waited for, and then ends the run; what lacks memory among others works with fewer."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import anyio
@@ -19,7 +19,14 @@ from atune.stages import compile_jobs
 from atune.workers.local import retry as patience
 from atune.workers.local.retry import Patience, Room
 from atune.workers.system import resources
-from atune.workers.system.resources import WORKER_BYTES, CompilerKilled, ShortOf, check_machine, oom_kills
+from atune.workers.system.resources import (
+    WORKER_BYTES,
+    CompilerKilled,
+    ShortOf,
+    check_compiled,
+    check_machine,
+    oom_kills,
+)
 
 pytestmark = pytest.mark.anyio
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
@@ -65,8 +72,8 @@ async def test_what_stays_short_ends_the_run_and_says_what_to_do(
     attempts = Attempts(error, 99)
     with pytest.raises(MachineError) as caught:
         await Patience(str(tmp_path), warnings.append).until_it_works(attempts)
-    said = str(caught.value)
-    assert says in said and advice in said and "atune resume" in said and caught.value.__cause__ is error
+    message = str(caught.value)
+    assert says in message and advice in message and "atune resume" in message and caught.value.__cause__ is error
     assert attempts.made == 4
     assert len(warnings) == 1 and warnings[0].startswith("waiting") and says in warnings[0]
 
@@ -127,6 +134,13 @@ def test_compiler_output_says_that_a_compiler_was_killed(output: str) -> None:
 @pytest.mark.parametrize("output", ["error: expected ';'", "nvcc error : 'cicc' died due to signal 11", ""])
 def test_other_output_is_the_candidates_failure(output: str) -> None:
     check_machine(RuntimeError(output), output)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_compiler_that_fails_on_a_full_disk_need_not_say_why(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "LEAST_BYTES", 1 << 60 if full else 0)
+    with pytest.raises(ShortOf, match=r"^space: .* is full; nvcc failed") if full else nullcontext():
+        check_compiled(RuntimeError("x"), "nvcc failed")
 
 
 @pytest.mark.parametrize("room", [0, WORKER_BYTES])

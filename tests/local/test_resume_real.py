@@ -56,9 +56,9 @@ def test_a_killed_run_goes_on_to_its_end(tmp_path: Path, how: signal.Signals) ->
     out, err = run.communicate(timeout=120)
     assert run.returncode == 0, err
     assert f"atune: resuming {file}:WORKLOAD, " in err
-    said = json.loads(out.splitlines()[-1])
-    assert (said["total"], said["measured"], said["failed"], said["remaining"]) == (12, 6, 6, 0)
-    assert said["best_config"]["factor"] == 2
+    report = json.loads(out.splitlines()[-1])
+    assert (report["total"], report["measured"], report["failed"], report["remaining"]) == (12, 6, 6, 0)
+    assert report["best_config"]["factor"] == 2
     events = read(journal)
     counts = Counter(e.index for e in events if isinstance(e, CandidateMeasured))
     assert set(counts.values()) == {1} and all(before[i] in events for i in before)

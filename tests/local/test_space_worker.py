@@ -108,7 +108,7 @@ async def test_tune_asks_no_constraint_in_the_program_itself() -> None:
         await tune(atune.Workload(lower, atune.Space(a=[1, 2], where=where)), target="c")
 
 
-async def test_tune_reads_a_generator_beside_the_event_loop() -> None:
+async def test_tune_reads_a_generator_in_a_thread() -> None:
     threads = set[int]()
 
     def configs() -> Iterator[dict[str, int]]:

@@ -195,17 +195,15 @@ def test_what_tilelangs_import_sets_makes_no_other_surroundings(monkeypatch: pyt
     assert surroundings() != before, "a choice of the user's own counts"
 
 
-def test_signs_start_it_once_a_program(quick: None) -> None:
-    """A program that ended it has it back by `warm`, and not by the next definition."""
+def test_signs_start_it_once_a_program(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that ended it has it back by `warm`, and not by the next definition. They can be switched off."""
+    with monkeypatch.context() as patch:
+        patch.setenv(servers.WARM_VARIABLE, "off")
+        servers.warm_early()
+        assert waiting() == []
     servers.warm_early()
     assert len(waiting()) == 1
     atune.shutdown()
-    servers.warm_early()
-    assert waiting() == []
-
-
-def test_signs_start_nothing_where_that_is_switched_off(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(servers.WARM_VARIABLE, "off")
     servers.warm_early()
     assert waiting() == []
 

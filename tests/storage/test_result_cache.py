@@ -395,8 +395,8 @@ def test_two_processes_tune_once(cache: ResultCache) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", TUNER, str(cache.folder)]
     both = [subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = sorted(process.communicate(timeout=150)[0].strip() for process in both)
-    assert said == ["False 2", "True 2"]
+    printed = sorted(process.communicate(timeout=150)[0].strip() for process in both)
+    assert printed == ["False 2", "True 2"]
 
 
 KILLED = """

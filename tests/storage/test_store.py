@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from processes import environment
 
 import atune
 from atune.journal.events import ArtifactBuilt, Event
@@ -38,6 +39,13 @@ def artifact(folder: Path, name: str, size: int = 100) -> Artifact:
     Path(source_path(str(path), name)).write_text(f"source of {name}")
     params = (KernelParam(dtype="float32", shape=(4,)),)
     return Artifact(index=0, path=str(path), symbol=name, params=params, target="c")
+
+
+def age(*paths: Path, seconds: float = 10_000) -> None:
+    """Have files been written and used so many seconds ago."""
+    for path in paths:
+        if path.is_file():
+            os.utime(path, (time.time() - seconds,) * 2)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +107,17 @@ def test_an_index_cannot_lead_outside(tmp_path: Path, built: Path) -> None:
     assert store.find("a" * 32, 0) is None
 
 
+HOLDER = """
+import sys, time
+from pathlib import Path
+from atune.workers.storage.artifact_store import ArtifactStore
+store = ArtifactStore(Path(sys.argv[1]))
+store._pin(sys.argv[2])
+print("ok", flush=True)
+time.sleep(60)
+"""
+
+
 def test_it_is_cut_back_to_its_size_and_spares_what_is_pinned(tmp_path: Path, built: Path) -> None:
     folder = tmp_path / "store"
     for i in range(5):
@@ -107,15 +126,9 @@ def test_it_is_cut_back_to_its_size_and_spares_what_is_pinned(tmp_path: Path, bu
         store.close()
     libraries = {p.read_bytes()[:2].decode(): p for p in folder.glob("*.so")}
     for i in range(5):
-        used = time.time() - 10_000 + i
-        os.utime(libraries[f"k{i}"], (used, used))
-    holder = (
-        "import sys, time; from atune.workers.storage.artifact_store import ArtifactStore; from pathlib import Path; "
-    )
-    holder += f"s = ArtifactStore(Path({str(folder)!r})); s._pin({libraries['k0'].name!r}); "
-    holder += "print('ok', flush=True); time.sleep(60)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, env=environment) as program:
+        age(libraries[f"k{i}"], seconds=10_000 - i)
+    command = [sys.executable, "-c", HOLDER, str(folder), libraries["k0"].name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as program:
         assert program.stdout is not None and program.stdout.readline() == b"ok\n"
         store = ArtifactStore(folder, max_bytes=3000)
         assert store.evict() == 2
@@ -138,9 +151,7 @@ def test_what_leads_nowhere_is_swept(tmp_path: Path, built: Path) -> None:
     gone.unlink()
     torn, young = folder / ".k9.so.abc.part", folder / "codes" / ".new.json.abc.part"
     torn.write_bytes(b"half")
-    for path in folder.rglob("*"):
-        if path.is_file():
-            os.utime(path, (time.time() - 10_000,) * 2)
+    age(*folder.rglob("*"))
     young.write_bytes(b"half")
     assert ArtifactStore(folder).evict() == 0
     assert sorted(p.stem[0] for p in folder.glob("codes/*.json")) == ["1", "2"]
@@ -148,10 +159,10 @@ def test_what_leads_nowhere_is_swept(tmp_path: Path, built: Path) -> None:
     assert not torn.exists() and young.exists()
     for i in (1, 2):
         assert ArtifactStore(folder).find(f"{i}" * 32, 0) is not None
-    os.utime(young, (time.time() - 10_000,) * 2)
+    age(young)
     assert ArtifactStore(folder).evict() == 0
     assert young.exists()  # the whole index is looked through once a day
-    os.utime(folder / "swept", (time.time() - 100_000,) * 2)
+    age(folder / "swept", seconds=100_000)
     ArtifactStore(folder).evict()
     assert not young.exists()
 
@@ -172,9 +183,7 @@ def test_a_proof_lasts_as_long_as_its_code(tmp_path: Path, built: Path) -> None:
     next(p for p in folder.glob("*.so") if p.read_bytes().startswith(b"k0")).unlink()
     torn = folder / "proofs" / ".new.json.abc.part"
     torn.write_bytes(b"half")
-    for path in folder.rglob("*"):
-        if path.is_file():
-            os.utime(path, (time.time() - 10_000,) * 2)
+    age(*folder.rglob("*"))
     ArtifactStore(folder).evict()
     assert sorted(p.stem[0] for p in folder.glob("proofs/*.json")) == ["1", "2"] and not torn.exists()
     assert [store.find_proof(key * 32, library) for key in "012"] == [False, False, True]
@@ -235,7 +244,7 @@ def test_a_second_run_compiles_nothing() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("target", ["c", pytest.param("sm_90a", marks=needs_nvcc)])
 async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_backend: str) -> None:
-    """What it needs to know of a kernel is kept beside the library; without that library it is lowered anew."""
+    """What it needs to know of a kernel is kept with the library; without that library it is lowered anew."""
     file, config = (
         (WORKLOADS, {"factor": 2, "block": 16}) if target == "c" else (ROOT / "examples" / "softmax.py", SOFTMAX)
     )

@@ -87,7 +87,7 @@ def test_the_place_is_kept_where_a_library_raised_far_below_it(tmp_path: Path) -
     assert located("it failed", error).splitlines()[:2] == ["it failed", f'  File "{found.file}", line 2, in mine']
 
 
-def test_what_has_no_place_is_told_without_one() -> None:
+def test_an_error_without_a_place_is_shown_without_one() -> None:
     error = ValueError("no traceback")
     assert place_of(error) is None and located("it failed", error) == "it failed"
     assert "no traceback" in detail_of(error)
