@@ -23,10 +23,8 @@ from atune.model.jobs import FindJob, LowerJob, MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import nodes
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.libraries import Library, Shelf
-from atune.workers.cluster.messages import Answer, NoticesJob, Opening, Question, Reply, raised
-from atune.workers.cluster.nodes import Node, NodeLost
-from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slot
+from atune.workers.cluster.messages import Answer, Library, NoticesJob, Opening, Question, Reply, Shelf, raised
+from atune.workers.cluster.nodes import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Slot
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
@@ -184,27 +182,9 @@ async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
     node = Node(Scripted(answer), Shelf(), lambda node: None)
     slot = Slot(node, 0)
     with pytest.raises(MachineError, match=r"every node was lost: node node-0 was lost: the disk is full\. "):
-        await ClusterCompileWorker("compile-0", slot, [slot], {}).run(LowerJob(Candidate(0, "0", {})))
+        await ClusterCompileWorker("compile-0", slot, [slot]).run(LowerJob(Candidate(0, "0", {})))
     with pytest.raises(NodeLost, match="the disk is full"):
         await node.ask(NoticesJob())
-
-
-async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed() -> None:
-    """What they asked for is done elsewhere then. The way to the node may hang for much longer."""
-    node, ends = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None), list[str]()
-
-    async def ask() -> None:
-        with pytest.raises(NodeLost) as lost:
-            await node.ask(NoticesJob())
-        ends.append(str(lost.value))
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(ask)
-            await anyio.wait_all_tasks_blocked()
-            node.lose("it is silent")
-    assert ends == ["node node-0 was lost: it is silent"] * 2
 
 
 async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:

@@ -19,19 +19,13 @@ from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
-from atune.model.artifact import Artifact, Lowered, StaticFacts
-from atune.model.candidate import Candidate
-from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.progress import Progress
 from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.address import Cluster
 from atune.workers.cluster.agent import versions_here
-from atune.workers.cluster.libraries import Library, Shelf
 from atune.workers.cluster.machine import ClusterMachine
-from atune.workers.cluster.messages import Answer, Opening, Question, raised
-from atune.workers.cluster.nodes import Node
-from atune.workers.cluster.workers import ClusterCompileWorker, Slot
+from atune.workers.cluster.messages import Library, Opening, raised
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -155,46 +149,6 @@ async def test_a_library_that_arrives_damaged_is_refused(tmp_path: Path) -> None
         msgspec.structs.replace(library, data=b"c0de").write(str(tmp_path))
 
 
-class Store:
-    """An agent whose node's artifact store has the library of whatever it lowered, until it is lost."""
-
-    def __init__(self, name: str, library: Library) -> None:
-        self.name, self.library = name, library
-        self.killed = False
-        self.asked: list[str] = []
-
-    async def ask(self, question: bytes) -> bytes:
-        entry = msgspec.msgpack.decode(question, type=Question).job.name
-        self.asked.append(entry)
-        if self.killed:
-            raise nodes.NodeLost("gone")
-        lowered = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"")
-        answers: dict[str, Any] = {"lower": lowered, "find": Artifact(0, self.library.digest, "main", (), "c")}
-        sent = (self.library,) if entry == "find" else ()
-        return msgspec.msgpack.encode(Answer(msgspec.msgpack.encode(answers[entry]), sent))
-
-    def kill(self) -> None:
-        self.killed = True
-
-
-async def test_a_library_that_a_nodes_store_had_outlives_the_node(tmp_path: Path) -> None:
-    """It is fetched as soon as its candidate was lowered there."""
-    (tmp_path / "a.so").write_bytes(b"code")
-    library, shelf = Library.read(str(tmp_path / "a.so"), []), Shelf()
-    shelf.run_dir = str(tmp_path / "run")
-    (tmp_path / "run").mkdir()
-    agent = Store("home", library)
-    node = Node(agent, shelf, lambda node: None)
-    slot = Slot(node, 0)
-    worker = ClusterCompileWorker("compile-0", slot, [slot], {})
-    lowered = await worker.run(LowerJob(Candidate(0, "0", {})))
-    assert isinstance(lowered, Lowered) and not lowered.blob and agent.asked == ["lower", "find"]
-    node.lose("its disk broke")
-    found = await worker.run(FindJob(lowered))
-    assert isinstance(found, Artifact) and Path(found.path).read_bytes() == b"code"
-    assert await worker.run(BuildJob((lowered,))) == [found]
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -221,13 +175,12 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     assert "test_nodes.py" in there.detail
 
 
-def test_clusters_are_named_by_address_resource_and_model() -> None:
+def test_clusters_are_named_by_address_and_model() -> None:
     assert Cluster.parse(None) is None
     assert Cluster.parse("auto") == Cluster()
-    assert Cluster.parse("ray://head:10001,resource=XPU") == Cluster("ray://head:10001", "XPU")
+    assert Cluster.parse("ray://head:10001") == Cluster("ray://head:10001")
     assert Cluster.parse("auto, model=NVIDIA H200") == Cluster(model="NVIDIA H200")
-    assert Cluster.parse("head:6379,model=A,resource=XPU") == Cluster("head:6379", "XPU", "A")
-    for wrong in ("", "auto,", "auto,gpu=2", "auto,resource=", "auto,model", "auto,model=A,model=B", 7):
+    for wrong in ("", "auto,", "auto,gpu=2", "auto,model=", "auto,model", "auto,model=A,model=B", 7):
         with pytest.raises(UsageError, match="cluster"):
             Cluster.parse(wrong)
 
@@ -250,19 +203,18 @@ def test_a_node_with_other_versions_is_told_which() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "resource", "workers", "claim"),
+    ("free", "workers", "claim"),
     [
-        ({"CPU": 16.0, "GPU": 2.0}, "", None, {"num_cpus": 16, "num_gpus": 2}),
-        ({"CPU": 16.0, "GPU": 2.0}, "", 4, {"num_cpus": 6, "num_gpus": 2}),
-        ({"CPU": 8.0, "XPU": 1.0}, "XPU", 2, {"num_cpus": 3, "resources": {"XPU": 1}}),
-        ({"CPU": 8.0}, "XPU", None, {"num_cpus": 8}),
-        ({"GPU": 1.0}, "", None, {"num_cpus": 0, "num_gpus": 1}),
+        ({"CPU": 16.0, "GPU": 2.0}, None, {"num_cpus": 16, "num_gpus": 2}),
+        ({"CPU": 16.0, "GPU": 2.0}, 4, {"num_cpus": 6, "num_gpus": 2}),
+        ({"CPU": 8.0}, 2, {"num_cpus": 3}),
+        ({"GPU": 1.0}, None, {"num_cpus": 0, "num_gpus": 1}),
     ],
 )
 def test_an_agent_claims_what_is_free_or_what_it_needs(
-    free: dict[str, float], resource: str, workers: int | None, claim: dict[str, Any]
+    free: dict[str, float], workers: int | None, claim: dict[str, Any]
 ) -> None:
-    assert ray_cluster._claim({"Free": free}, resource, workers) == claim
+    assert ray_cluster._claim({"Free": free}, workers) == claim
 
 
 def reported(*free: float) -> Callable[[Any], list[dict[str, Any]]]:
@@ -283,5 +235,5 @@ async def test_cores_that_an_ended_run_gives_back_late_are_waited_for(
     monkeypatch.setattr(ray_cluster, "_nodes", reported(*free))
     monkeypatch.setattr(ray_cluster, "SETTLE_S", 0.5 if free[-1] < 8 else 30.0)
     opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(workers=workers), QUICK, 0)
-    [node] = await ray_cluster._settled(None, opening, "")
+    [node] = await ray_cluster._settled(None, opening)
     assert node["Free"]["CPU"] == found

@@ -16,6 +16,7 @@ from atune.errors import MachineError
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import agent, ray_cluster
 from atune.workers.cluster.messages import NoticesJob, Opening, Question
+from atune.workers.cluster.nodes import NodeLost
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.workload import FileRef
 
@@ -33,6 +34,25 @@ async def test_a_node_that_does_not_start_is_left_out(monkeypatch: pytest.Monkey
     in_place(FakeRay(("a", "b"), busy=("b",)), monkeypatch)
     async with ray_agents(OPENING, address="auto") as (agents, left_out):
         assert [one.name for one in agents] == ["a"] and "did not start within 0.2 s" in left_out[0]
+
+
+async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they asked for is done elsewhere then. The way to the node may hang for much longer."""
+    ray = in_place(FakeRay((), busy=("b",), kill_s=0.3), monkeypatch)
+    actor = ray.remote(agent.Actor).options(scheduling_strategy="b").remote()
+    lost = ray_cluster.RayAgent(ray, actor, "b", local=True)
+
+    async def ask() -> None:
+        with pytest.raises(NodeLost, match="its agent was killed"):
+            await lost.ask(b"")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            lost.kill()
+    assert "killed b" not in ray.said
 
 
 async def test_a_node_is_killed_whose_start_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

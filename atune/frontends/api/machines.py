@@ -60,7 +60,7 @@ def machine_for(
     from atune.workers.cluster.machine import ClusterMachine
     from atune.workers.cluster.ray_cluster import connect_ray
 
-    connect = connect_ray(cluster.address, cluster.resource)
+    connect = connect_ray(cluster.address)
     return ClusterMachine(
         connect,
         reference,

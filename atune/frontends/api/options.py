@@ -53,9 +53,8 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
     )]
     cluster: Annotated[str | Cluster | None, Option(
-        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,resource=NAME for other "
-        "devices; ,model=NAME where nodes have several models. Needs ``atune[ray]``. `devices` and "
-        "`CompileSettings.workers` then hold for each node.",
+        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,model=NAME where nodes "
+        "have several models. Needs ``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node.",
         flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md", group="where",
     )]
     strategy: Annotated[str | Strategy | None, Option(

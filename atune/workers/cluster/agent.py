@@ -19,9 +19,8 @@ import msgspec
 
 from atune.engine.background import background
 from atune.errors import MachineError
-from atune.model.jobs import BuildJob, Job
+from atune.model.jobs import BuildJob, Job, LowerJob
 from atune.version import installed_versions
-from atune.workers.cluster.libraries import Shelf
 from atune.workers.cluster.messages import (
     Answer,
     DescribeJob,
@@ -33,6 +32,7 @@ from atune.workers.cluster.messages import (
     PlanJob,
     Question,
     Reply,
+    Shelf,
     raised,
 )
 from atune.workers.local.compile_worker import LocalCompileWorker
@@ -108,6 +108,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
                 return await self._devices[worker].run(job)
             while isinstance(job, BuildJob) and self._machine.service.soon:  # building will be cheaper then
                 await self._changed.wait()
+            if isinstance(job, LowerJob):  # another node may build it, so that its code must be in the answer
+                job = LowerJob(job.candidate, anew=True)
             return await self._compilers[worker].run(job)
 
     async def _do(self, job: Job[Any]) -> Any:

@@ -13,16 +13,21 @@ import msgspec
 from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
-from atune.model.artifact import Artifact
 from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.version import installed_versions
-from atune.workers.cluster.libraries import Shelf
-from atune.workers.cluster.messages import DescribeJob, DiscoverJob, NeighboursJob, Opening, PlanJob
-from atune.workers.cluster.nodes import Agent, Node, NodeLost, none_left
-from atune.workers.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slot, named
+from atune.workers.cluster.messages import DescribeJob, DiscoverJob, NeighboursJob, Opening, PlanJob, Shelf
+from atune.workers.cluster.nodes import (
+    Agent,
+    ClusterCompileWorker,
+    ClusterDeviceWorker,
+    Node,
+    NodeLost,
+    Slot,
+    none_left,
+)
 from atune.workers.local.compile_service import ACCELERATOR
 from atune.workers.local.machine import NEIGHBOURS, accelerators_for, check_discovery
 from atune.workers.local.workers import Workers
@@ -129,12 +134,12 @@ class ClusterMachine:
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         async with self._describing:  # `discover` asks at the same time
-            listed = self.spec is not None and self.spec.configs
             if not self._fingerprint:
                 spec = await self._first(lambda node: node.ask(DescribeJob(seed)))
                 self._fingerprint = spec.fingerprint
-                self.spec = self.spec if self.spec is not None and listed else spec
                 self._workers.expect(spec.fingerprint)
+                if self.spec is None or not self.spec.configs:
+                    self.spec = spec
         assert self.spec is not None
         return self.spec
 
@@ -160,7 +165,7 @@ class ClusterMachine:
         found = [node.found for node in self._living]
         common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
         unused = {name: why for one in found for name, why in one.unused.items()}
-        devices = [named(node, info) for node in self._living for info in node.found.devices]
+        devices = [node.named(info) for node in self._living for info in node.found.devices]
         self._found = msgspec.structs.replace(
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
@@ -195,7 +200,8 @@ class ClusterMachine:
 
     def _leave_out(self, node: Node, why: str) -> None:
         self.nodes.remove(node)
-        node.leave_out(why)
+        node.lost = f"node {node.name} is left out: {why}"
+        node.agent.kill()
         self._warn(node.lost)
 
     async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -211,8 +217,7 @@ class ClusterMachine:
         """Return one worker for each of the nodes'. Successive ones are of different nodes."""
         slots = [Slot(node, number) for node in self._living for number in range(node.compilers)]
         slots.sort(key=lambda slot: slot.number)
-        stored: dict[int, Artifact] = {}
-        return [ClusterCompileWorker(f"compile-{i}", slot, slots, stored) for i, slot in enumerate(slots)]
+        return [ClusterCompileWorker(f"compile-{i}", slot, slots) for i, slot in enumerate(slots)]
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]

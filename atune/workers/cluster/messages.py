@@ -1,16 +1,28 @@
-"""Messages between the engine's program and the agents on the nodes, as msgpack: jobs, their answers, and errors."""
+"""Messages between the engine's program and the agents on the nodes, as msgpack: jobs, their answers, and errors.
+
+Libraries travel by content, so that each is sent to a node once.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio.to_thread
 import msgspec
 
-from atune import errors
+from atune.errors import AtuneError, WorkerError, error_of, message_of, name_and_message, traceback_of
+from atune.model.artifact import Artifact, Proof, source_path
 from atune.model.candidate import Config
+from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import CompileJob, DeviceJob, Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster.libraries import Library
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
+
+T = TypeVar("T")
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -68,6 +80,40 @@ class NoticesJob(Job[list[str]], frozen=True):
 NodeJob = DescribeJob | NeighboursJob | DiscoverJob | PlanJob | NoticesJob
 
 
+class Library(msgspec.Struct, frozen=True):
+    """A library that travels. `digest`: SHA-256 of `data`; `sources`: its members' sources, by symbol."""
+
+    digest: str
+    data: bytes
+    sources: dict[str, bytes]
+
+    @classmethod
+    def read(cls, path: str, symbols: Sequence[str]) -> Library:
+        """Read the library at `path` with the sources of `symbols`. Raises `OSError`."""
+        data = Path(path).read_bytes()
+        sources = {symbol: Path(source_path(path, symbol)) for symbol in symbols}
+        texts = {symbol: source.read_bytes() for symbol, source in sources.items() if source.exists()}
+        return cls(hashlib.sha256(data).hexdigest(), data, texts)
+
+    def write(self, folder: str) -> str:
+        """Write it to `folder` under its digest, and return the path. Raises `WorkerError` if it is damaged."""
+        if hashlib.sha256(self.data).hexdigest() != self.digest:
+            raise WorkerError(f"library {self.digest[:12]} arrived damaged: its content has another SHA-256")
+        path = Path(folder) / f"{self.digest}.so"
+        for symbol, text in self.sources.items():
+            if symbol.isidentifier():  # a name, never a path that leads elsewhere
+                _write(Path(source_path(str(path), symbol)), text)
+        if not path.exists():
+            _write(path, self.data)
+        return str(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that several messages may bring at once: whoever finds it finds it whole."""
+    with whole_file(path) as part:
+        Path(part).write_bytes(data)
+
+
 class Question(msgspec.Struct, frozen=True):
     """A job for an agent. `worker`: the compile worker's number or the device's id; empty for the node itself.
 
@@ -99,9 +145,9 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     outside: bool = False
     alive: bool = False
 
-    def error(self) -> errors.AtuneError:
+    def error(self) -> AtuneError:
         """Return the exception."""
-        return errors.error_of(self.kind, self.message, self.detail, outside=self.outside)
+        return error_of(self.kind, self.message, self.detail, outside=self.outside)
 
 
 Reply = Answer | Raised
@@ -109,11 +155,82 @@ Reply = Answer | Raised
 
 def raised(error: Exception, *, alive: bool = False) -> Raised:
     """Return `error` as it travels."""
-    known = isinstance(error, errors.AtuneError)
+    known = isinstance(error, AtuneError)
     return Raised(
         kind=type(error).__name__,
-        message=errors.message_of(error) if known else errors.name_and_message(error),
-        detail=getattr(error, "detail", "") or ("" if known else errors.traceback_of(error)),
+        message=message_of(error) if known else name_and_message(error),
+        detail=getattr(error, "detail", "") or ("" if known else traceback_of(error)),
         outside=getattr(error, "outside", False),
         alive=alive,
     )
+
+
+class Shelf:
+    """The libraries of a run on one host. Messages name them by digest, and artifacts here by path."""
+
+    def __init__(self) -> None:
+        self.run_dir = ""
+        self._digests: dict[str, str] = {}
+        """Digests by path."""
+        self._paths: dict[str, str] = {}
+        """Paths by digest."""
+
+    async def packed(self, value: T, known: Container[str] = ()) -> tuple[T, tuple[Library, ...]]:
+        """Return `value` as it travels, and its libraries that the other side does not have `known`."""
+        symbols: dict[str, list[str]] = {}
+
+        def note(artifact: Artifact) -> Artifact:
+            symbols.setdefault(artifact.path, []).append(artifact.symbol)
+            return artifact
+
+        def read() -> dict[str, Library]:
+            wanted = {path: names for path, names in symbols.items() if self._digests.get(path) not in known}
+            libraries = {path: Library.read(path, names) for path, names in wanted.items()}
+            self._keep({path: library.digest for path, library in libraries.items()})
+            return {library.digest: library for library in libraries.values()}
+
+        with_artifacts(value, note)
+        libraries = await anyio.to_thread.run_sync(read) if symbols else {}
+        return with_artifacts(value, lambda one: _moved(one, self._digests[one.path])), tuple(libraries.values())
+
+    async def unpacked(self, value: T, libraries: Sequence[Library]) -> T:
+        """Keep `libraries`, and return `value` as it is used here. Without libraries it needs no thread.
+
+        Raises `WorkerError` if a library is damaged, or was not sent.
+        """
+
+        def write() -> dict[str, str]:
+            folder = made_folder(self.run_dir, "libraries")
+            return {library.write(folder): library.digest for library in libraries}
+
+        if libraries:
+            self._keep(await anyio.to_thread.run_sync(write))
+        return with_artifacts(value, self._here)
+
+    def _keep(self, digests: dict[str, str]) -> None:
+        self._digests.update(digests)
+        for path, digest in digests.items():
+            self._paths.setdefault(digest, path)
+
+    def _here(self, artifact: Artifact) -> Artifact:
+        if artifact.path not in self._paths:
+            raise WorkerError(f"library {artifact.path[:12]} was not sent to this node")
+        return _moved(artifact, self._paths[artifact.path])
+
+
+def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
+    """Return a job or an answer with its artifacts changed."""
+    changed: Any = value
+    if isinstance(value, Artifact):
+        changed = change(value)
+    elif isinstance(value, list | tuple):
+        changed = type(value)(with_artifacts(one, change) for one in value)
+    elif isinstance(value, Job | Proof):
+        fields = {name: with_artifacts(getattr(value, name), change) for name in value.__struct_fields__}
+        changed = msgspec.structs.replace(value, **fields)
+    found: T = changed
+    return found
+
+
+def _moved(artifact: Artifact, path: str) -> Artifact:
+    return msgspec.structs.replace(artifact, path=path)

@@ -1,8 +1,8 @@
-"""A node as the engine's program sees it: jobs for its agent, and its loss."""
+"""A node as the engine's program sees it: jobs for its agent, its loss, and its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
@@ -10,10 +10,10 @@ import anyio
 import msgspec
 
 from atune.engine.background import background
-from atune.errors import AtuneError, MachineError
-from atune.model.jobs import A, Job, decoded
-from atune.workers.cluster.libraries import Shelf
-from atune.workers.cluster.messages import Answer, DiscoverJob, NoticesJob, Question, Reply
+from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
+from atune.model.device import DeviceInfo
+from atune.model.jobs import A, BuildJob, Job, Started, StartJob, decoded
+from atune.workers.cluster.messages import Answer, DiscoverJob, NoticesJob, Question, Reply, Shelf
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.locks import Deadline
 
@@ -43,7 +43,7 @@ class Agent(Protocol):
         ...
 
     def kill(self) -> None:
-        """End the agent, with all its processes, without waiting."""
+        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
         ...
 
 
@@ -61,25 +61,26 @@ class Node:
         """Digests of the libraries that it has."""
         self._alive: dict[str, bool] = {}
         """Whether each device's process ran after its last job."""
-        self._heard = anyio.Event()
-        """Set, and replaced, at each sign of life."""
-        self._calls: set[anyio.CancelScope] = set()
-        """Those under way."""
+        self._silence = Deadline(STALL_S)
 
     async def ask(self, job: Job[A], worker: int | str = "") -> A:
         """Have the agent do `job`. Raises `NodeLost`, and what was raised there."""
         if self.lost:
             raise NodeLost(self.lost)
         packed, libraries = await self._shelf.packed(job, self._sent)
-        question = Question(cast(Any, packed), worker, libraries)
-        reply: Reply = msgspec.msgpack.decode(await self._answered(msgspec.msgpack.encode(question)), type=Reply)
+        question = msgspec.msgpack.encode(Question(cast(Any, packed), worker, libraries))
+        try:
+            reply: Reply = msgspec.msgpack.decode(await self.agent.ask(question), type=Reply)
+        except NodeLost as error:
+            self.lose(str(error))
+            raise NodeLost(self.lost) from error
         self._alive[str(worker)] = reply.alive
         if not isinstance(reply, Answer):
-            error = reply.error()  # perhaps of writing the libraries: they are sent again
-            if isinstance(error, MachineError):  # it lacks disk or memory, which other nodes may have
-                self.lose(str(error))
-                raise NodeLost(self.lost) from error
-            raise error
+            raised = reply.error()  # perhaps of writing the libraries: they are sent again
+            if isinstance(raised, MachineError):  # it lacks disk or memory, which other nodes may have
+                self.lose(str(raised))
+                raise NodeLost(self.lost) from raised
+            raise raised
         self._sent |= {library.digest for library in (*libraries, *reply.libraries)}
         return await self._shelf.unpacked(decoded(job, reply.body), reply.libraries)
 
@@ -88,44 +89,25 @@ class Node:
         answer = await self.ask(job)
         self.found, self.compilers = answer.discovery, answer.compilers
 
-    async def _answered(self, question: bytes) -> bytes:
-        """Return the agent's reply. Raises `NodeLost`, and does not wait for the way to a node that is lost."""
-        cause: NodeLost | None = None
-        if not self.lost:
-            with anyio.CancelScope() as call:
-                self._calls.add(call)
-                try:
-                    return await self.agent.ask(question)
-                except NodeLost as error:
-                    cause = error
-                finally:
-                    self._calls.discard(call)
-        if cause is not None:
-            self.lose(str(cause))
-        raise NodeLost(self.lost) from cause
-
     async def watch(self, notice: Callable[[str], None]) -> None:
-        """Pass on what the agent has to say, until the node is lost, also by keeping silent for `STALL_S`.
+        """Pass on the agent's messages, until the node is lost, also by keeping silent for `STALL_S`.
 
         Time in which this program is stopped does not count.
         """
         async with background() as tasks:
             tasks.start_soon(self._listen, notice)
             while not self.lost:
-                heard, deadline = self._heard, Deadline(STALL_S)
                 try:
-                    while not (heard.is_set() or self.lost):
-                        await deadline.wait(heard.wait)
+                    await self._silence.wait(anyio.sleep_forever)
                 except TimeoutError:
                     self.lose(f"it did not answer for {STALL_S:g} s")
 
     async def _listen(self, notice: Callable[[str], None]) -> None:
         with suppress(NodeLost):
             while True:
+                self._silence = Deadline(STALL_S)
                 for message in await self.ask(NoticesJob()):
                     notice(f"{self.name}: {message}")
-                self._heard.set()
-                self._heard = anyio.Event()
 
     def lose(self, why: str) -> None:
         """Use the node no more. Twice is fine."""
@@ -133,14 +115,80 @@ class Node:
             self.lost = f"node {self.name} was lost: {why}"
             self.agent.kill()
             self._on_loss(self)
-            for call in list(self._calls):
-                call.cancel()
-
-    def leave_out(self, why: str) -> None:
-        """Use the node no more, as the run has nothing for it to do."""
-        self.lost = f"node {self.name} is left out: {why}"
-        self.agent.kill()
 
     def alive(self, device: str) -> bool:
         """Tell whether a device's process ran after its last job."""
         return not self.lost and self._alive.get(device, False)
+
+    def named(self, info: DeviceInfo) -> DeviceInfo:
+        """Return a device of the node under its name in the run, ``NODE/ID``."""
+        return msgspec.structs.replace(info, id=f"{self.name}/{info.id}")
+
+
+class Slot:
+    """One compile worker of a node. Where other nodes were lost, several of the run's workers take turns at it."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self.node, self.number = node, number
+        self.users = 0
+        """How many of the run's workers use it."""
+        self.turn = anyio.Lock()
+
+
+class ClusterCompileWorker:
+    """One compile worker of a node; of another one, which repeats the job, once its node is lost.
+
+    `slots`: those of all nodes.
+    """
+
+    def __init__(self, name: str, slot: Slot, slots: Sequence[Slot]) -> None:
+        self.name, self._slot, self._slots = name, slot, slots
+        slot.users += 1
+        self.compiling = False
+
+    async def run(self, job: Job[A]) -> A:
+        """Have the node do `job`. Raises what was raised there, and `MachineError` without a node."""
+        while True:
+            slot = self._living_slot()
+            async with slot.turn:
+                self.compiling = isinstance(job, BuildJob)
+                try:
+                    return await slot.node.ask(job, slot.number)
+                except NodeLost:
+                    continue
+                finally:
+                    self.compiling = False
+
+    def _living_slot(self) -> Slot:
+        if self._slot.node.lost:
+            living = [slot for slot in self._slots if not slot.node.lost]
+            if not living:
+                raise none_left(dict.fromkeys(slot.node.lost for slot in self._slots))
+            self._slot = min(living, key=lambda slot: slot.users)
+            self._slot.users += 1
+        return self._slot
+
+
+class ClusterDeviceWorker:
+    """One device of a node. `info` is as the node knows it; the run calls it ``NODE/ID``."""
+
+    def __init__(self, node: Node, info: DeviceInfo) -> None:
+        self.node, self._id = node, info.id
+        self.info = node.named(info)
+        self.name = self.info.id
+
+    @property
+    def alive(self) -> bool:
+        return self.node.alive(self._id)
+
+    async def run(self, job: Job[A]) -> A:
+        """Have the device's process do `job`. If its node is lost, the candidate has no part in that."""
+        try:
+            answer: Any = await self.node.ask(job, self._id)
+        except NodeLost as error:
+            lost = WorkerError if isinstance(job, StartJob) else ServerLost
+            raise lost(str(error)) from error
+        if isinstance(answer, Started):
+            self.info = self.node.named(answer.device)
+            answer = msgspec.structs.replace(answer, device=self.info)
+        return cast(A, answer)

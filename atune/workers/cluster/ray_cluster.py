@@ -47,8 +47,8 @@ class RayAgent:
 
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
-        self.ready = False
-        """Whether it takes part."""
+        self._calls = set[anyio.Event]()
+        """Those under way. The event of one is set when it ends, or its agent is killed."""
         self._killing: threading.Thread | None = None
 
     async def ask(self, question: bytes) -> bytes:
@@ -64,18 +64,24 @@ class RayAgent:
 
     async def answered(self, reference: Any) -> Any:
         """Wait for what a remote call returns, on whichever event loop. Raises `NodeLost`."""
-        done, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
+        ended, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
         soon: Callable[[Callable[[], None]], object]
         soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
             """Runs in a thread of Ray's, which must not wait for the loop: the loop may wait for Ray."""
             with suppress(RuntimeError):  # the loop has ended, and nobody waits
-                soon(done.set)
+                soon(ended.set)
 
         future = reference.future()
         future.add_done_callback(wake)
-        await done.wait()
+        self._calls.add(ended)
+        try:
+            await ended.wait()
+        finally:
+            self._calls.discard(ended)
+        if not future.done():
+            raise NodeLost("its agent was killed")
         try:
             return future.result()
         except self._ray.exceptions.RayError as error:
@@ -89,6 +95,8 @@ class RayAgent:
         if self._killing is None:  # Ray may take seconds
             self._killing = threading.Thread(target=kill, name=f"kill {self.name}", daemon=True)
             self._killing.start()
+            for ended in self._calls:
+                ended.set()
 
     def wait_killed(self, within_s: float) -> None:
         """Wait until Ray got `kill`. Blocks for `within_s` at most."""
@@ -97,27 +105,31 @@ class RayAgent:
 
 
 @asynccontextmanager
-async def ray_agents(
-    opening: Opening, *, address: str, resource: str = ""
-) -> AsyncGenerator[tuple[list[Agent], list[str]], None]:
+async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[list[Agent], list[str]], None]:
     """Join the cluster at `address`, and start an agent on every node that can take part.
 
     `address`: ``auto`` for the one that RAY_ADDRESS names or that runs here, ``local`` to start one here, or what
-    `ray.init` takes, such as ``ray://HOST:10001``. `resource`: a custom resource that stands for GPUs. Raises
-    `UsageError` where Ray or the cluster is not there, and `MachineError` where no node can take part.
+    `ray.init` takes, such as ``ray://HOST:10001``. Raises `UsageError` where Ray or the cluster is not there, and
+    `MachineError` where no node can take part.
     """
     ray = _ray(address)
     joined = await anyio.to_thread.run_sync(_join, ray, address)
-    started: list[RayAgent] = []
-    left_out: list[str] = []
+    started, agents, left_out = list[RayAgent](), list[RayAgent](), list[str]()
+
+    async def start(node: Mapping[str, Any]) -> None:
+        try:
+            agents.append(await _started(ray, node, opening, started))
+        except NodeLost as error:
+            left_out.append(f"node {node['Name']} is left out: {error}")
+
     try:
-        nodes = await _settled(ray, opening, resource)
+        nodes = await _settled(ray, opening)
         async with anyio.create_task_group() as tasks:
             for node in nodes:
-                tasks.start_soon(_start, ray, node, opening, resource, started, left_out)
-        agents = sorted((agent for agent in started if agent.ready), key=lambda agent: (not agent.local, agent.name))
+                tasks.start_soon(start, node)
         if not agents:
             raise MachineError(f"no node of the Ray cluster can take part: {'; '.join(left_out) or 'it has none'}")
+        agents.sort(key=lambda agent: (not agent.local, agent.name))
         yield list(agents), left_out
         async with anyio.create_task_group() as tasks:
             for agent in agents:
@@ -138,10 +150,10 @@ def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
     ray.shutdown()
 
 
-def connect_ray(address: str, resource: str = "") -> Callable[[Opening], Any]:
+def connect_ray(address: str) -> Callable[[Opening], Any]:
     """Return what `ClusterMachine` takes to run on the Ray cluster at `address`. Raises `UsageError` without Ray."""
     _ray(address)
-    return partial(ray_agents, address=address, resource=resource)
+    return partial(ray_agents, address=address)
 
 
 async def _close(agent: RayAgent) -> None:
@@ -149,19 +161,16 @@ async def _close(agent: RayAgent) -> None:
         await agent.answered(agent.actor.close.remote())
 
 
-async def _start(
-    ray: Any, node: Mapping[str, Any], opening: Opening, resource: str, started: list[RayAgent], left_out: list[str]
-) -> None:
-    """Start the agent of one node, and add it to `started`. Add to `left_out` why it is not `ready`."""
-    name, claim = node["Name"], _claim(node, resource, opening.compile.workers)
+async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started: list[RayAgent]) -> RayAgent:
+    """Start the agent of one node, and add it to `started`. Raises `NodeLost` with the reason where that fails."""
+    claim = _claim(node, opening.compile.workers)
     if claim["num_cpus"] < 1:
-        left_out.append(f"node {name} is left out: other programs hold all its cores, or Ray was given none")
-        return
+        raise NodeLost("other programs hold all its cores, or Ray was given none")
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     remote = ray.remote(Actor).options(
         **claim, max_restarts=0, max_task_retries=0, max_concurrency=100_000, scheduling_strategy=strategy
     )
-    agent = RayAgent(ray, remote.remote(), name, node["NodeManagerAddress"] == ray.util.get_node_ip_address())
+    agent = RayAgent(ray, remote.remote(), node["Name"], node["NodeManagerAddress"] == ray.util.get_node_ip_address())
     started.append(agent)
     try:
         with anyio.fail_after(READY_S):
@@ -169,17 +178,15 @@ async def _start(
                 raise NodeLost(why)
             cores = msgspec.structs.replace(opening, cores=int(claim["num_cpus"]))
             await agent.answered(agent.actor.open.remote(msgspec.msgpack.encode(cores)))
-    except TimeoutError:
-        left_out.append(
-            f"node {name} is left out: its agent did not start within {READY_S:g} s; is another program using "
-            f"{claim['num_cpus']:g} cores or its GPUs there? `ray status` tells"
-        )
-    except NodeLost as error:
-        left_out.append(f"node {name} is left out: {error}")
-    else:
-        agent.ready = True
-        return
-    agent.kill()
+    except (TimeoutError, NodeLost) as error:
+        agent.kill()
+        if isinstance(error, NodeLost):
+            raise
+        raise NodeLost(
+            f"its agent did not start within {READY_S:g} s; is another program using {claim['num_cpus']:g} cores or "
+            "its GPUs there? `ray status` tells"
+        ) from error
+    return agent
 
 
 def _differs(there: Mapping[str, str]) -> str:
@@ -190,10 +197,10 @@ def _differs(there: Mapping[str, str]) -> str:
     return f"it has {', '.join(other)}: install the same versions there" if other else ""
 
 
-async def _settled(ray: Any, opening: Opening, resource: str) -> list[dict[str, Any]]:
+async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
     """Return the nodes, once what the run wants of each is free, or `SETTLE_S` have passed."""
     nodes: list[dict[str, Any]] = []
-    claim = partial(_claim, resource=resource, workers=opening.compile.workers)
+    claim = partial(_claim, workers=opening.compile.workers)
     with anyio.move_on_after(SETTLE_S):
         while not nodes or any(claim(node) != claim({**node, "Free": node["Resources"]}) for node in nodes):
             nodes = await anyio.to_thread.run_sync(_nodes, ray)
@@ -201,17 +208,11 @@ async def _settled(ray: Any, opening: Opening, resource: str) -> list[dict[str, 
     return nodes
 
 
-def _claim(node: Mapping[str, Any], resource: str, workers: int | None) -> dict[str, Any]:
+def _claim(node: Mapping[str, Any], workers: int | None) -> dict[str, Any]:
     """Return what an agent asks of Ray on `node`: all that is free, or a core for each of `workers` and each device."""
-    free = node["Free"]
-    cores, gpus, others = (int(free.get(name, 0)) for name in ("CPU", "GPU", resource or "CPU"))
-    devices = gpus or (others if resource else 0) or 1
-    claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + devices)}
-    if gpus:
-        claim["num_gpus"] = gpus
-    if resource and others:
-        claim["resources"] = {resource: others}
-    return claim
+    cores, gpus = (int(node["Free"].get(name, 0)) for name in ("CPU", "GPU"))
+    claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + (gpus or 1))}
+    return claim | ({"num_gpus": gpus} if gpus else {})
 
 
 def _nodes(ray: Any) -> list[dict[str, Any]]:
