@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import pickle
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -14,7 +15,7 @@ from atune.engine.background import background
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Job, Started
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.messages import NodeFound, Opening, Question
+from atune.workers.cluster.messages import Library, NodeFound, Opening, Reply
 from atune.workers.cluster.nodes import NodeLost
 
 
@@ -30,16 +31,17 @@ class LoopbackAgent:
         self._died = anyio.Event()
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
-    async def ask(self, question: bytes) -> bytes:
-        entry = msgspec.msgpack.decode(question, type=Question).job.name
-        self.asked.append(entry)
-        self.on_ask(self, entry)
-        answers, done, scope, ended = list[bytes](), anyio.Event(), anyio.CancelScope(), anyio.Event()
+    async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
+        self.asked.append(job.name)
+        self.on_ask(self, job.name)
+        asked = pickle.loads(pickle.dumps((job, worker, libraries)))
+        answers, done, scope, ended = list[Reply](), anyio.Event(), anyio.CancelScope(), anyio.Event()
 
         async def call() -> None:
             try:
                 with scope:
-                    answers.append(await self.agent.answer(question))
+                    reply = await self.agent.answer(*asked)
+                    answers.append(pickle.loads(pickle.dumps(reply)))
             finally:
                 ended.set()
             if not self.stalled:
@@ -78,7 +80,7 @@ class LoopbackAgent:
 class Posing(NodeAgent):
     """An agent that says of its CPU that it is of another `model`."""
 
-    def __init__(self, opening: bytes, model: str) -> None:
+    def __init__(self, opening: Opening, model: str) -> None:
         super().__init__(opening)
         self._model = model
 
@@ -120,8 +122,8 @@ class Loopback:
 
     async def _node(self, name: str, opening: Opening, *, task_status: Any) -> None:
         with anyio.CancelScope() as scope, suppress(BaseExceptionGroup):
-            data = msgspec.msgpack.encode(msgspec.structs.replace(opening, cores=2))
-            async with background() as tasks, Posing(data, self.models[int(name[-1])]) as node:
+            own = msgspec.structs.replace(opening, cores=2)
+            async with background() as tasks, Posing(own, self.models[int(name[-1])]) as node:
                 agent = LoopbackAgent(name, node, tasks, scope.cancel)
                 agent.on_ask = lambda agent, entry: self.on_ask(agent, entry)
                 task_status.started(agent)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 import pytest
 
 from atune.errors import MachineError, ServerLost, WorkerError
@@ -23,7 +22,7 @@ from atune.model.jobs import FindJob, LowerJob, MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import nodes
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.messages import Answer, Library, NoticesJob, Opening, Question, Reply, Shelf, raised
+from atune.workers.cluster.messages import Library, NoticesJob, Opening, Reply, Shelf
 from atune.workers.cluster.nodes import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Slot
 from atune.workload.workload import FileRef
 
@@ -31,21 +30,18 @@ pytestmark = pytest.mark.anyio
 
 
 class Scripted:
-    """An agent that answers as `answer` does."""
+    """An agent that answers as `answer` does, which gets the job's libraries."""
 
     name, killed = "node-0", False
 
-    def __init__(self, answer: Callable[[Question], Awaitable[Reply]]) -> None:
+    def __init__(self, answer: Callable[[Sequence[Library]], Awaitable[Reply]]) -> None:
         self._answer = answer
 
-    async def ask(self, question: bytes) -> bytes:
-        return msgspec.msgpack.encode(await self._answer(msgspec.msgpack.decode(question, type=Question)))
+    async def ask(self, job: Any, worker: int | str, libraries: Sequence[Library]) -> Reply:
+        return await self._answer(libraries)
 
     def kill(self) -> None:
         self.killed = True
-
-
-NOTHING = Answer(msgspec.msgpack.encode([]))
 
 
 async def test_a_program_that_was_stopped_loses_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +49,7 @@ async def test_a_program_that_was_stopped_loses_no_node(monkeypatch: pytest.Monk
     monkeypatch.setattr(nodes, "STALL_S", 0.6)
     calls, answered = 0, anyio.Event()
 
-    async def answer(question: Question) -> Reply:
+    async def answer(libraries: Sequence[Library]) -> Reply:
         nonlocal calls
         calls += 1
         if calls == 2:
@@ -63,7 +59,7 @@ async def test_a_program_that_was_stopped_loses_no_node(monkeypatch: pytest.Monk
         time.sleep(1.3)  # all of this program stands still
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        return NOTHING
+        return Reply([])
 
     node = Node(Scripted(answer), Shelf(), lambda node: answered.set())
     async with anyio.create_task_group() as tasks:
@@ -77,12 +73,10 @@ async def test_a_program_that_was_stopped_loses_no_node(monkeypatch: pytest.Monk
 async def test_a_library_that_a_node_could_not_write_is_sent_again(tmp_path: Path) -> None:
     sent = list[int]()
 
-    async def answer(question: Question) -> Reply:
-        sent.append(len(question.libraries))
+    async def answer(libraries: Sequence[Library]) -> Reply:
+        sent.append(len(libraries))
         failed = Failure(0, "fault", "it faults")
-        return (
-            raised(WorkerError("No space left on device")) if len(sent) == 1 else Answer(msgspec.msgpack.encode(failed))
-        )
+        return Reply(error=WorkerError("No space left on device")) if len(sent) == 1 else Reply(failed)
 
     node = Node(Scripted(answer), Shelf(), lambda node: None)
     path = tmp_path / "one.so"
@@ -113,9 +107,9 @@ def test_a_library_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.M
     assert seen[0] == [] and all(not name.endswith(".so") for names in seen for name in names)
 
 
-def opening() -> bytes:
+def opening() -> Opening:
     settings = CompileSettings(), BenchmarkSettings()
-    return msgspec.msgpack.encode(Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1))
+    return Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1)
 
 
 async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -> None:
@@ -138,12 +132,11 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
 
     agent._compilers = [Compiler()]  # type: ignore[list-item]
     lowered = Lowered(0, "c", "", (), StaticFacts(), 0.0, b"")
-    question = msgspec.msgpack.encode(Question(FindJob(lowered), 0))
     async with anyio.create_task_group() as tasks, anyio.create_task_group() as cancelled:
-        cancelled.start_soon(agent.answer, question)
+        cancelled.start_soon(agent.answer, FindJob(lowered), 0)
         await begun.wait()
         cancelled.cancel_scope.cancel()
-        tasks.start_soon(agent.answer, question)
+        tasks.start_soon(agent.answer, FindJob(lowered), 0)
         with anyio.CancelScope(shield=True):
             await anyio.wait_all_tasks_blocked()
         before = list(order)
@@ -154,13 +147,10 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
 async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads may all wait for a slow disk, on the node or here. No node is lost by that."""
     monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.0)
-    settings = CompileSettings(), BenchmarkSettings()
-    opening = Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1)
-    agent = NodeAgent(msgspec.msgpack.encode(opening))
+    agent = NodeAgent(opening())
 
-    async def answer(question: Question) -> Reply:
-        reply: Reply = msgspec.msgpack.decode(await agent.answer(msgspec.msgpack.encode(question)), type=Reply)
-        return reply
+    async def answer(libraries: Sequence[Library]) -> Reply:
+        return await agent.answer(NoticesJob(), "")
 
     node, freed = Node(Scripted(answer), Shelf(), lambda node: None), threading.Event()
     threads = anyio.to_thread.current_default_thread_limiter()
@@ -176,8 +166,8 @@ async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
-    async def answer(question: Question) -> Reply:
-        return raised(MachineError("the disk is full"))
+    async def answer(libraries: Sequence[Library]) -> Reply:
+        return Reply(error=MachineError("the disk is full"))
 
     node = Node(Scripted(answer), Shelf(), lambda node: None)
     slot = Slot(node, 0)
@@ -189,7 +179,7 @@ async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
 
 async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:
     """Nor is it the second time that the candidate's own process is lost, which would count against it."""
-    node = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None)
+    node = Node(Scripted(lambda libraries: anyio.sleep_forever()), Shelf(), lambda node: None)
     node.lose("gone")
     worker = ClusterDeviceWorker(node, DeviceInfo("cpu", "EPYC"))
     artifact = Artifact(index=0, path="", symbol="main", params=(), target="c")

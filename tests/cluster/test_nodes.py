@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.address import Cluster
 from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine
-from atune.workers.cluster.messages import Library, Opening, raised
+from atune.workers.cluster.messages import Library, Opening, known
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -160,17 +161,15 @@ async def test_a_library_that_arrives_damaged_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_an_exception_arrives_as_what_it_is(error: Exception) -> None:
-    there = raised(error).error()
-    assert type(there) is type(error) and str(there) == str(error)
-    assert vars(there).get("detail") == vars(error).get("detail")
-    assert vars(there).get("outside") == vars(error).get("outside")
+    there = pickle.loads(pickle.dumps(known(error)))
+    assert type(there) is type(error) and str(there) == str(error) and vars(there) == vars(error)
 
 
 def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        there = raised(error).error()
+        there = known(error)
     assert isinstance(there, WorkerError) and str(there) == "ZeroDivisionError: by zero"
     assert "test_nodes.py" in there.detail
 

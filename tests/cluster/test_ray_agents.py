@@ -8,14 +8,13 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import msgspec
 import pytest
 from fake_ray import FakeRay, Idle, in_place
 
 from atune.errors import MachineError
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import agent, ray_cluster
-from atune.workers.cluster.messages import NoticesJob, Opening, Question
+from atune.workers.cluster.messages import NoticesJob, Opening
 from atune.workers.cluster.nodes import NodeLost
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.workload import FileRef
@@ -44,7 +43,7 @@ async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed(monk
 
     async def ask() -> None:
         with pytest.raises(NodeLost, match="its agent was killed"):
-            await lost.ask(b"")
+            await lost.ask(NoticesJob(), "", ())
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -90,7 +89,7 @@ async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPa
     ray = in_place(FakeRay(()), monkeypatch)
     monkeypatch.setattr(agent, "NodeAgent", Failing)
     actor = agent.Actor()
-    await actor.open(msgspec.msgpack.encode(OPENING))
+    await actor.open(OPENING)
     assert ray.said == []
     await anyio.sleep(0.3)
     assert ray.said == ["exit 1"]
@@ -99,11 +98,11 @@ async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPa
 async def test_an_agent_that_nobody_asks_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "LEFT_S", 0.3)
     monkeypatch.setattr(agent, "NOTICE_S", 0.0)
-    node, begun = agent.NodeAgent(msgspec.msgpack.encode(OPENING)), anyio.current_time()
+    node, begun = agent.NodeAgent(OPENING), anyio.current_time()
 
     async def ask() -> None:
         await anyio.sleep(0.2)
-        await node.answer(msgspec.msgpack.encode(Question(NoticesJob())))
+        await node.answer(NoticesJob(), "")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -123,6 +122,6 @@ async def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
     ray = in_place(FakeRay(()), monkeypatch)
     monkeypatch.setattr(agent, "NodeAgent", Broken)
     with pytest.raises(OSError, match="no fork server"):
-        await agent.Actor().open(msgspec.msgpack.encode(OPENING))
+        await agent.Actor().open(OPENING)
     await anyio.lowlevel.checkpoint()
     assert ray.said == []

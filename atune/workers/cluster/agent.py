@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,21 +19,20 @@ import msgspec
 
 from atune.engine.background import background
 from atune.errors import MachineError
-from atune.model.jobs import BuildJob, Job, LowerJob
+from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions
 from atune.workers.cluster.messages import (
-    Answer,
     DescribeJob,
     DiscoverJob,
+    Library,
     NeighboursJob,
     NodeFound,
     NoticesJob,
     Opening,
     PlanJob,
-    Question,
     Reply,
     Shelf,
-    raised,
+    known,
 )
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
@@ -53,10 +52,8 @@ def versions_here() -> dict[str, str]:
 class NodeAgent(anyio.AsyncContextManagerMixin):
     """The stages of one node. Entering starts them, leaving kills every process."""
 
-    def __init__(self, opening: bytes) -> None:
-        self._opening = msgspec.msgpack.decode(opening, type=Opening)
-        o = self._opening
-        benchmark = msgspec.structs.replace(o.benchmark, mixed_devices=True)  # the run decides, for all nodes
+    def __init__(self, opening: Opening) -> None:
+        o, benchmark = opening, msgspec.structs.replace(opening.benchmark, mixed_devices=True)  # the run decides
         self._machine = LocalMachine(
             o.workload, target=o.target, devices=o.devices, compile=o.compile, benchmark=benchmark, cores=o.cores
         )
@@ -65,7 +62,6 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
         """Held by each worker's job. A cancelled one may still be ending when the next arrives."""
         self._shelf = Shelf()
-        self._changed = anyio.Event()
         self._asked = 0.0
         """When the last question came, by the event loop's clock."""
         self._notices: list[str] = []
@@ -73,7 +69,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
-        async with self._machine.open(self._notice, self._wake), background() as tasks:
+        async with self._machine.open(self._notice), background() as tasks:
             self._shelf.run_dir = self._machine.run_dir
             tasks.start_soon(self.end_if_left)
             yield self
@@ -85,19 +81,20 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             await anyio.sleep(rest_s)
         raise MachineError(f"the engine has asked nothing for {LEFT_S:g} s")
 
-    async def answer(self, question: bytes) -> bytes:
-        """Answer a question. Cancelling it ends what it started. Raises nothing of its own."""
+    async def answer(self, job: Job[Any], worker: int | str, libraries: Sequence[Library] = ()) -> Reply:
+        """Have `worker` do a job: a compile worker's number, a device's id, or empty for the node itself.
+
+        Cancelling it ends what it started. Raises nothing of its own. `libraries`: those of the job's artifacts.
+        """
         self._asked = anyio.current_time()
-        asked = msgspec.msgpack.decode(question, type=Question)
-        device = self._devices.get(str(asked.worker))
-        reply: Reply
         try:
-            job: Job[Any] = await self._shelf.unpacked(asked.job, asked.libraries)
-            answer, libraries = await self._shelf.packed(await self.run(job, asked.worker))
-            reply = Answer(msgspec.msgpack.encode(answer), libraries, _is_alive(device))
+            answer = await self.run(await self._shelf.unpacked(job, libraries), worker)
+            answer, libraries = await self._shelf.packed(answer)
+            reply = Reply(answer, libraries)
         except Exception as error:
-            reply = raised(error, alive=_is_alive(device))
-        return msgspec.msgpack.encode(reply)
+            reply = Reply(error=known(error))
+        device = self._devices.get(str(worker))
+        return msgspec.structs.replace(reply, alive=device is not None and device.alive)
 
     async def run(self, job: Job[Any], worker: int | str) -> Any:
         """Have a worker do `job`, or this node itself."""
@@ -106,8 +103,6 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         async with self._turns[worker]:
             if isinstance(worker, str):
                 return await self._devices[worker].run(job)
-            while isinstance(job, BuildJob) and self._machine.service.soon:  # building will be cheaper then
-                await self._changed.wait()
             if isinstance(job, LowerJob):  # another node may build it, so that its code must be in the answer
                 job = LowerJob(job.candidate, anew=True)
             return await self._compilers[worker].run(job)
@@ -136,17 +131,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
                 return notices
         return None
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
     def _notice(self, message: str) -> None:
         self._notices.append(message)
         self._noticed.set()
-
-
-def _is_alive(device: LocalDeviceWorker | None) -> bool:
-    return device is not None and device.alive
 
 
 class Actor:
@@ -160,14 +147,14 @@ class Actor:
         """Return the versions of this node that must be those of the engine's program."""
         return versions_here()
 
-    async def open(self, opening: bytes) -> None:
+    async def open(self, opening: Opening) -> None:
         """Start the agent. Raises where its fork server cannot be started."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leave = asyncio.Event()
         self._ended = asyncio.create_task(self._serve(opening, opened))
         await opened
 
-    async def _serve(self, opening: bytes, opened: asyncio.Future[None]) -> None:
+    async def _serve(self, opening: Opening, opened: asyncio.Future[None]) -> None:
         """Run the agent until the engine ends it. End this process if it fails or is left: the node is lost."""
         try:
             async with NodeAgent(opening) as self._agent:
@@ -181,14 +168,14 @@ class Actor:
             else:
                 os._exit(1)
 
-    async def call(self, question: bytes) -> bytes:
-        """Have the agent answer a question. Ray cancels this task; then the answer's ends first, and in order."""
+    async def call(self, *asked: Any) -> Reply:
+        """Have the agent answer. Ray cancels this task; the answer's own ends first then, and in order."""
         scope = anyio.CancelScope()
 
-        async def answer() -> bytes:
+        async def answer() -> Reply:
             with scope:
-                return await self._agent.answer(question)
-            return b""
+                return await self._agent.answer(*asked)
+            return Reply()
 
         task = asyncio.create_task(answer())
         try:

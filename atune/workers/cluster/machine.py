@@ -105,7 +105,7 @@ class ClusterMachine:
         self._workers = Workers(workload)
         """Knows what the workload was loaded from; it starts nothing."""
         self._warn: Callable[[str], None] = ignored
-        self._found: Discovery | None = None
+        self._found: Discovery
         self._accelerators: tuple[str, ...] = ()
         self._fingerprint = ""
         """That of the workload, as a node described it."""
@@ -207,7 +207,7 @@ class ClusterMachine:
     async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         """Decide among those that all nodes have, and have the nodes make their workers."""
         workers = sum(node.compilers for node in self._living)
-        used, unused = accelerators_for(candidates, workers, self.compile.acceleration, self._discovery)
+        used, unused = accelerators_for(candidates, workers, self.compile.acceleration, self._found)
         self._accelerators = tuple(map(bare, used))
         plan = PlanJob(self._accelerators, unused.get(ACCELERATOR, ""))
         await self._everywhere(lambda node: node.ask(plan))
@@ -227,7 +227,7 @@ class ClusterMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         """Say that a group of neighbours is lowered in a row, and that each node keeps cores free by itself."""
-        on_cpu = self._discovery.target.kind == "c"
+        on_cpu = self._found.target.kind == "c"
         return CompileHints(row=NEIGHBOURS if "swizzle_lowering" in self._accelerators and not on_cpu else 1)
 
     async def sleep(self, seconds: float) -> None:
@@ -239,11 +239,6 @@ class ClusterMachine:
     @property
     def _living(self) -> list[Node]:
         return [node for node in self.nodes if not node.lost]
-
-    @property
-    def _discovery(self) -> Discovery:
-        assert self._found is not None, "discover() comes first"
-        return self._found
 
     def _lose(self, node: Node) -> None:
         """Go on without a node, and say so in one line."""

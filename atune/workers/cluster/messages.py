@@ -1,6 +1,6 @@
-"""Messages between the engine's program and the agents on the nodes, as msgpack: jobs, their answers, and errors.
+"""Messages between the engine's program and the agents on the nodes, besides the workers' jobs.
 
-Libraries travel by content, so that each is sent to a node once.
+Ray pickles them. Libraries travel by content, so that each is sent to a node once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import msgspec
 
-from atune.errors import AtuneError, WorkerError, error_of, message_of, name_and_message, traceback_of
+from atune.errors import AtuneError, WorkerError, name_and_message, traceback_of
 from atune.model.artifact import Artifact, Proof, source_path
 from atune.model.candidate import Config
 from atune.model.folders import made_folder, whole_file
-from atune.model.jobs import CompileJob, DeviceJob, Job
+from atune.model.jobs import Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
@@ -77,9 +77,6 @@ class NoticesJob(Job[list[str]], frozen=True):
     """Return messages for the user, once there are some; after `agent.NOTICE_S` at the latest."""
 
 
-NodeJob = DescribeJob | NeighboursJob | DiscoverJob | PlanJob | NoticesJob
-
-
 class Library(msgspec.Struct, frozen=True):
     """A library that travels. `digest`: SHA-256 of `data`; `sources`: its members' sources, by symbol."""
 
@@ -100,69 +97,29 @@ class Library(msgspec.Struct, frozen=True):
         if hashlib.sha256(self.data).hexdigest() != self.digest:
             raise WorkerError(f"library {self.digest[:12]} arrived damaged: its content has another SHA-256")
         path = Path(folder) / f"{self.digest}.so"
-        for symbol, text in self.sources.items():
-            if symbol.isidentifier():  # a name, never a path that leads elsewhere
-                _write(Path(source_path(str(path), symbol)), text)
-        if not path.exists():
-            _write(path, self.data)
+        named = (symbol for symbol in self.sources if symbol.isidentifier())  # a name, never a path elsewhere
+        files = {Path(source_path(str(path), symbol)): self.sources[symbol] for symbol in named}
+        for file, data in files.items() if path.exists() else (*files.items(), (path, self.data)):
+            with whole_file(file) as part:  # several messages may bring it at once
+                Path(part).write_bytes(data)
         return str(path)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that several messages may bring at once: whoever finds it finds it whole."""
-    with whole_file(path) as part:
-        Path(part).write_bytes(data)
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a job, or the error that it ended with. Artifacts in `answer` name their libraries by digest.
 
-
-class Question(msgspec.Struct, frozen=True):
-    """A job for an agent. `worker`: the compile worker's number or the device's id; empty for the node itself.
-
-    `libraries`: those that the job's artifacts name by digest and the node has not received yet.
+    `libraries`: these. `alive`: whether the device's process runs, if a device answered.
     """
 
-    job: CompileJob | DeviceJob | NodeJob
-    worker: int | str = ""
+    answer: Any = None
     libraries: tuple[Library, ...] = ()
-
-
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """The answer to a job, as msgpack. Artifacts in `body` name their libraries by digest; `libraries` has these.
-
-    `alive`: whether the device's process runs, if a device answered.
-    """
-
-    body: bytes
-    libraries: tuple[Library, ...] = ()
+    error: AtuneError | None = None
     alive: bool = False
 
 
-class Raised(msgspec.Struct, frozen=True, tag="raised"):
-    """The exception that a job ended with. `outside`: that of `WorkerLost`."""
-
-    kind: str
-    message: str
-    detail: str = ""
-    outside: bool = False
-    alive: bool = False
-
-    def error(self) -> AtuneError:
-        """Return the exception."""
-        return error_of(self.kind, self.message, self.detail, outside=self.outside)
-
-
-Reply = Answer | Raised
-
-
-def raised(error: Exception, *, alive: bool = False) -> Raised:
-    """Return `error` as it travels."""
-    known = isinstance(error, AtuneError)
-    return Raised(
-        kind=type(error).__name__,
-        message=message_of(error) if known else name_and_message(error),
-        detail=getattr(error, "detail", "") or ("" if known else traceback_of(error)),
-        outside=getattr(error, "outside", False),
-        alive=alive,
-    )
+def known(error: Exception) -> AtuneError:
+    """Return `error` as it travels: a `WorkerError` with its traceback if atune has no such class."""
+    return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
 
 class Shelf:
@@ -191,7 +148,7 @@ class Shelf:
 
         with_artifacts(value, note)
         libraries = await anyio.to_thread.run_sync(read) if symbols else {}
-        return with_artifacts(value, lambda one: _moved(one, self._digests[one.path])), tuple(libraries.values())
+        return with_artifacts(value, self._travelling), tuple(libraries.values())
 
     async def unpacked(self, value: T, libraries: Sequence[Library]) -> T:
         """Keep `libraries`, and return `value` as it is used here. Without libraries it needs no thread.
@@ -215,7 +172,10 @@ class Shelf:
     def _here(self, artifact: Artifact) -> Artifact:
         if artifact.path not in self._paths:
             raise WorkerError(f"library {artifact.path[:12]} was not sent to this node")
-        return _moved(artifact, self._paths[artifact.path])
+        return msgspec.structs.replace(artifact, path=self._paths[artifact.path])
+
+    def _travelling(self, artifact: Artifact) -> Artifact:
+        return msgspec.structs.replace(artifact, path=self._digests[artifact.path])
 
 
 def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
@@ -230,7 +190,3 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
         changed = msgspec.structs.replace(value, **fields)
     found: T = changed
     return found
-
-
-def _moved(artifact: Artifact, path: str) -> Artifact:
-    return msgspec.structs.replace(artifact, path=path)

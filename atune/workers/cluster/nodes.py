@@ -12,8 +12,8 @@ import msgspec
 from atune.engine.background import background
 from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
 from atune.model.device import DeviceInfo
-from atune.model.jobs import A, BuildJob, Job, Started, StartJob, decoded
-from atune.workers.cluster.messages import Answer, DiscoverJob, NoticesJob, Question, Reply, Shelf
+from atune.model.jobs import A, BuildJob, Job, Started, StartJob
+from atune.workers.cluster.messages import DiscoverJob, Library, NoticesJob, Reply, Shelf
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.locks import Deadline
 
@@ -38,7 +38,7 @@ class Agent(Protocol):
     name: str
     """The node's name, which no other node of the run has."""
 
-    async def ask(self, question: bytes) -> bytes:
+    async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
         """Return the agent's reply. Raises `NodeLost`. Cancelling it ends the call there, and what that started."""
         ...
 
@@ -68,21 +68,19 @@ class Node:
         if self.lost:
             raise NodeLost(self.lost)
         packed, libraries = await self._shelf.packed(job, self._sent)
-        question = msgspec.msgpack.encode(Question(cast(Any, packed), worker, libraries))
         try:
-            reply: Reply = msgspec.msgpack.decode(await self.agent.ask(question), type=Reply)
+            reply = await self.agent.ask(packed, worker, libraries)
         except NodeLost as error:
             self.lose(str(error))
             raise NodeLost(self.lost) from error
         self._alive[str(worker)] = reply.alive
-        if not isinstance(reply, Answer):
-            raised = reply.error()  # perhaps of writing the libraries: they are sent again
-            if isinstance(raised, MachineError):  # it lacks disk or memory, which other nodes may have
-                self.lose(str(raised))
-                raise NodeLost(self.lost) from raised
-            raise raised
+        if isinstance(reply.error, MachineError):  # it lacks disk or memory, which other nodes may have
+            self.lose(str(reply.error))
+            raise NodeLost(self.lost) from reply.error
+        if reply.error is not None:  # perhaps of writing the libraries: they are sent again
+            raise reply.error
         self._sent |= {library.digest for library in (*libraries, *reply.libraries)}
-        return await self._shelf.unpacked(decoded(job, reply.body), reply.libraries)
+        return await self._shelf.unpacked(cast(A, reply.answer), reply.libraries)
 
     async def discover(self, job: DiscoverJob) -> None:
         """Have the agent find what the node has for the run."""

@@ -25,8 +25,9 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import MachineError, UsageError, message_of
+from atune.model.jobs import Job
 from atune.workers.cluster.agent import Actor, versions_here
-from atune.workers.cluster.messages import Opening
+from atune.workers.cluster.messages import Library, Opening, Reply
 from atune.workers.cluster.nodes import Agent, NodeLost
 
 READY_S = 60.0
@@ -51,11 +52,11 @@ class RayAgent:
         """Those under way. The event of one is set when it ends, or its agent is killed."""
         self._killing: threading.Thread | None = None
 
-    async def ask(self, question: bytes) -> bytes:
-        reference = self.actor.call.remote(question)
+    async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
+        reference = self.actor.call.remote(job, worker, libraries)
         try:
-            answer: bytes = await self.answered(reference)
-            return answer
+            reply: Reply = await self.answered(reference)
+            return reply
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
                 self._ray.cancel(reference)
@@ -176,8 +177,8 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
         with anyio.fail_after(READY_S):
             if why := _differs(await agent.answered(agent.actor.versions.remote())):
                 raise NodeLost(why)
-            cores = msgspec.structs.replace(opening, cores=int(claim["num_cpus"]))
-            await agent.answered(agent.actor.open.remote(msgspec.msgpack.encode(cores)))
+            own = msgspec.structs.replace(opening, cores=int(claim["num_cpus"]))
+            await agent.answered(agent.actor.open.remote(own))
     except (TimeoutError, NodeLost) as error:
         agent.kill()
         if isinstance(error, NodeLost):
