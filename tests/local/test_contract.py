@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import pytest
-from atune.workers.cluster.workers import ClusterDeviceWorker
 from cluster_agents import Loopback, LoopbackAgent
 from kernel_outputs import outputs_of
 from processes import in_groups
@@ -41,6 +40,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.cluster.machine import ClusterMachine
+from atune.workers.cluster.nodes import ClusterDeviceWorker
 from atune.workers.cluster.ray_cluster import connect_ray
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
