@@ -13,6 +13,7 @@ import pytest
 from atune import UsageError, resume, tune
 from atune.engine import proposing
 from atune.engine.proposing import CHUNK, MOST, Survey, drawn
+from atune.frontends.api.cached_tune import history
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
 from atune.journal.replay import replay
@@ -22,7 +23,7 @@ from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
 from atune.testing import FakeClock, FakeMachine, Script
-from atune.workers.storage.earlier_outcomes import history, known_of
+from atune.workers.storage.result_cache import known_of
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +23,14 @@ from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import tune
 from atune.frontends.api.warm_start import chosen_prior, key_of
-from atune.journal.events import Event, RunStarted
+from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
-from atune.model.candidate import config_key
+from atune.model.candidate import Config, config_key
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
-from atune.workers.storage.earlier_outcomes import Known, history
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import Known, ResultCache
 from atune.workers.storage.result_key import ResultKey
 from atune.workers.system.locks import TuningLock
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
@@ -113,6 +112,33 @@ class CachedWork:
         fields = settings.header(self.spec, self.target, self.devices, self.versions, strategy)
         header = RunStarted(seq=0, time=now, mono=0.0, **fields)
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
+
+
+def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, Known]) -> list[Event]:
+    """Return the journal of a run that has recorded `known` and has yet to try the rest of `configs`.
+
+    A candidate is aliased to the first one with the same code, as in the run that measured it.
+    """
+    events: list[Event] = [header]
+    codes: dict[str, int] = {}
+
+    def add(kind: type[Event], **fields: Any) -> None:
+        events.append(kind(seq=len(events), time=header.time, mono=0.0, **fields))
+
+    for index, config in enumerate(configs):
+        key = config_key(config)
+        if (found := known.get(key)) is None:
+            continue
+        add(CandidateProposed, index=index, key=key, config=config)
+        if found.code_key:
+            add(CandidateLowered, index=index, code_key=found.code_key, facts=found.facts, seconds=0.0)
+            first = codes.setdefault(found.code_key, index)
+            if first != index:
+                add(CandidateAliased, index=index, same_as=first)
+                continue
+        again = {"index": index, "seq": len(events), "time": header.time, "mono": 0.0}
+        events.append(msgspec.structs.replace(found.outcome, **again))
+    return events
 
 
 async def tune_work(

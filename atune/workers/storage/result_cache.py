@@ -19,18 +19,31 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from atune.journal.events import AnyEvent, Event, decode, encode
+from atune.journal.events import (
+    AnyEvent,
+    BenchmarkFailed,
+    BuildFailed,
+    CandidateMeasured,
+    CandidatePruned,
+    Event,
+    decode,
+    encode,
+)
 from atune.journal.result import TuneResult
 from atune.journal.state import State
+from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
-from atune.workers.storage.earlier_outcomes import Known, known_of
 from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported
 
 T = TypeVar("T")
 
 SCHEMA = 1
 """Version of the database's tables."""
+
+LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
+"""Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
+are tried again."""
 
 _Row = tuple[str, str, float | None, float | None, float]
 
@@ -45,6 +58,26 @@ CREATE TABLE IF NOT EXISTS measurements (
     PRIMARY KEY (work, config_key)
 ) WITHOUT ROWID;
 """
+
+
+class Known(msgspec.Struct, frozen=True):
+    """Outcome of one configuration in earlier runs."""
+
+    config: Config
+    code_key: str
+    facts: StaticFacts
+    outcome: CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
+
+
+def known_of(state: State) -> Iterator[Known]:
+    """Yield the lasting outcomes of a run: measurements, and failures that would happen again."""
+    for entry in state.entries.values():
+        outcome = state.outcome(entry.index)
+        if outcome is None or not entry.key:
+            continue
+        if isinstance(outcome, BuildFailed | BenchmarkFailed) and outcome.kind not in LASTING:
+            continue
+        yield Known(dict(entry.config), entry.code_key, entry.facts or StaticFacts(), outcome)
 
 
 class ResultCache:
