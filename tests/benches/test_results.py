@@ -206,22 +206,6 @@ def best_known_s(events: Sequence[Event]) -> float:
     return [event for event in events if isinstance(event, BestChanged)][-1].mono - events[0].mono
 
 
-def test_search() -> None:
-    def after_start_s(name: str) -> float:
-        return seconds_of(read(RESULTS / f"search/{name}.jsonl.xz"))
-
-    whole = journal("search/all_square.jsonl.xz")
-    parts = [journal(f"search/five_square_{seed}.jsonl.xz") for seed in (1, 2)]
-    first, second = (after_start_s(f"five_square_{seed}") for seed in (1, 2))
-    says("search", f"{first:.1f} and {second:.1f} s after the start", f"{after_start_s('all_square'):.1f} s")
-    assert all(part.latency_ms is not None for part in (*parts, whole))
-    says("search", f"{parts[0].latency_ms:.4f} and {parts[1].latency_ms:.4f} ms", f"{whole.latency_ms:.4f} ms")
-    best = min(journal(f"search/all288_{n}.jsonl.xz").latency_ms or 0 for n in (1, 2, 3))
-    off = [100 * ((journal(f"search/ten288_{n}.jsonl.xz").latency_ms or 0) / best - 1) for n in (1, 2, 3)]
-    assert sorted(o > 2 for o in off) == [False, False, True]
-    says("search", f"the best by {max(off):.0f} %")
-
-
 def test_registers_and_spills_of_twenty_kernels_are_those_of_ptxas() -> None:
     rows = stored("registers.json")["rows"]
     assert len(rows) == 20 and all(row["explain"] == row["ptxas"] for row in rows)
@@ -306,23 +290,11 @@ def row(name: str) -> dict[str, Any]:
     return found
 
 
-def beside(name: str) -> float:
-    """Return the median of a row's further figure."""
-    [values] = row(name)["beside"].values()
-    return median(values)
-
-
 def test_start() -> None:
     says("start", f"{row('drop-in-1')['median']:.2f} of the time")
     says(
         "start", f"one with four {row('drop-in-4')['median']:.2f}", f"one with twenty {row('drop-in-20')['median']:.2f}"
     )
-
-
-def test_few() -> None:
-    rows = ("few-15", "few-20")
-    ends, known = ([f"{one(name):.2f}" for name in rows] for one in (lambda name: row(name)["median"], beside))
-    says("few", f"end after {' and '.join(ends)} of the time", f"measured after {' and '.join(known)} of it")
 
 
 def summaries(folder: str, strategy: str) -> dict[str, dict[str, Any]]:
