@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import get_args
 
@@ -110,20 +112,27 @@ def test_every_public_name_is_documented() -> None:
     assert not missing and tags <= set(atune.__all__)
 
 
-def test_every_option_of_tune_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of(*command: str) -> str:
+    """Return what a command prints for ``--help``."""
+    with redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
+        _parser().parse_args([*command, "--help"])
+    return shown.getvalue()
+
+
+def flags_of(text: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z-]+", text)) - {"--help"}
+
+
+def test_every_option_of_tune_is_documented() -> None:
     """Where this fails, `make tables` writes the table anew."""
-    with pytest.raises(SystemExit):
-        _parser().parse_args(["tune", "--help"])
-    options = re.findall(r"^  (?:-h, )?(--[a-z][a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    options = re.findall(r"^  (?:-h, )?(--[a-z][a-z-]+)", help_of("tune"), re.MULTILINE)
     rows = [spelled for spelled, _, _ in tables.of_tune()]
     assert options and all(any(row.startswith(f"`{option}") for row in rows) for option in options)
     assert len(options) <= 35 and tables.page("options.md") == OPTIONS.read_text()
 
 
-def test_every_command_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        _parser().parse_args(["--help"])
-    there = re.findall(r"^    ([a-z]+)  ", capsys.readouterr().out, re.MULTILINE)
+def test_every_command_is_documented() -> None:
+    there = re.findall(r"^    ([a-z]+)  ", help_of(), re.MULTILINE)
     assert sorted(re.findall(r"^    atune ([a-z]+) ", OPTIONS.read_text(), re.MULTILINE)) == sorted(there)
 
 
@@ -132,14 +141,10 @@ def test_the_readme_is_two_screens() -> None:
     assert len(lines) <= 110 and max(map(len, lines)) <= 120
 
 
-def test_every_option_of_the_journal_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    there = set()
-    for command in ("resume", "replay", "watch", "report", "export", "merge", "apply"):
-        with pytest.raises(SystemExit):
-            _parser().parse_args([command, "--help"])
-        there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
-    table = set(re.findall(r"--[a-z][a-z-]+", " ".join(first_column(section(JOURNAL, "## Commands")))))
-    assert table == there - {"--help"}
+def test_every_option_of_the_journal_commands_is_documented() -> None:
+    commands = ("resume", "replay", "watch", "report", "export", "merge", "apply")
+    there = flags_of("".join(map(help_of, commands)))
+    assert flags_of(" ".join(first_column(section(JOURNAL, "## Commands")))) == there
 
 
 def test_every_option_of_the_decorator_is_documented() -> None:
@@ -147,15 +152,11 @@ def test_every_option_of_the_decorator_is_documented() -> None:
     assert first_column(section(DECORATOR, "## Presets")) == list(PRESETS)
 
 
-def test_every_option_of_the_cache_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    there = set()
+def test_every_option_of_the_cache_commands_is_documented() -> None:
     commands = ("ls", "show", "clear", "export", "import")
-    for command in commands:
-        with pytest.raises(SystemExit):
-            _parser().parse_args(["cache", command, "--help"])
-        there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    there = flags_of("".join(help_of("cache", command) for command in commands))
     column = first_column(section(CACHE, "## Commands"))
-    assert set(re.findall(r"--[a-z][a-z-]+", " ".join(column))) == there - {"--help"}
+    assert flags_of(" ".join(column)) == there
     assert [name.split()[2] for name in column if name.startswith("atune cache")] == list(commands)
 
 

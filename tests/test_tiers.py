@@ -28,11 +28,9 @@ def test_modules_to_ask_for_exist() -> None:
 
 
 def test_what_was_measured_replaces_what_was_known() -> None:
-    known = {"test_a::test_x[1]": 3.0, "test_a::test_y": 2.0, "test_a::test_z[1]": 1.0}
-    measured = {"test_a::test_x[1]": 0.1, "test_a::test_x[2]": 0.9, "test_a::test_y": 0.2, "test_a::test_w": 4.0}
-    existing = {"test_a::test_w", "test_a::test_x", "test_a::test_y", "test_a::test_z"}
-    slow = {"test_a::test_w": 4.0, "test_a::test_x[2]": 0.9, "test_a::test_z[1]": 1.0}
-    assert tiers.renewed(known, measured, existing) == slow
+    known = {"test_a::test_x": 3.0, "test_a::test_y": 2.0, "test_a::test_z[1]": 1.0}
+    measured = {"test_a::test_x[1]": 0.1, "test_a::test_x[2]": 0.9, "test_a::test_y": 0.2}
+    assert tiers.renewed(known, measured) == {"test_a::test_x[2]": 0.9, "test_a::test_z[1]": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -89,30 +89,14 @@ class Durations:
             self.ran.add(key)
 
     def pytest_sessionfinish(self) -> None:
-        write(renewed(known_durations(), {key: self.seconds[key] for key in self.ran}, test_functions()))
+        write(renewed(known_durations(), {key: self.seconds[key] for key in self.ran}))
 
 
-def renewed(known: dict[str, float], measured: dict[str, float], existing: set[str]) -> dict[str, float]:
-    """Return the slow tests of `known`, replaced by what was `measured`, without those that do not exist any more."""
-    kept = {key: seconds for key, seconds in known.items() if key not in measured and bare(key) in existing}
-    slow = {key for key, seconds in measured.items() if seconds >= QUICK_S}
-    for name in {bare(key) for key in measured}:
-        cases = [key for key in measured if bare(key) == name]
-        kept.pop(name, None)
-        if len(cases) > 1 and slow.issuperset(cases):
-            kept[name] = max(measured[key] for key in cases)
-        else:
-            kept.update({key: measured[key] for key in cases if key in slow})
-    return {key: seconds for key, seconds in kept.items() if key == bare(key) or bare(key) not in kept}
-
-
-def test_functions() -> set[str]:
-    """Return keys of all test functions, read from the files."""
-    return {
-        f"{file.stem}::{name}"
-        for file in TESTS.rglob("test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
-    }
+def renewed(known: dict[str, float], measured: dict[str, float]) -> dict[str, float]:
+    """Return the slow tests of `known` that did not run, and those that were `measured`."""
+    ran = {bare(key) for key in measured}
+    kept = {key: seconds for key, seconds in known.items() if bare(key) not in ran}
+    return kept | {key: seconds for key, seconds in measured.items() if seconds >= QUICK_S}
 
 
 def write(durations: dict[str, float]) -> None:
