@@ -11,16 +11,8 @@ N, M = 100, 64
 BLOCKS = [1, 2, 64, 1024, 4, 5, 10, 20, 25, 50]
 """In this order, so that innocent ones run after culprits; 64 and 1024 do not divide N."""
 MODES = [
-    "good 0",
-    "past the end",
-    "good 1",
-    "before the start",
-    "good 2",
-    "far past the end",
-    "good 3",
-    "once",
-    "good 4",
-]
+    "good 0", "past the end", "good 1", "before the start", "good 2", "far past the end", "good 3", "once", "good 4",
+]  # fmt: skip
 # Guarded, because each member of a group brings it along.
 CODE = """
 #ifndef ATUNE_TEST_BOUNDS
@@ -75,16 +67,7 @@ def rounded_up(n: int, block: int, threads: int = 0) -> Any:
 
 def calling(mode: str, threads: int = 0) -> Any:
     """out = 2 x, and what `mode` says."""
-    wide = threads or None
-    if mode == "once":
-
-        @T.prim_func
-        def stateful(x: T.Tensor((M,), "float32"), out: T.Tensor((M,), "float32")):
-            with T.Kernel(1, threads=wide):
-                T.import_source(CODE)
-                T.evaluate(T.call_extern("int32", "atune_double_once", T.address_of(out[0]), T.address_of(x[0]), M))
-
-        return stateful
+    wide, once, spoils = threads or None, mode == "once", mode == "no files"
     shift = int(mode[5:]) if mode.startswith("good") else 0  # no two are the same code
     first, end = WRITES.get(mode, (0, 0))
 
@@ -92,27 +75,21 @@ def calling(mode: str, threads: int = 0) -> Any:
     def main(x: T.Tensor((M,), "float32"), out: T.Tensor((M,), "float32")):
         with T.Kernel(1, threads=wide):
             T.import_source(CODE)
-            T.evaluate(T.call_extern("int32", "atune_write", T.address_of(out[0]), first, end))
-            for i in T.serial(M):
-                out[(i + shift) % M] = x[(i + shift) % M] * 2.0
+            if spoils:
+                T.evaluate(T.call_extern("int32", "atune_no_files", 0))
+            if once:
+                T.evaluate(T.call_extern("int32", "atune_double_once", T.address_of(out[0]), T.address_of(x[0]), M))
+            else:
+                T.evaluate(T.call_extern("int32", "atune_write", T.address_of(out[0]), first, end))
+                for i in T.serial(M):
+                    out[(i + shift) % M] = x[(i + shift) % M] * 2.0
 
     return main
 
 
 def spoiling(x: int) -> Any:
     """out = 2 x; candidate 1 leaves its process unable to open files, such as libraries."""
-    if x == 1:
-
-        @T.prim_func
-        def culprit(x: T.Tensor((M,), "float32"), out: T.Tensor((M,), "float32")):
-            with T.Kernel(1):
-                T.import_source(CODE)
-                T.evaluate(T.call_extern("int32", "atune_no_files", 0))
-                for i in T.serial(M):
-                    out[i] = x[i] * 2.0
-
-        return culprit
-    return calling(f"good {x}")
+    return calling("no files" if x == 1 else f"good {x}")
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
