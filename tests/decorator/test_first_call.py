@@ -3,11 +3,7 @@ in the program's process, wherever the winner is known from."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -240,55 +236,3 @@ def test_compat_hands_out_the_library_that_was_measured(
         forbid(patch, workers=False)
         assert torch.equal(cpu_tuner().run().kernel(FLOATS), FLOATS * 2)
     assert not compiled_here
-
-
-# A program of its own
-
-
-PROGRAM = """
-import sys
-compilers = []
-def hear(event, given):
-    if event == "subprocess.Popen" and str(given[0]).rpartition("/")[2] in {"g++", "gcc", "c++", "cc", "nvcc"}:
-        compilers.append(given[0])
-sys.addaudithook(hear)
-
-import asyncio, tilelang, torch, atune
-import tilelang.language as T
-
-@atune.autotune(space={"block": [16, 32]}, tuning="quick", reference=lambda A: A + 1)
-@tilelang.jit(target="c", execution_backend="cython")
-def shift(A, block: int = 16):
-    n = T.const("n")
-    A: T.Tensor[[n], T.float32]
-    B = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] + 1
-    return B
-
-async def main():
-    A = torch.randn(64)
-    result = await shift.tune_async(A)
-    assert torch.equal(shift(A), A + 1) and torch.equal(result.kernel(A), A + 1)
-    print("hit" if result.cache_hit else "tuned", compilers)
-    shift.compile(n=64).as_tilelang()
-    print("exact", len(compilers))
-
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
-
-
-def test_a_program_starts_no_compiler(tmp_path: Path) -> None:
-    """Tuned in this program, and by one before it; what compiles is asked for by name."""
-    file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(PROGRAM))
-    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TILELANG_CACHE_DIR": str(tmp_path / "tilelang")}
-    env = {**os.environ, **own, "PYTHONPATH": str(Path(atune.__file__).parents[1])}
-    lines = []
-    for _ in range(2):
-        done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=150)
-        assert done.returncode == 0, done.stderr
-        lines += [line for line in done.stdout.splitlines() if line.startswith(("tuned", "hit", "exact"))]
-    assert lines == ["tuned []", "exact 1", "hit []", "exact 0"]  # tilelang's own cache has it by then

@@ -204,24 +204,6 @@ def test_values_that_are_no_data_may_be_configurations_and_come_back_as_they_wer
     assert found.tuning.measured == 2
 
 
-# ---- Caching
-
-
-# ---- Manual sweeps
-
-
-def test_a_manual_sweep(place: Place) -> None:
-    configs = place.tiles[:2]
-    arguments = {"M": SIZE, "N": SIZE, "K": SIZE, **place.problem}
-    kernels = atune.compile_all(product, configs, arguments=arguments, target=place.target)
-    A, B = place.matrix(), place.matrix()
-    for kernel in kernels:
-        close(kernel(A, B), product_of(A, B))
-
-
-# ---- Recording and reusing
-
-
 # ---- Device and backend selection
 
 

@@ -113,17 +113,29 @@ def use_cache(tmp_path: Path, at: int, suffix: str = "") -> None:
     os.utime(path, (at, at))
 
 
-def test_with_no_result_cache_yet_it_starts_them(runs: Import) -> None:
-    assert runs() == 1
-
-
-@pytest.mark.parametrize("suffix", ["", "-wal"])
-def test_a_program_that_is_older_than_the_last_use_of_the_cache_starts_none(
-    runs: Import, tmp_path: Path, suffix: str
-) -> None:
+def test_a_program_that_is_older_than_the_last_use_of_the_cache_starts_none(runs: Import, tmp_path: Path) -> None:
     """It finds its results, and pays nothing."""
-    use_cache(tmp_path, NEW, suffix)
+    assert runs() == 1
+    use_cache(tmp_path, OLD - 1)
+    assert runs() == 1
+    use_cache(tmp_path, NEW, "-wal")
     assert runs() == 0
+
+
+def test_an_edited_program_or_module_with_the_import_starts_them(
+    runs: Import, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cache(tmp_path, NEW)
+    main = tmp_path / "main.py"  # imports the program's file
+    main.touch()
+    os.utime(main, (OLD, OLD))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(main))
+    assert runs() == 0
+    os.utime(program, (NEW + 1, NEW + 1))
+    assert runs() == 1
+    os.utime(program, (OLD, OLD))
+    os.utime(main, (NEW + 1, NEW + 1))
+    assert runs() == 1
 
 
 def test_a_program_whose_text_is_no_file_starts_them(
@@ -132,24 +144,4 @@ def test_a_program_whose_text_is_no_file_starts_them(
     """As in a notebook: nobody knows when it was written."""
     use_cache(tmp_path, NEW)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "cell.py"))
-    assert runs() == 1
-
-
-def test_an_edited_program_starts_them(runs: Import, program: Path, tmp_path: Path) -> None:
-    use_cache(tmp_path, NEW)
-    os.utime(program, (NEW + 1, NEW + 1))
-    assert runs() == 1
-
-
-def test_an_edited_module_with_the_import_starts_them(
-    runs: Import, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The program's own file is old, and imports it."""
-    use_cache(tmp_path, NEW)
-    main = tmp_path / "main.py"
-    main.touch()
-    os.utime(main, (OLD, OLD))
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(main))
-    assert runs() == 0
-    os.utime(program, (NEW + 1, NEW + 1))
     assert runs() == 1
