@@ -135,6 +135,7 @@ def test_tunables_given_by_the_caller_skip_tuning(tuned: Any, monkeypatch: pytes
     assert torch.equal(lazy(64, 2, block=32)(A), A * 2) and torch.equal(lazy(64, 2, 32)(A), A * 2)
     assert torch.equal(eager(A, 3, block=8), A + 3) and torch.equal(eager(A, 3, block=8), A + 3)
     assert torch.equal(eager.compile(A, block=8)(A), A + 1)
+    assert torch.equal(tuned(scale, target="c", out_idx=-1).compile(64, 2, block=8)(A), A * 2)
     for ask in (lazy.tune, lazy.best_config):
         with pytest.raises(UsageError, match="'block' is given"):
             ask(64, block=16)

@@ -15,7 +15,7 @@ from atune.errors import SpaceError, UsageError
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.machines import discover
 from atune.frontends.decorator.arguments import Arguments, text_of
-from atune.frontends.decorator.options import Options, listed, refuse_clash
+from atune.frontends.decorator.options import Options, as_space, refuse_clash
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
 from atune.model.device import Target, parse_target
@@ -103,11 +103,9 @@ class Call:
     def _space(self) -> Space:
         """Return the call's space. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
         space = self.options.space
-        if callable(space) and not isinstance(space, Space):
-            space = space(*self.given.args, **self.given.kwargs)
-        if isinstance(space, Space):
-            return space
-        return Space(space if isinstance(space, Mapping) else listed("space", space), where=self.options.where)
+        if not isinstance(space, Space):
+            space = as_space(space(*self.given.args, **self.given.kwargs), self.options.where)
+        return space
 
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""

@@ -182,10 +182,9 @@ def check_on_miss(on_miss: object) -> object:
 def _checked_space(
     space: Any, where: Any, hints: Mapping[str, Any]
 ) -> tuple[Any, tuple[Constraint, ...], frozenset[str]]:
-    """Return the space: a `Space`, a list of configurations, or a function; its constraints; and its names.
+    """Return the space, or the function that returns it; its constraints; and the names that are known before a call.
 
-    A `Space` has its constraints itself. The names are those that are known before a call. Raises `SpaceError` for what
-    is no space, and for a hint that the space has too.
+    Raises `SpaceError` for what is no space, and for a hint that the space has too.
     """
     if space is None:
         raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
@@ -193,18 +192,23 @@ def _checked_space(
     for constraint in constraints:
         if not callable(constraint):
             raise SpaceError(f"where: a constraint must be callable, got {constraint!r}")
-    if isinstance(space, Space) and constraints:
-        raise SpaceError("where: give the constraints to the Space")
-    if isinstance(space, Mapping):
-        space, constraints = Space(space, where=constraints), ()
-    known: Iterable[Iterable[str]] = ()
+    names: frozenset[str] = frozenset()
     if isinstance(space, Space):
-        known = [names for _, names in space.names()]
+        if constraints:
+            raise SpaceError("where: give the constraints to the Space")
     elif not callable(space):
-        known = space = listed("space", space)
-    names = frozenset(name for each in known for name in each)
+        space = as_space(space, constraints)
+    if isinstance(space, Space):
+        names = frozenset(name for _, each in space.names() for name in each)
     refuse_clash(names, hints)
     return space, constraints, names
+
+
+def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
+    """Return axes or a list of configurations as a `Space`, which has its constraints itself. Raises `SpaceError`."""
+    if isinstance(space, Space):
+        return space
+    return Space(space if isinstance(space, Mapping) else listed("space", space), where=where)
 
 
 def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
