@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from atune.engine.interfaces import CompileHints
-from atune.errors import UsageError
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
@@ -15,6 +14,7 @@ from atune.workers.local.machine import PLAIN, LocalMachine, accelerators_for
 from atune.workers.processes.messages import Discovery, ServiceReady
 from atune.workload.workload import FileRef
 
+pytestmark = pytest.mark.anyio
 ALL = ("swizzle_lowering@2", "cicc@1")
 OTHER = {"haste:Haste": "nvcc is not as it is known"}
 FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=(), accelerators=ALL, unused=OTHER)
@@ -44,7 +44,6 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     return one
 
 
-@pytest.mark.anyio
 async def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
     one = machine()
     assert await one.accelerators(50) == (ALL, OTHER)
@@ -54,7 +53,6 @@ async def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
 
 
 @pytest.mark.parametrize("found", [FOUND, ON_CPU])
-@pytest.mark.anyio
 async def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
     one = machine(found)
     used, unused = await one.accelerators(3)
@@ -74,7 +72,6 @@ def test_as_many_as_hardly_delay_each_other_are_few(workers: int, plain: int, ac
     assert accelerators_for(accelerated, workers, auto, FOUND) == (ALL, OTHER)
 
 
-@pytest.mark.anyio
 async def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await machine(accelerate="cicc,swizzle_lowering").accelerators(1))[0] == ALL
     monkeypatch.setenv(ACCELERATE, "cicc,swizzle_lowering")
@@ -82,7 +79,6 @@ async def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeyp
     assert accelerators_for(1, 4, Acceleration(auto=True, without=("cicc",)), FOUND)[0] == ()
 
 
-@pytest.mark.anyio
 async def test_where_discovery_found_none_none_is_used() -> None:
     """`off`, or a machine that is otherwise than they know it."""
     one = machine(Discovery(target=Target("cuda", "sm_90a"), devices=(), unused={"cicc": "it is switched off"}))
@@ -91,13 +87,6 @@ async def test_where_discovery_found_none_none_is_used() -> None:
     assert one.hints(0).row == 1
 
 
-def test_a_variable_that_is_no_choice_is_the_callers_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ACCELERATE, "quickly")
-    with pytest.raises(UsageError, match="ATUNE_ACCELERATE 'quickly': use auto, off"):
-        LocalMachine(FileRef("x.py", "X"))
-
-
-@pytest.mark.anyio
 async def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
     found = Discovery(target=Target("c"), devices=(), accelerators=("swizzle_lowering@2",))
     one = machine(found)
@@ -111,7 +100,6 @@ def with_service() -> tuple[LocalMachine, Tasks]:
     return one, tasks
 
 
-@pytest.mark.anyio
 async def test_building_waits_for_a_service_that_will_soon_be_there() -> None:
     """Headers that were being parsed before the first candidate are awaited; else one group is built at once."""
     for early, builds in ((True, "none"), (False, "first")):
@@ -128,7 +116,6 @@ async def test_building_waits_for_a_service_that_will_soon_be_there() -> None:
         assert one.service.why == "headers parsed in 1.2 s"
 
 
-@pytest.mark.anyio
 async def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
     one, _ = with_service()
     one.service._begin("sm_90a")
@@ -139,7 +126,6 @@ async def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
     assert one.hints(0).builds == "all"
 
 
-@pytest.mark.anyio
 async def test_few_candidates_end_a_service_that_has_begun() -> None:
     one, _ = with_service()
     one.service._begin("sm_90a")

@@ -31,11 +31,6 @@ pytestmark = pytest.mark.anyio
 every_loop = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio", pytest.param(UVLOOP, id="uvloop")])
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> object:
-    return request.param
-
-
 @pytest.fixture(autouse=True)
 def targets_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))

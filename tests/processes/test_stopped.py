@@ -17,7 +17,7 @@ import anyio
 import pytest
 from processes import environment, wait_until
 
-from atune.errors import WorkerError, WorkerTimeout
+from atune.errors import WorkerError
 from atune.workers.processes.pool import ForkServer
 from atune.workers.system import locks
 from atune.workers.system.locks import TICK_S, Deadline
@@ -182,12 +182,3 @@ async def test_a_server_that_is_stopped_before_it_forks_is_an_error(run_dir: str
         with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not fork second-1 within 0.3 s: .*stopped"):
             await server.spawn("second")
         assert await worker.call("pool_targets:echo", b"x") == b"x", "who was there goes on"
-
-
-async def test_a_worker_that_never_answers_its_first_call_is_killed(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
-        worker = await server.spawn("test")
-        os.kill(worker.pid, signal.SIGSTOP)
-        with anyio.fail_after(30), pytest.raises(WorkerTimeout):
-            await worker.call("pool_targets:echo", b"", timeout_s=0.2)
-        assert not worker.alive
