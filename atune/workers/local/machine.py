@@ -104,7 +104,7 @@ class LocalMachine:
                 self.service,
                 background() as tasks,
             ):
-                env = self._folders()
+                env = process_folders(self.run_dir) | ({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})
                 self.workers.attach(self.server, env, tasks)
                 importing = self.server.preload_s is None  # it uses only one core
                 self.service.start(early=importing, run_dir=self.run_dir, env=env)
@@ -135,10 +135,6 @@ class LocalMachine:
             return workload
         return msgspec.structs.replace(workload, packed=packed)
 
-    def _folders(self) -> dict[str, str]:
-        """Make the folders that the run's processes write to, and return their environment variables."""
-        return {**process_folders(self.run_dir), **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})}
-
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:
             known = self.spec is not None  # the program described it
@@ -156,7 +152,8 @@ class LocalMachine:
         return await self._space.neighbours(configs)
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        question = self._question()
+        asked = (self.target_text, self.device_names, self.benchmark.mixed_devices, self.compile)
+        question = msgspec.msgpack.encode(asked)
         known = self.server.facts  # valid for the process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
@@ -166,11 +163,6 @@ class LocalMachine:
         self._found = found
         self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
         return found.target, list(found.devices)
-
-    def _question(self) -> bytes:
-        """Return the encoded question for discovery."""
-        mixed = self.benchmark.mixed_devices
-        return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile))
 
     async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         used, unused = accelerators_for(candidates, self.most_workers()[0], self.acceleration, self.found)

@@ -47,9 +47,15 @@ async def discover(
     ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
 ) -> Discovery:
     """Return the target and the devices that a run would have. Raises `TargetError`."""
-    question = (target, tuple(devices), benchmark.mixed_devices, compile)
     async with asking(ref) as (workers, _):
-        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+        return await _discovered(workers, target, devices, compile, benchmark)
+
+
+async def _discovered(
+    workers: Workers, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
+) -> Discovery:
+    question = (target, tuple(devices), benchmark.mixed_devices, compile)
+    reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
     return msgspec.msgpack.decode(reply, type=Discovery)
 
 
@@ -72,11 +78,9 @@ async def explain(
 
     `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
     """
-    benchmark = BenchmarkSettings()
+    benchmark = BenchmarkSettings(mixed_devices=True)
     async with asking(ref) as (workers, run_dir):
-        question = (target, (), True, compile)
-        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
-        found = msgspec.msgpack.decode(reply, type=Discovery)
+        found = await _discovered(workers, target, (), compile, benchmark)
         session = Session(ref, found.target, compile, benchmark, run_dir)
         return [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
 
