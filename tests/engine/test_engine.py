@@ -242,7 +242,7 @@ async def test_with_no_device_that_starts_the_run_ends(devices: int, tmp_path: P
     assert isinstance(last, RunInterrupted) and "DevicesLost" in last.reason
 
 
-async def test_users_functions_that_fail_end_the_run_with_their_words() -> None:
+async def test_users_functions_that_fail_end_the_run_with_their_message() -> None:
     machine = FakeMachine(script=Script(prepare_error="Workload w: the reference raised KeyError: 'B'"))
     with pytest.raises(WorkloadError, match="the reference raised KeyError"):
         await tune(machine=machine)
@@ -361,13 +361,6 @@ async def test_events_come_whole_to_readers_who_come_early_late_and_afterwards()
     assert isinstance(readers["late"][-1], RunFinished) and result.measured == 12
 
 
-async def test_a_reader_of_events_may_leave() -> None:
-    async with Tuner(machine=FakeMachine(12)) as tuner:
-        events = tuner.events()
-        assert isinstance(await anext(events), RunStarted)
-        assert (await tuner.result()).measured == 12
-
-
 async def test_stop_ends_the_run_in_order() -> None:
     machine = FakeMachine(500)
     async with Tuner(machine=machine) as tuner:
@@ -484,7 +477,7 @@ async def test_the_winners_library_is_kept_in_the_cache() -> None:
     assert Path(kept.path).is_relative_to(os.environ["XDG_CACHE_HOME"])
 
 
-async def test_a_backend_or_a_workload_is_needed() -> None:
+async def test_a_machine_or_a_workload_is_needed() -> None:
     with pytest.raises(UsageError, match=r"FILE\.py:NAME"):
         await tune()
 

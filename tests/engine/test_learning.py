@@ -9,9 +9,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from event_streams import write
+from own_strategy import Own
 
 from atune import UsageError, resume, tune
-from atune.engine.search.interface import Searched
 from atune.errors import StrategyError
 from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed
 from atune.journal.reader import read
@@ -33,36 +33,6 @@ def fake(workers: int = 3, **script: Any) -> FakeMachine:
     return FakeMachine(
         CONFIGS, Script(latency_ms=latency, **{"fails": {3: "timeout", 9: "compile"}, **script}), workers=workers
     )
-
-
-class Own:
-    """A user's strategy: in order, remembering what it was told and how many were outstanding at most."""
-
-    name = "own"
-
-    def __init__(self, wrong_at: int | None = None) -> None:
-        self.wrong_at = wrong_at
-        self.asked: list[int] = []
-        self.outcomes: dict[int, tuple[float | None, str]] = {}
-        self.most = 0
-        self.searched: Searched | None = None
-
-    def begin(self, searched: Searched) -> None:
-        self.searched = searched
-
-    def ask(self) -> int | None:
-        assert self.searched is not None
-        if len(self.asked) == self.wrong_at:
-            return self.asked[0]
-        left = [index for index in self.searched.configs if index not in self.asked]
-        if not left:
-            return None
-        self.asked.append(left[0])
-        self.most = max(self.most, len(self.asked) - len(self.outcomes))
-        return left[0]
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        self.outcomes[index] = latency_ms, reason
 
 
 async def test_without_a_name_a_budget_has_the_forest_and_none_has_all(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cache_entries import key
 from event_streams import Stream, write
-from listening import Listening
+from own_strategy import Own
 
 from atune import TuneResult, UsageError, resume, tune
 from atune.engine.search.warm_start import Experience, advice_of, elsewhere, nearest_first
@@ -71,7 +71,7 @@ async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: P
 
 
 async def test_a_strategy_is_told_how_candidates_compared_elsewhere_also_after_a_resume(tmp_path: Path) -> None:
-    first, second = Listening(), Listening()
+    first, second = Own(), Own()
     warm = await recorded(tmp_path / "there", fails={3: "timeout"})
     await tune(machine=FakeMachine(N), strategy=first, warm=warm, budget=5, journal=tmp_path / "here")
     warm.unlink()
