@@ -32,30 +32,27 @@ RECORDING = Recording(CONFIGS, {n: Tried(latency(c), "", 0.1, 0.5, 0.2) for n, c
 RIGHT = {n: latency(c) / RECORDING.best_ms for n, c in CONFIGS.items() if n % 3}
 WRONG = {n: 10.0 / ratio for n, ratio in RIGHT.items()}
 """The other way round: the slowest candidates count as the best."""
-SEEDS = {"forest": 3}
 BUDGET = 28
 
 
-def within_5pct(name: str, elsewhere: dict[int, float], budget: int) -> float:
-    make = partial(make_strategy, name)
+def within_5pct(elsewhere: dict[int, float], budget: int) -> float:
+    make = partial(make_strategy, "forest")
     trials = [
         simulate_run(RECORDING, make, Searched(CONFIGS, seed, budget, elsewhere=elsewhere), workers=4)
-        for seed in range(SEEDS[name])
+        for seed in range(3)
     ]
-    return summary_of(name, budget, trials, RECORDING).within_5pct
+    return summary_of("forest", budget, trials, RECORDING).within_5pct
 
 
-@pytest.mark.parametrize("name", ["forest"])
-def test_wrong_advice_costs_a_search_no_more_than_its_own_evaluations(name: str) -> None:
-    assert within_5pct(name, WRONG, BUDGET + FIRST) >= within_5pct(name, {}, BUDGET) - 0.05
+def test_wrong_advice_costs_a_search_no_more_than_its_own_evaluations() -> None:
+    assert within_5pct(WRONG, BUDGET + FIRST) >= within_5pct({}, BUDGET) - 0.05
 
 
-@pytest.mark.parametrize("name", ["forest"])
-def test_right_advice_finds_the_best_with_a_third_of_the_budget(name: str) -> None:
+def test_right_advice_finds_the_best_with_a_third_of_the_budget() -> None:
     """The best itself was not measured elsewhere; its neighbours were."""
     best = min(CONFIGS, key=lambda n: latency(CONFIGS[n]))
     known = {n: ratio for n, ratio in RIGHT.items() if n != best}
-    assert within_5pct(name, known, BUDGET) > within_5pct(name, {}, BUDGET // 3) + 0.25
+    assert within_5pct(known, BUDGET) > within_5pct({}, BUDGET // 3) + 0.25
 
 
 def test_a_random_order_is_only_put_off_by_advice() -> None:

@@ -103,33 +103,30 @@ def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int
     assert sorted(asked) == sorted(configs)
 
 
-def found(name: str, seed: int, tries: int) -> bool:
-    asked = [what for call, what in play(made(name, seed, budget=tries), tries) if call == "ask"]
+def found(seed: int, tries: int) -> bool:
+    asked = [what for call, what in play(made("forest", seed, budget=tries), tries) if call == "ask"]
     return any(CONFIGS[index] == BEST for index in asked)
 
 
 def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it() -> None:
     """Drawn blindly, a third of the seeds would find it: 7 of 20."""
-    assert sum(found("forest", seed, len(CONFIGS) // 3) for seed in range(20)) >= 15
+    assert sum(found(seed, len(CONFIGS) // 3) for seed in range(20)) >= 15
 
 
-@pytest.mark.parametrize("name", ["forest"])
-def test_a_prior_orders_the_first_batch(name: str) -> None:
+def test_a_prior_orders_the_first_batch() -> None:
     prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
-    asked = made(name, prior=prior).ask()
+    asked = made("forest", prior=prior).ask()
     assert asked is not None and CONFIGS[asked] == BEST
 
 
-@pytest.mark.parametrize("name", ["forest"])
 @pytest.mark.parametrize("estimate", [float("nan"), float("inf"), 0.0, -1.0])
-def test_a_prior_that_tells_nothing_apart_stops_nothing(name: str, estimate: float) -> None:
-    asked = [what for call, what in play(made(name, prior=dict.fromkeys(CONFIGS, estimate)), 30) if call == "ask"]
+def test_a_prior_that_tells_nothing_apart_stops_nothing(estimate: float) -> None:
+    asked = [what for call, what in play(made("forest", prior=dict.fromkeys(CONFIGS, estimate)), 30) if call == "ask"]
     assert len(set(asked)) == 30
 
 
-@pytest.mark.parametrize("name", ["forest"])
-def test_failures_and_duplicates_alone_do_not_stop_it(name: str) -> None:
-    strategy = made(name)
+def test_failures_and_duplicates_alone_do_not_stop_the_forest() -> None:
+    strategy = made("forest")
     for n in range(40):
         index = strategy.ask()
         assert index is not None

@@ -43,7 +43,7 @@ Chosen = OwnPrior | Literal["auto"] | None
 
 
 def prior_setting(prior: Chosen) -> dict[str, str]:
-    """Return the prior as a header records it in its settings: nothing for ``auto``, as in older versions."""
+    """Return the prior as a header records it in its settings: nothing for ``auto``."""
     if prior == AUTO:
         return {}
     return {"prior": "off" if prior is None else prior.name}
