@@ -65,24 +65,23 @@ _read_line = msgspec.json.Decoder(_CheckedLine)
 class JournalReader:
     """Iterates over the events of the journal at `path`, from its header on.
 
-    After the iteration `torn` is set if a half-written last line was omitted; `torn_bytes` is its length, and
-    `whole_bytes` where it starts. Raises `JournalError` if the file cannot be read, is no journal, is from a newer
+    After the iteration `torn_bytes` is the length of a half-written last line, which is omitted, and `whole_bytes` that
+    of all before it. Raises `JournalError` if the file cannot be read, is no journal, is from a newer
     atune, or is damaged before its last line.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self.torn = False
         self.torn_bytes = self.whole_bytes = 0
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        self.torn, self.torn_bytes, self.whole_bytes = False, 0, 0
+        self.torn_bytes = self.whole_bytes = 0
         try:
             yield from self._events()
         except OSError as error:
             raise cannot("read", self.path, error) from error
         if not self.whole_bytes:
-            why = "its only line is incomplete" if self.torn else "it is empty"
+            why = "its only line is incomplete" if self.torn_bytes else "it is empty"
             raise JournalError(f"{self.path} is no journal of atune: {why}")
 
     def _events(self) -> Iterator[AnyEvent]:
@@ -98,7 +97,7 @@ class JournalReader:
                 if body is None or not line.endswith(b"\n"):
                     if following:
                         raise self._damaged(number)
-                    self.torn, self.torn_bytes = True, len(line)
+                    self.torn_bytes = len(line)
                     break
                 yield self._event(number, body, _too_deep(line))
                 self.whole_bytes += len(line)

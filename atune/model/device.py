@@ -11,8 +11,6 @@ import msgspec
 from atune.errors import TargetError, UsageError
 from atune.model.roofline import Peaks
 
-UNSUPPORTED_TARGETS = ("hip", "rocm", "metal", "webgpu", "llvm", "opencl", "vulkan", "ascend")
-
 
 class Target(msgspec.Struct, frozen=True):
     """A resolved compilation target. `kind` is ``cuda`` or ``c``. `arch` is, for example, ``sm_90a``; empty for
@@ -135,9 +133,7 @@ def parse_target(text: Any) -> Target | None:
     if kind == "cuda":
         arch = re.search(r"-arch=(sm_\d+[af]?)?", text)
         return Target("cuda", _full_arch(arch.group(1) or "") if arch else "")
-    if kind in UNSUPPORTED_TARGETS:
-        raise TargetError(f"target {kind!r} is not supported: atune tunes for cuda and for c (the CPU)")
-    raise TargetError(f"target {text!r} is unknown: use auto, cuda (or an arch such as sm_90a) or c")
+    raise TargetError(f"target {kind!r} is not supported: use auto, cuda (or an arch such as sm_90a), or c (the CPU)")
 
 
 def device_names(devices: Any) -> tuple[str, ...]:
@@ -171,20 +167,19 @@ class Multiprocessor(msgspec.Struct, frozen=True):
 
     threads: int
     blocks: int
-    smem_bytes: int
-    reserved_bytes: int
+    smem_kib: int
+    reserved_kib: int = 1
     """Shared memory of each block that the system uses."""
     registers: int = 65536
 
 
-def _of(threads: int, blocks: int, smem_kib: int, reserved_bytes: int = 1024) -> Multiprocessor:
-    return Multiprocessor(threads, blocks, smem_kib << 10, reserved_bytes)
-
-
 MULTIPROCESSORS = {
-    "70": _of(2048, 32, 96, 0), "75": _of(1024, 16, 64, 0), "80": _of(2048, 32, 164), "86": _of(1536, 16, 100),
-    "87": _of(1536, 16, 164), "89": _of(1536, 24, 100), "90": _of(2048, 32, 228), "100": _of(2048, 32, 228),
-    "103": _of(2048, 32, 228), "120": _of(1536, 24, 100), "121": _of(1536, 24, 100),
+    capability: Multiprocessor(*figures)
+    for capability, figures in {
+        "70": (2048, 32, 96, 0), "75": (1024, 16, 64, 0), "80": (2048, 32, 164), "86": (1536, 16, 100),
+        "87": (1536, 16, 164), "89": (1536, 24, 100), "90": (2048, 32, 228), "100": (2048, 32, 228),
+        "103": (2048, 32, 228), "120": (1536, 24, 100), "121": (1536, 24, 100),
+    }.items()
 }  # fmt: skip
 """Resources by compute capability."""
 
@@ -210,11 +205,11 @@ def occupancy_of(arch: str, threads: int, registers: int, smem_bytes: int) -> Oc
     warps = -(-threads // 32)
     of_a_warp = _up(registers * 32, 256)
     resident_warps = sm.registers // 4 // of_a_warp * 4 if of_a_warp else sm.threads // 32
-    of_a_block = _up(smem_bytes + sm.reserved_bytes, 128)
+    of_a_block = _up(smem_bytes + (sm.reserved_kib << 10), 128)
     room = {
         "threads": sm.threads // 32 // warps,
         "registers": resident_warps // warps,
-        "smem": sm.smem_bytes // of_a_block if of_a_block else sm.blocks,
+        "smem": (sm.smem_kib << 10) // of_a_block if of_a_block else sm.blocks,
         "blocks": sm.blocks,
     }
     blocks = min(room.values())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal
 
 from atune.errors import UsageError
 
@@ -70,19 +71,13 @@ def is_cached(path: str) -> bool:
     return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
 
-def code_file(folder: Path, code_key: str) -> Path:
-    """Return the path in the artifact store `folder` of the file that names the library with this code."""
-    return folder / "codes" / f"{code_key}.json"
+def store_file(folder: Path, kind: Literal["codes", "lowered", "proofs"], key: str) -> Path:
+    """Return the path of a record in the artifact store `folder`.
 
-
-def lowered_file(folder: Path, ir_key: str) -> Path:
-    """Return the path in the artifact store `folder` of a kernel's lowering result."""
-    return folder / "lowered" / f"{ir_key}.json"
-
-
-def proof_file(folder: Path, code_key: str) -> Path:
-    """Return the path in the artifact store `folder` of the proof that this code is tilelang's own."""
-    return folder / "proofs" / f"{code_key}.json"
+    ``codes``: the library with the code `key`. ``lowered``: the lowering result of the kernel `key`. ``proofs``: the
+    proof that the code `key` is tilelang's own.
+    """
+    return folder / kind / f"{key}.json"
 
 
 def is_stored(path: str) -> bool:

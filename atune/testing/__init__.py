@@ -9,12 +9,10 @@ script. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the cont
 """
 
 from atune.testing.machine import FakeMachine
-from atune.testing.script import FATAL, STAGE_OF, FakeClock, InstantClock, Script, Stage
-from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, IdleDeviceWorker, symbol_of
+from atune.testing.script import FakeClock, InstantClock, Script, Stage
+from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, IdleDeviceWorker
 
 __all__ = [
-    "FATAL",
-    "STAGE_OF",
     "FakeClock",
     "FakeCompileWorker",
     "FakeDeviceWorker",
@@ -23,5 +21,4 @@ __all__ = [
     "InstantClock",
     "Script",
     "Stage",
-    "symbol_of",
 ]

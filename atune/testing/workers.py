@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,7 +60,11 @@ class FakeCompileWorker:
             case RankJob():
                 answer = asked(load_function(job.prior), job.candidates)
             case BuildJob():
-                answer = await self._build(job.group)
+                self.compiling = True
+                try:
+                    answer = await self._build(job.group)
+                finally:
+                    self.compiling = False
             case ProveJob():
                 answer = await self._prove(job)
         return cast(A, answer)
@@ -115,7 +118,7 @@ class FakeCompileWorker:
         seconds = script.library_s + sum(seconds_of(script.compile_s, machine.config_of(i)) for i in indices)
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
         hangs = any(script.hangs.get(i) == "build" for i in indices)
-        with machine.running_as("build"), self._compile():
+        with machine.running_as("build"):
             if not await machine.take(math.inf if hangs else seconds, limit):
                 kinds = ["timeout"]
         if any(machine.killed(i, "build") for i in indices):
@@ -133,14 +136,6 @@ class FakeCompileWorker:
             Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, plain=not script.accelerated)
             for m in group
         ]
-
-    @contextmanager
-    def _compile(self) -> Generator[None, None, None]:
-        self.compiling = True
-        try:
-            yield
-        finally:
-            self.compiling = False
 
     async def _prove(self, job: ProveJob) -> Proof | Failure:
         candidate, measured = job.candidate, job.measured

@@ -98,9 +98,9 @@ async def test_budgets_that_are_none(text: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"target": "hip"}, TargetError, "target 'hip' is not supported: atune tunes for cuda and for c"),
+        ({"target": "hip"}, TargetError, "target 'hip' is not supported: use auto, cuda"),
         ({"target": {"kind": "hip"}}, TargetError, "target 'hip' is not supported"),
-        ({"target": "cudda"}, TargetError, "target 'cudda' is unknown: use auto, cuda"),
+        ({"target": "cudda"}, TargetError, "target 'cudda' is not supported: use auto, cuda"),
         ({"strategy": "genetic"}, UsageError, "strategy 'genetic' is unknown; there is auto, exhaustive, random"),
         ({"devices": []}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
         ({"devices": 0}, UsageError, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),

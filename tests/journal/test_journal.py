@@ -141,7 +141,7 @@ with Journal.create(sys.argv[1]) as journal:
     )
     assert done.stdout.count("ulimit -f") == 2 and str(path) in done.stdout, done.stderr
     reader = JournalReader(path)
-    assert len(list(reader)) >= 2 and not reader.torn
+    assert len(list(reader)) >= 2 and not reader.torn_bytes
 
 
 def test_events_out_of_turn_are_not_written(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from atune.model.artifact import Lowered
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
-from atune.model.folders import artifacts_folder, code_file, lowered_file
+from atune.model.folders import artifacts_folder, store_file
 from atune.model.settings import CompileSettings
 from atune.stages.compile.steps import context_of
 from atune.stages.frontend.frontend import elaborated, frontend_lock
@@ -157,10 +157,10 @@ def lowered_before(ir_key: str) -> Lowered | None:
     """Return an earlier run's lowered kernel, if the artifact store has its library, too."""
     folder = artifacts_folder()
     try:
-        found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
+        found = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.ir_key == ir_key and code_file(folder, found.store_key).exists() else None
+    return found if found.ir_key == ir_key and store_file(folder, "codes", found.store_key).exists() else None
 
 
 def store_key(

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
-from atune.model.folders import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder, proof_file
+from atune.model.folders import artifacts_folder, is_stored, make_private_folder, store_file
 
 MAX_BYTES = 4 << 30
 """Most bytes of the store after trimming, which removes the least recently used libraries first."""
@@ -88,7 +88,7 @@ class ArtifactStore:
 
     def put_lowered(self, lowered: Lowered) -> None:
         """Store the result of lowering a kernel whose library is stored here. Raises `OSError`."""
-        path = lowered_file(self.folder, lowered.ir_key)
+        path = store_file(self.folder, "lowered", lowered.ir_key)
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
 
@@ -175,10 +175,10 @@ class ArtifactStore:
             self._pin_file = None
 
     def _code(self, key: str) -> Path:
-        return code_file(self.folder, key)
+        return store_file(self.folder, "codes", key)
 
     def _proof(self, key: str) -> Path:
-        return proof_file(self.folder, Path(key).name)  # a name, never a path that leads elsewhere
+        return store_file(self.folder, "proofs", Path(key).name)  # a name, never a path that leads elsewhere
 
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()
