@@ -137,7 +137,8 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
     if story.source:
         yield f"source at  {printable(story.source)}"
     elif record.facts is not None:
-        again = f"; atune explain {_quoted(story)} --source makes it again" if story.origin else ""
+        which = f"{shlex.quote(printable(story.journal))} {record.index}"
+        again = f"; atune explain {which} --source makes it again" if story.origin else ""
         yield f"source at  not kept{again}"
     if story.compiler:
         yield f"compiler   {printable(story.compiler)}"
@@ -147,10 +148,6 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
     for event in story.events:
         name = str(type(event).__struct_config__.tag)
         yield f"  {event.mono:9.3f} s  {name}  {printable(event.worker)}"
-
-
-def _quoted(story: CandidateStory) -> str:
-    return f"{shlex.quote(printable(story.journal))} {story.record.index}"
 
 
 def _timing_lines(story: CandidateStory) -> Iterator[str]:

@@ -120,8 +120,6 @@ def _shown(event: Event) -> dict[str, Any]:
             fields["order"] = " ".join(f"{e.index}:{e.timing.latency_ms:.4g}ms" for e in value)
         elif isinstance(value, float):
             fields[name] = f"{value:.4g}"
-        elif isinstance(value, msgspec.Struct):
-            fields[name] = str(msgspec.to_builtins(value))
         else:
             fields[name] = value if isinstance(value, (int, str)) else str(value)
     return fields

@@ -82,7 +82,10 @@ def space_html(space: Space) -> str:
     """Return a space: its axes with their values. None of the user's functions is called."""
     axes = space.axes
     if not axes:
-        return f"<b>Space</b> of {_listed(space)}{_constraints(space.where)}"
+        listed = "configurations that a function gives"
+        if space.listed is not None:
+            listed = f"{len(space.listed):,} configurations"
+        return f"<b>Space</b> of {listed}{_constraints(space.where)}"
     known = [len(values) for values in axes.values() if not callable(values)]
     size = f"{math.prod(known):,} points" if len(known) == len(axes) else "a size that the problem's arguments decide"
     return f"<b>Space</b> of {size}{_constraints(space.where)}" + _table((n, _values(v)) for n, v in axes.items())
@@ -121,13 +124,6 @@ def _table(rows: Iterable[tuple[str, Any]]) -> str:
         for name, value in rows
     )
     return f"<table>{''.join(lines)}</table>"
-
-
-def _listed(space: Space) -> str:
-    configs = space.listed
-    if configs is None:
-        return "configurations that a function gives"
-    return f"{len(configs):,} configurations"
 
 
 def _values(values: Sequence[Any] | Callable[..., Any]) -> str:

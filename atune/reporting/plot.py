@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from html import escape
-from math import isfinite, log
 from pathlib import Path
 
 import msgspec
@@ -67,7 +66,7 @@ def rank_plot(result: TuneResult) -> Plot:
 
 def improvements(result: TuneResult) -> list[Improvement]:
     """Return when the best so far changed, where its latency can be drawn."""
-    return [step for step in result.best_over_time if step.latency_ms > 0 and isfinite(step.latency_ms)]
+    return [step for step in result.best_over_time if step.latency_ms > 0 and math.isfinite(step.latency_ms)]
 
 
 def over_time_plot(result: TuneResult) -> Plot:
@@ -92,10 +91,10 @@ def over_time_plot(result: TuneResult) -> Plot:
 
 def _levels(low: float, high: float) -> tuple[Callable[[float], float], list[str]]:
     """Return where latencies from `low` to `high` lie on a log scale, and round ones as drawn lines with labels."""
-    room = log(high / low) or 0.01
+    room = math.log(high / low) or 0.01
 
     def y(latency_ms: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * log(latency_ms / low) / room, 1)
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(latency_ms / low) / room, 1)
 
     drawn = []
     for level in log_ticks(low, high):
@@ -105,7 +104,7 @@ def _levels(low: float, high: float) -> tuple[Callable[[float], float], list[str
 
 def _is_timed(record: Record) -> bool:
     latency = record.latency_ms
-    return record.status == "measured" and latency is not None and latency > 0 and isfinite(latency)
+    return record.status == "measured" and latency is not None and latency > 0 and math.isfinite(latency)
 
 
 def _point(x: float, y: float, colour: str, radius: float, title: str) -> str:
@@ -177,10 +176,11 @@ def fragment_svg(picture: Picture) -> str:
 def _fragment_title(picture: Picture) -> str:
     shape = "×".join(map(str, picture.shape))
     drawn = sum(map(len, picture.threads))
-    whole = 1
-    for extent in picture.shape:
-        whole *= extent
-    part = "" if drawn == whole else f", its first {len(picture.threads)} rows and {len(picture.threads[0])} columns"
+    part = (
+        ""
+        if drawn == math.prod(picture.shape)
+        else f", its first {len(picture.threads)} rows and {len(picture.threads[0])} columns"
+    )
     held = "" if picture.replication == 1 else f"; {picture.replication} threads hold each element, the first is shown"
     return f"{picture.name}, {shape}{part}{held}"
 

@@ -47,7 +47,9 @@ def summary_text(result: TuneResult) -> str:
         if why := why_unchecked(result):
             lines.append(f"outputs    not checked: {why}")
         lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
-    lines += _count_lines(result)
+    lines.append(f"candidates {counts_line(result)}")
+    lines += [f"           {line}" for line in failure_lines(result)]
+    lines += [f"             {line}" for line in first_failure_lines(result)]
     if (mattered := axis_importance(result)) is not None:
         lines.append(f"axes that mattered: {printable(mattered.describe())}")
     if result.stored:
@@ -58,13 +60,6 @@ def summary_text(result: TuneResult) -> str:
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     return "\n".join(lines)
-
-
-def _count_lines(result: TuneResult) -> list[str]:
-    """Return how many candidates had which outcome, and why those that failed did."""
-    lines = [f"candidates {counts_line(result)}"]
-    lines += [f"           {line}" for line in failure_lines(result)]
-    return lines + [f"             {line}" for line in first_failure_lines(result)]
 
 
 def counts_line(result: TuneResult) -> str:
