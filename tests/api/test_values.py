@@ -59,7 +59,7 @@ def test_a_decorator_refuses_what_a_workload_refuses(option: str, value: Any, me
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("space", [], "space: give dicts, such as [{'block': 32}, {'block': 64}], got []"),
+        ("space", [], "No configurations to tune: space is empty"),
         ("space", [32, 64], "space: give dicts"),
         ("where", 3, "where: a constraint must be callable, got 3"),
         ("where", [None], "where: a constraint must be callable, got None"),
