@@ -200,18 +200,9 @@ def _show(found: list[Explained], arguments: argparse.Namespace) -> None:
 
 
 def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.output import fitted, print_out
+    from atune.frontends.cli.output import print_out
     from atune.reporting.explanation import candidate_story, story_data, story_lines
 
     story = candidate_story(arguments.journal, arguments.index)
-    if arguments.json:
-        print_out(json.dumps(story_data(story)))
-        return 0
-    lines = (line if _is_verbatim(line) else fitted(line) for line in story_lines(story))
-    print_out("\n".join(lines))
+    print_out(json.dumps(story_data(story)) if arguments.json else "\n".join(story_lines(story)))
     return 0
-
-
-def _is_verbatim(line: str) -> bool:
-    """Tell whether a line stands below a title as it was written, such as one of a traceback with its caret."""
-    return line.startswith("  ") and not line.startswith("  samples ")
