@@ -60,7 +60,7 @@ class Cicc(Accelerator):
         return ""
 
     def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
-        if not serving():
+        if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
             return plain(job)
         if reason := for_nvcc(dict(job.pass_configs)):
             return replace(plain(job), why=f"nvcc, because {reason}")
@@ -71,11 +71,6 @@ class Cicc(Accelerator):
             compiled = plain(job)  # a source that both refuse is the kernel's own mistake
             return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
         return MachineCode(code, "cicc")
-
-
-def serving() -> bool:
-    """Tell whether a server is linked in the run's folder."""
-    return os.path.lexists(os.path.join(session().run_dir, FOLDER))
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:

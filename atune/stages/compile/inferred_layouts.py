@@ -140,18 +140,12 @@ def _shared(buffer: Any, layout: Any) -> SharedFacts:
 
 def _row_major(layout: Any) -> bool:
     """Tell whether a few rows of a layout follow each other unchanged. Swizzles move parts of rows."""
-    from tilelang import tvm
-
-    shape, out = _ints(layout.get_input_shape()), _ints(layout.get_output_shape())
-    columns, analyzer = shape[-1], tvm.arith.Analyzer()
-    rows = min(8, math.prod(shape[:-1]))
-    for row in range(rows):
+    shape = _ints(layout.get_input_shape())
+    columns = shape[-1]
+    for row in range(min(8, math.prod(shape[:-1]))):
         outer = _place(row, shape[:-1])
         for column in range(0, columns, max(1, columns // 8)):
-            place = 0
-            for index, extent in zip(_substituted(layout, (*outer, column), layout.index), out, strict=True):
-                place = place * extent + int(analyzer.simplify(index))
-            if place != row * columns + column:
+            if _linear(_substituted(layout, (*outer, column), layout.index), layout) != row * columns + column:
                 return False
     return True
 
@@ -168,14 +162,21 @@ def _holder(layout: Any, place: Sequence[int]) -> tuple[int, int]:
     """Return the first thread that has an element, and its slot there."""
     from tilelang import tvm
 
-    analyzer, zero = tvm.arith.Analyzer(), tvm.tirx.IntImm("int32", 0)
+    zero = tvm.tirx.IntImm("int32", 0)
     thread, *index = _substituted(layout, place, [layout.thread, *layout.index])
     rest = dict.fromkeys(tvm.tirx.analysis.undefined_vars(thread), zero)  # the variable that counts the copies
     thread = tvm.tirx.stmt_functor.substitute(thread, rest)
-    slot = 0
-    for one, extent in zip(index, _ints(layout.get_output_shape()), strict=True):
-        slot = slot * extent + int(analyzer.simplify(one))
-    return int(analyzer.simplify(thread)), slot
+    return int(tvm.arith.Analyzer().simplify(thread)), _linear(index, layout)
+
+
+def _linear(indices: Sequence[Any], layout: Any) -> int:
+    """Return constant indices into a layout's output as one number, in row-major order."""
+    from tilelang import tvm
+
+    analyzer, number = tvm.arith.Analyzer(), 0
+    for index, extent in zip(indices, _ints(layout.get_output_shape()), strict=True):
+        number = number * extent + int(analyzer.simplify(index))
+    return number
 
 
 def _loop(loop: Any, layout: Any) -> LoopFacts:

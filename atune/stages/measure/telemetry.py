@@ -103,13 +103,9 @@ def energy_of(
         if first is None:
             first = moment, known, calls
         elif moment - first[0] >= WINDOW_S:
-            return _energy(moment - first[0], known - first[1], calls - first[2])
+            seconds, joules, counted = moment - first[0], (known - first[1]) / 1e3, calls - first[2]
+            return Energy(power_w=round(joules / seconds, 2), call_j=float(f"{joules / counted:.5g}"), calls=counted)
     return None
-
-
-def _energy(seconds: float, millijoules: int, calls: int) -> Energy:
-    joules = millijoules / 1e3
-    return Energy(power_w=round(joules / seconds, 2), call_j=float(f"{joules / calls:.5g}"), calls=calls)
 
 
 def neighbours(payload: bytes) -> bytes:

@@ -41,15 +41,8 @@ class OpKernel:
         return tuple(i for i in range(len(self.params)) if i not in self.returned)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Registered:
-    identity: tuple[Any, ...]
-    op: Any
-    library: Any
-    """torch's own handle, which takes what it registered back when it goes."""
-
-
-_registered: dict[str, _Registered] = {}
+_registered: dict[str, tuple[tuple[Any, ...], Any, Any]] = {}
+"""By name: what identifies the operator, the operator, and torch's handle, without which torch drops it."""
 _lock = threading.Lock()
 
 
@@ -70,19 +63,19 @@ def register_op(
     _check_asked(name, kernel, backward, setup_context)
     identity = (*kernel.identity, kernel.returned, kernel.mutates, backward, setup_context)
     with _lock:
-        known = _registered.get(name)
-        if known is not None and known.identity == identity:
-            return known.op
-        if known is not None:
+        if name in _registered:
+            known, op, _ = _registered[name]
+            if known == identity:
+                return op
             raise UsageError(
                 f"as_op: {name} is another kernel's, or was made with other options, and torch cannot replace it in "
                 "this program: choose another name, or start anew"
             )
         if _torch_has(name):
             raise UsageError(f"as_op: torch has an operator {name}, which is not atune's: choose another name")
-        made = _Registered(identity, *_made(name, kernel, backward, setup_context))
-        _registered[name] = made
-        return made.op
+        op, library = _made(name, kernel, backward, setup_context)
+        _registered[name] = identity, op, library
+        return op
 
 
 def _check_asked(name: str, kernel: OpKernel, backward: Any, setup_context: Any) -> None:

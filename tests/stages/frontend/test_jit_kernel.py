@@ -53,13 +53,6 @@ def test_outputs_are_returned_where_asked(kernel: Any) -> None:
     assert "float" in found.get_kernel_source()
 
 
-def test_without_out_idx_every_parameter_is_passed() -> None:
-    found = jit_kernel(scale, {"n": 256}, {"factor": 2, "block": 64}, target=CPU)
-    A, B = torch.randn(256), torch.empty(256)
-    found(A, B)
-    assert torch.equal(B, A * 2)
-
-
 def test_symbolic_dimensions() -> None:
     """A dict of one key stands for a symbolic variable; the kernel takes any size then."""
     found = jit_kernel(scale, {"n": {"$dynamic": "n"}}, {"factor": 2, "block": 16}, target=CPU, out_idx=[-1])

@@ -87,10 +87,8 @@ def test_methods_agree_on_a_gpu() -> None:
         assert 0.9 < found["cuda_graph"][index] / events < 1.1, found
 
 
-ON_A_GPU = """
-import sys
+KERNEL = """
 import torch, tilelang.language as T, atune
-from atune.stages.measure.timer import CudaTimer
 N = 1024
 def doubled(block: int = 128):
     @T.prim_func
@@ -99,6 +97,11 @@ def doubled(block: int = 128):
             for i in T.Parallel(block):
                 out[b * block + i] = x[b * block + i] * 2.0
     return main
+"""
+ON_A_GPU = (
+    KERNEL
+    + """
+from atune.stages.measure.timer import CudaTimer
 if __name__ == "__main__":
     settings = atune.CompileSettings(store=False)
     [kernel] = atune.compile_all(doubled, [{"block": 128}], target="cuda", compile=settings)
@@ -117,6 +120,7 @@ if __name__ == "__main__":
     asleep = not awake.query()
     print(asleep, found == [2.0 * i for i in range(N)])
 """
+)
 
 
 @pytest.mark.gpu
@@ -130,21 +134,15 @@ def test_a_kernel_does_not_wait_for_the_default_stream(tmp_path: Path) -> None:
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
-WORKLOAD = """
-import torch, tilelang.language as T, atune
-N = 1024
-def doubled(block: int = 128):
-    @T.prim_func
-    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(N // block, threads=block) as b:
-            for i in T.Parallel(block):
-                out[b * block + i] = x[b * block + i] * 2.0
-    return main
+WORKLOAD = (
+    KERNEL
+    + """
 def reference(x):
     assert torch.cuda.current_stream() != torch.cuda.default_stream()
     return x * 2
 WORKLOAD = atune.Workload(doubled, atune.Space(block=[64, 128]), reference=reference)
 """
+)
 
 
 @pytest.mark.gpu
