@@ -21,15 +21,11 @@ from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import parse_file_ref
 
+pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
 SM_90, SM_80, CPU = Target("cuda", "sm_90a"), Target("cuda", "sm_80"), Target("c")
 COMPILES = Discovery(SM_90, ())
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def node(target: Target, *models: str) -> Discovery:
@@ -104,7 +100,6 @@ async def found_by(
     return [device.id for device in devices], warned
 
 
-@pytest.mark.anyio
 async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
     events: list[Event] = []
     connect = Loopback(3, models=("Xeon", "EPYC", "EPYC"))
@@ -115,7 +110,6 @@ async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
     assert connect.agents[0].killed and "build" not in connect.agents[0].asked
 
 
-@pytest.mark.anyio
 async def test_a_node_that_has_neither_the_devices_nor_nvcc_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     devices, warned = await found_by(
         Loopback(2), monkeypatch, node(SM_90, "H200"), node(CPU, "EPYC"), then=Discovery(SM_90, (), nvcc=False)
@@ -124,7 +118,6 @@ async def test_a_node_that_has_neither_the_devices_nor_nvcc_is_left_out(monkeypa
     assert warned == [f"node node-1 is left out: {NO_NVCC}"]
 
 
-@pytest.mark.anyio
 async def test_a_node_without_the_devices_that_were_asked_for_only_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """With --target cuda a head without GPUs is as useful as with the target that it would find itself."""
     none = TargetError("target cuda: no CUDA GPU is there")
@@ -133,19 +126,16 @@ async def test_a_node_without_the_devices_that_were_asked_for_only_compiles(monk
     assert warned == ["node node-0 only compiles: target cuda: no CUDA GPU is there"]
 
 
-@pytest.mark.anyio
 async def test_a_node_that_can_do_nothing_for_the_target_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     devices, warned = await found_by(Loopback(2), monkeypatch, TargetError("g++ is missing"), node(CPU, "EPYC"))
     assert devices == ["node-1/0"] and warned == ["node node-0 is left out: g++ is missing"]
 
 
-@pytest.mark.anyio
 async def test_without_the_devices_on_any_node_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetError, match="no CUDA GPU is there"):
         await found_by(Loopback(2), monkeypatch, *[TargetError("target cuda: no CUDA GPU is there")] * 2)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("candidates", "used"), [(4, ()), (5, ("haste@2",))])
 async def test_few_candidates_are_compiled_plain_as_on_one_machine(candidates: int, used: tuple[str, ...]) -> None:
     connect = Loopback(2)
@@ -168,7 +158,6 @@ async def test_few_candidates_are_compiled_plain_as_on_one_machine(candidates: i
             assert all(agent.agent._machine._accelerators == names for agent in connect.agents)
 
 
-@pytest.mark.anyio
 async def test_a_node_keeps_a_core_free_for_each_device() -> None:
     """On one machine the scheduler does, while a candidate is measured. It knows nothing of nodes' cores."""
     gpus = tuple(DeviceInfo(id=str(number), name="H200") for number in range(2))
@@ -179,30 +168,6 @@ async def test_a_node_keeps_a_core_free_for_each_device() -> None:
     assert local.most_workers()[0] == 1  # one at least
 
 
-@pytest.mark.anyio
-async def test_a_node_whose_target_changes_decides_anew_about_its_compile_service(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Alone it would tune for its CPU, where there is nothing to decide."""
-    gpu = Discovery(SM_90, (), accelerators=("cicc@1",))
-    connect = Loopback(1)
-    nodes = machine(connect)
-    async with nodes.open():
-        own = connect.agents[0].agent
-        await own.run(DiscoverJob(""), "")
-        assert own._machine.service._against is not None
-
-        async def ask_once(role: str, entry: str, payload: bytes) -> bytes:
-            return msgspec.msgpack.encode(gpu)
-
-        monkeypatch.setattr(own._machine.workers, "ask_once", ask_once)
-        own._machine.server.facts.clear()
-        found = await own.run(DiscoverJob("", "sm_90a"), "")
-        assert found.discovery.target == SM_90 and isinstance(own._machine.service._against, type(None))
-        own._machine.server.facts.clear()
-
-
-@pytest.mark.anyio
 async def test_a_second_model_of_one_architecture_finds_the_first_ones_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

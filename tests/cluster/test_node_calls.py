@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -87,24 +86,6 @@ async def test_a_library_that_a_node_could_not_write_is_sent_again(tmp_path: Pat
     for _ in range(2):
         await node.ask(MeasureJob(artifact), "cpu")
     assert sent == [1, 1, 0]
-
-
-def test_a_library_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another question of the same library may load it as soon as it has its name."""
-    data = b"machine code"
-    library = Library(hashlib.sha256(data).hexdigest(), data, {"main": b"source"})
-    seen = list[list[str]]()
-    write = Path.write_bytes
-
-    def watched(path: Path, content: Any) -> int:
-        count = write(path, content[:1])
-        seen.append([file.name for file in tmp_path.iterdir() if file.suffix in (".so", ".source")])
-        return count + write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", watched)
-    path = library.write(str(tmp_path))
-    assert Path(path).read_bytes() == data
-    assert seen[0] == [] and all(not name.endswith(".so") for names in seen for name in names)
 
 
 def opening() -> Opening:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +17,9 @@ from atune import errors
 from atune.errors import MachineError, UsageError, WorkerError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
-from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
+from atune.journal.events import CandidateMeasured, DeviceLost, Event, FinalOrdered, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.reporting.progress import Progress
 from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.address import Cluster
 from atune.workers.cluster.agent import versions_here
@@ -32,26 +30,13 @@ from atune.workload.workload import parse_file_ref
 pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 """Five candidates without a reference: nodes of one machine share its cores, and none is left out as slow."""
+TUNABLE = f"{Path(__file__).parents[1] / 'space_kernels.py'}:TUNABLE"
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
-OWN = {"compile": CompileSettings(store=False), "benchmark": QUICK}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-def machine(connect: Any, **settings: Any) -> ClusterMachine:
-    return ClusterMachine(connect, parse_file_ref(SCALED), target="c", **{**OWN, **settings})
-
-
-def shown_of(events: list[Event]) -> list[str]:
-    """Return the lines of a progress that is told `events`."""
-    out = io.StringIO()
-    with Progress(out) as progress:
-        for event in events:
-            progress.on_event(event)
-    return out.getvalue().splitlines()
+def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
+    settings = CompileSettings(store=False)
+    return ClusterMachine(connect, parse_file_ref(workload), target="c", compile=settings, benchmark=QUICK)
 
 
 def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAgent, str], None]:
@@ -78,10 +63,7 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
     assert whole.measured == 5
 
 
-@pytest.mark.parametrize(
-    "entry",
-    ["build", "measure", "lower", "start"],
-)
+@pytest.mark.parametrize("entry", ["build", "measure", "start"])
 async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = new_mark()
     monkeypatch.setenv(MARK, mark)
@@ -94,10 +76,39 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monk
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
-    shown = shown_of(events)
-    assert len([line for line in shown if "warning" in line and "node-1" in line]) == 1
-    assert "2 hosts: node-0" in shown[-1]
     wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
+
+
+async def test_neighbours_in_a_large_space_are_found_elsewhere_once_their_node_is_lost() -> None:
+    """Only the first node was asked for the space; the others have not described it."""
+    connect = Loopback(2)
+
+    def on_ask(agent: LoopbackAgent, entry: str) -> None:
+        if agent.name == "node-0" and entry == "neighbours" and "neighbours" in agent.asked[:-1]:
+            agent.die("its power went off")
+
+    connect.on_ask = on_ask
+    opened, config = machine(connect, TUNABLE), {"a": 1, "b": 2, "c": 4}
+    async with opened.open():
+        await opened.discover()
+        first = await opened.neighbours([config])
+        assert first and first == await opened.neighbours([config])
+    assert connect.agents[0].killed and "neighbours" in connect.agents[1].asked
+
+
+async def test_a_final_whose_node_is_lost_is_held_on_another() -> None:
+    connect, events = Loopback(2), list[Event]()
+
+    def on_ask(agent: LoopbackAgent, entry: str) -> None:
+        if entry == "final" and not any(one.killed for one in connect.agents):
+            agent.die("its power went off")
+
+    connect.on_ask = on_ask
+    result = await tune(machine=machine(connect), on_event=events.append)
+    [lost] = [agent.name for agent in connect.agents if agent.asked.count("final") and "power" in agent.killed]
+    [ordered] = [e for e in events if isinstance(e, FinalOrdered)]
+    assert not ordered.device.startswith(lost) and result.final
+    assert not [e for e in events if isinstance(e, Warned) and "no final" in e.message]
 
 
 async def test_a_run_whose_nodes_are_all_lost_says_how_to_go_on(tmp_path: Path) -> None:
@@ -190,7 +201,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(ray_cluster.importlib, "import_module", missing)
     with pytest.raises(UsageError, match=r"needs Ray, which cannot be imported .* pip install 'atune\[ray\]'"):
-        ray_cluster.connect_ray("auto")
+        ray_cluster._ray("auto")
 
 
 def test_a_node_with_other_versions_is_told_which() -> None:

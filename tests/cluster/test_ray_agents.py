@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 OPENING = Opening(FileRef("/nowhere.py", "NONE"), "c", (), CompileSettings(), BenchmarkSettings(), cores=0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_node_that_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "READY_S", 0.2)
     in_place(FakeRay(("a", "b"), busy=("b",)), monkeypatch)

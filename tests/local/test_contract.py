@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.nodes import ClusterDeviceWorker
-from atune.workers.cluster.ray_cluster import connect_ray
+from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
@@ -148,7 +149,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
         )
         machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
     elif kind not in LOCAL:
-        connect: Any = Loopback(1) if kind == "agents" else connect_ray("auto")
+        connect: Any = Loopback(1) if kind == "agents" else partial(ray_agents, address="auto")
         reference = parse_file_ref(f"{KERNELS}:{name}")
         settings = CompileSettings(store=False, accelerate=SPY, workers=1)
         machine = ClusterMachine(connect, reference, target="c", compile=settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -58,11 +59,10 @@ def machine_for(
     if cluster is None:
         return LocalMachine(reference, spec=spec, target=target, devices=devices, compile=compile, benchmark=benchmark)
     from atune.workers.cluster.machine import ClusterMachine
-    from atune.workers.cluster.ray_cluster import connect_ray
+    from atune.workers.cluster.ray_cluster import ray_agents
 
-    connect = connect_ray(cluster.address)
     return ClusterMachine(
-        connect,
+        partial(ray_agents, address=cluster.address),
         reference,
         spec=spec,
         target=target,

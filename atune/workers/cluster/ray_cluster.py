@@ -38,9 +38,9 @@ CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
 SETTLE_S = 3.0
 """Seconds to wait for cores and GPUs that are taken: Ray tells late of those that an ended run gave back."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
-"""Environment of a cluster that is started here; what the user has set already stays."""
 LOCAL = "local"
+OF_LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1", "RAY_AUTH_MODE": "token"}
+"""Environment of a cluster that is started here; what the user has set already stays."""
 
 
 class RayAgent:
@@ -50,7 +50,7 @@ class RayAgent:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
         self._calls = set[anyio.Event]()
         """Those under way. The event of one is set when it ends, or its agent is killed."""
-        self._killing: threading.Thread | None = None
+        self.killing: threading.Thread | None = None
 
     async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
         reference = self.actor.call.remote(job, worker, libraries)
@@ -86,23 +86,18 @@ class RayAgent:
         try:
             return future.result()
         except self._ray.exceptions.RayError as error:
-            raise NodeLost(_first_line(error)) from error
+            raise NodeLost(message_of(error).strip().partition("\n")[0]) from error
 
     def kill(self) -> None:
         def kill() -> None:
             with suppress(Exception):  # it may be gone
                 self._ray.kill(self.actor, no_restart=True)
 
-        if self._killing is None:  # Ray may take seconds
-            self._killing = threading.Thread(target=kill, name=f"kill {self.name}", daemon=True)
-            self._killing.start()
+        if self.killing is None:  # Ray may take seconds
+            self.killing = threading.Thread(target=kill, name=f"kill {self.name}", daemon=True)
+            self.killing.start()
             for ended in self._calls:
                 ended.set()
-
-    def wait_killed(self, within_s: float) -> None:
-        """Wait until Ray got `kill`. Blocks for `within_s` at most."""
-        if self._killing is not None:
-            self._killing.join(within_s)
 
 
 @asynccontextmanager
@@ -147,14 +142,9 @@ def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
     """Leave the cluster once Ray got the kills of `agents`: a later `ray.kill` would join or start a cluster again."""
     until = time.monotonic() + CANCEL_S
     for agent in agents:
-        agent.wait_killed(max(0.0, until - time.monotonic()))
+        if agent.killing is not None:
+            agent.killing.join(max(0.0, until - time.monotonic()))
     ray.shutdown()
-
-
-def connect_ray(address: str) -> Callable[[Opening], Any]:
-    """Return what `ClusterMachine` takes to run on the Ray cluster at `address`. Raises `UsageError` without Ray."""
-    _ray(address)
-    return partial(ray_agents, address=address)
 
 
 async def _close(agent: RayAgent) -> None:
@@ -244,8 +234,9 @@ def _join(ray: Any, address: str) -> bool:
     try:
         ray.init(address=address, **options)
     except Exception as error:
+        first_line = message_of(error).strip().partition("\n")[0]
         raise UsageError(
-            f"cluster {address!r} cannot be joined: {_first_line(error)}. Start Ray (`ray start --head`), give its "
+            f"cluster {address!r} cannot be joined: {first_line}. Start Ray (`ray start --head`), give its "
             "address, or take --cluster local to start one on this machine"
         ) from error
     finally:
@@ -270,7 +261,7 @@ def _reach(address: str) -> None:
 def _ray(address: str) -> Any:
     """Import Ray, in an environment as is wanted where a cluster is started here. Raises `UsageError` without it."""
     if address == LOCAL and "ray" not in sys.modules:  # which reads it once
-        for name, value in {**QUIET, "RAY_AUTH_MODE": "token"}.items():
+        for name, value in OF_LOCAL.items():
             os.environ.setdefault(name, value)
         if os.environ["RAY_AUTH_MODE"] == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -282,7 +273,3 @@ def _ray(address: str) -> Any:
             f"a cluster needs Ray, which cannot be imported by {sys.executable} ({error}): pip install 'atune[ray]'"
         ) from error
     return ray
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(message_of(error).strip().splitlines()), type(error).__name__)
