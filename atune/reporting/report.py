@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,20 @@ class Timeline:
                 self.parts.append(round(event.mono, 4))
                 self._started.clear()
 
+    def overlap(self) -> tuple[float, float]:
+        """Return the seconds in which a device measured, and the part of them in which a worker compiled."""
+        measuring = _union([span for spans in self.device.values() for span in spans if span[0] != "final"])
+        compiling = _union([span for spans in self.compile.values() for span in spans])
+        both, i = 0.0, 0
+        for low, high in measuring:
+            while i < len(compiling) and compiling[i][1] <= low:
+                i += 1
+            j = i
+            while j < len(compiling) and compiling[j][0] < high:
+                both += min(high, compiling[j][1]) - max(low, compiling[j][0])
+                j += 1
+        return sum(high - low for low, high in measuring), both
+
     def _final(self, event: FinalOrdered) -> None:
         """Take in the final, which began when nothing compiled and nothing else was measured any more."""
         ends = [spans[-1][2] for spans in (*self.compile.values(), *self.device.values())]
@@ -156,6 +170,17 @@ class Clocks:
                 self.devices.setdefault(device, []).append(point)
 
 
+def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """Return the union of the spans as disjoint intervals, in order."""
+    found: list[tuple[float, float]] = []
+    for _, low, high, _ in sorted(spans, key=lambda span: span[1]):
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
+
+
 def _before(result: TuneResult) -> str:
     """Return what stands before the plots."""
     return head_section(result) + failures_section(result) + search_section(result)
@@ -194,5 +219,10 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
         lengths = sorted((span[2] - span[1] for _, spans in rows for span in spans), reverse=True)
         rows = [(name, [s for s in spans if s[2] - s[1] >= lengths[SPANS - 1]][:SPANS]) for name, spans in rows]
         text += f" Only the {SPANS} longest of {n} spans are shown."
+    measuring_s, both_s = timeline.overlap()
+    if measuring_s:
+        text += (
+            f" Devices measured for {measuring_s:.1f} s. Workers compiled in {both_s / measuring_s:.0%} of that time."
+        )
     shown = [{"name": printable(name), "spans": spans} for name, spans in rows]
     return {"rows": shown, "parts": timeline.parts, "end_s": timeline.end_s, "text": text}
