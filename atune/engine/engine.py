@@ -94,9 +94,8 @@ class Engine:
         scheduled = CompileState(
             n, len(device_workers), plan.to_compile, settings.compile.group_size, settings.pipeline
         )
-        layouts = await start.layouts(plan)
-        screen = Screen(run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=layouts)
-        proposing = ProposeStage(start, plan, scheduled, screen, layouts)
+        screen = Screen(run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=start.layouts)
+        proposing = ProposeStage(start, plan, scheduled, screen)
         run.outcomes.tell = proposing.driver.add_outcome
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")

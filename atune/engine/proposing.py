@@ -16,7 +16,7 @@ from atune.engine.interfaces import CompileWorker
 from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
-from atune.engine.screen import LayoutChoice, Screen
+from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded
 from atune.engine.search.prior import OwnPrior, check_answers, estimates
 from atune.engine.search.recording import reason_of
@@ -97,13 +97,10 @@ class Survey:
 
 
 class ProposeStage:
-    """Proposes the candidates of a plan. `layouts`: chooses layouts; None where all are tried."""
+    """Proposes the candidates of a plan."""
 
-    def __init__(
-        self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen, layouts: LayoutChoice | None
-    ) -> None:
-        self._start, self._run, self._plan = start, start.run, plan
-        self._scheduled, self._screen, self._layouts = scheduled, screen, layouts
+    def __init__(self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen) -> None:
+        self._start, self._run, self._plan, self._scheduled, self._screen = start, start.run, plan, scheduled, screen
         self.driver = StrategyDriver(start.run, plan, scheduled, start.strategy)
         self._answers = dict[int, float]()
         """The estimates of a user's prior."""
@@ -168,8 +165,8 @@ class ProposeStage:
 
     async def _propose_further_layouts(self, index: int, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose the other layouts of a candidate's configuration, which are chosen from."""
-        state = self._run.recorder.state
-        for other in [] if self._layouts is None else self._layouts.group(index):
+        state, layouts = self._run.recorder.state, self._start.layouts
+        for other in [] if layouts is None else layouts.group(index):
             if not state.entry(other).key:
                 await self._propose(self._plan.candidates[other], propose, further_layout=True)
 

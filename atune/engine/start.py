@@ -111,6 +111,8 @@ class Start:
         self.strategy: Guarded | None = None
         """None until it is made, which waits for the survey of the space if there is one."""
         self.figures: Figures | None = None
+        self.layouts: LayoutChoice | None = None
+        """Chooses layouts; None where all are tried."""
         self._drawn_by = settings.seed
         """The seed of the strategy, and of the draw from a large space: that of the header."""
 
@@ -142,7 +144,6 @@ class Start:
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start. Returns None if a resumed run has no work left."""
         state, settings, before = self.recorder.state, self.settings, self.recorder.state.header
-        layout_choice(spec, {}, settings.compile.layouts)
         self.figures = figures_for(target, devices)
         prior = there_is(settings.prior, self.figures)
         name = settings.strategy_in(spec, before, self.figures)
@@ -157,6 +158,8 @@ class Start:
         own = None if isinstance(settings.strategy, str) else settings.strategy
         search = Search(own or name, self._drawn_by, settings.budget, spec.default, advice)
         plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
+        most = settings.compile.layouts
+        self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
         if not plan.to_survey:
             quick = registry.kind_of(plan.search.name).quick  # others may import libraries, and fit models
             self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
@@ -184,11 +187,6 @@ class Start:
         for index, device in plan.suspects.items():
             message = "suspect: the whole program died twice while this candidate was being measured"
             emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
-
-    async def layouts(self, plan: Plan) -> LayoutChoice | None:
-        """Return what chooses layouts; None where all are tried. Raises `UsageError`."""
-        spec, most = self.run.spec, self.settings.compile.layouts
-        return await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
 
 
 async def computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:

@@ -44,7 +44,7 @@ class Advice(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
     """Models of the other run's devices."""
     best: Config
-    """The fastest configuration of the other run."""
+    """The fastest of this space's configurations there."""
     ratios: dict[str, float]
     """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""
 

@@ -86,7 +86,7 @@ def check_strategy(strategy: object) -> None:
 class Guarded:
     """Forwards calls of the engine and of simulations to `strategy`, and checks the answers.
 
-    `known`: the indices that it may propose. `asked`: those that it has proposed, of earlier parts too.
+    `known`: the indices that it may propose.
     """
 
     def __init__(self, strategy: Strategy, known: Container[int]) -> None:
