@@ -111,8 +111,8 @@ class Stream:
         ties: tuple[int, ...] = (),
     ) -> Stream:
         timed = tuple(FinalEntry(index, timing(*ms)) for index, ms in entries.items())
-        beside = None if reference is None else timing(*reference)
-        return self.add(FinalOrdered, device="cpu", entries=timed, reference=beside, ties=ties)
+        timed_too = None if reference is None else timing(*reference)
+        return self.add(FinalOrdered, device="cpu", entries=timed, reference=timed_too, ties=ties)
 
     def proven(self, index: int, how: str = "compared") -> Stream:
         return self.add(WinnerProven, index=index, seconds=1.0, how=how)

@@ -198,7 +198,8 @@ class TuneResult:
         Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
-        loader, writes = importlib.import_module("atune.stages.measure.loader"), self._writes()
+        loader = importlib.import_module("atune.stages.measure.loader")
+        writes = next((m.writes for m in self.measurements if m.index == self.best_index), ())
         return loader.Kernel(self._library(), self._out_idx, writes)
 
     @cached_property
@@ -218,9 +219,6 @@ class TuneResult:
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)
         return found
-
-    def _writes(self) -> tuple[int, ...]:
-        return next((m.writes for m in self.measurements if m.index == self.best_index), ())
 
     def __repr__(self) -> str:
         latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"

@@ -48,11 +48,6 @@ class Advice(msgspec.Struct, frozen=True):
     ratios: dict[str, float]
     """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""
 
-    @property
-    def cached(self) -> bool:
-        """Whether it is of the result cache."""
-        return self.source.startswith("cache ")
-
 
 def normalise(value: Any, where: str) -> Any:
     """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.

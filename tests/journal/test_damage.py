@@ -27,8 +27,8 @@ EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
 DATA = Path(__file__).parents[1] / "data"
 
 
-def told(path: Path) -> tuple[Any, ...]:
-    """Everything that `replay` tells, where it tells something."""
+def contents(path: Path) -> tuple[Any, ...]:
+    """Return all that `replay` reads from a journal."""
     result = replay(path)
     return summary(result), result.records, result.final, table(result), result.speedup_over_default
 
@@ -40,17 +40,17 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def truths(tmp_path: Path, path: Path) -> list[tuple[Any, ...]]:
-    """What a journal of the first n events tells, for each n."""
-    return [told(write(path, EVENTS[:n])) for n in range(1, len(EVENTS) + 1) if not path.unlink()]
+    """The contents of a journal of the first n events, for each n."""
+    return [contents(write(path, EVENTS[:n])) for n in range(1, len(EVENTS) + 1) if not path.unlink()]
 
 
-def test_cut_at_every_byte_it_tells_what_its_whole_lines_tell(path: Path, truths: list[tuple[Any, ...]]) -> None:
+def test_cut_at_every_byte_it_has_the_contents_of_its_whole_lines(path: Path, truths: list[tuple[Any, ...]]) -> None:
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         lines = whole[:cut].count(b"\n")
         if lines:
-            assert told(path) == truths[lines - 1]
+            assert contents(path) == truths[lines - 1]
         else:
             with pytest.raises(JournalError, match="no journal of atune"):
                 replay(path)
@@ -65,7 +65,7 @@ def test_with_any_byte_flipped_it_tells_the_truth_or_refuses(path: Path, truths:
         for bit in (0x01, 0x20, 0x80) if at % 7 else (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             try:
-                assert told(path) in truths[-3:] and at >= last_two, f"byte {at}, bit {bit}"
+                assert contents(path) in truths[-3:] and at >= last_two, f"byte {at}, bit {bit}"
             except JournalError as error:
                 refused += 1
                 assert str(path) in str(error)
@@ -120,7 +120,7 @@ except JournalError as error: print(str(error)[-60:])
 """
     whole = path.read_bytes()
     event = b'{"event":"candidate_proposed","seq":%d,"time":1,"mono":1,"index":9,"key":"k","config":{"a":[%b[]]}}'
-    for extra, said in (
+    for extra, message in (
         (line_of(event % (len(EVENTS), b"[]," * 2_600_000)), "no event"),
         (b"x" * (300 << 20), "longer than 8 MiB"),
     ):
@@ -128,7 +128,7 @@ except JournalError as error: print(str(error)[-60:])
         done = subprocess.run(
             [sys.executable, "-c", code, path], capture_output=True, text=True, env=environment(), timeout=60
         )
-        assert done.returncode == 0 and (said in done.stdout or "4" in done.stdout), done.stderr
+        assert done.returncode == 0 and (message in done.stdout or "4" in done.stdout), done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -153,8 +153,8 @@ def test_stored_journals_are_read_for_good(name: str) -> None:
     """One of each schema that a release has written. From that release on these files are never written again."""
     result = replay(DATA / name)
     expected = json.loads((DATA / name).with_suffix(".json").read_text())
-    told = json.loads(json.dumps(summary(result)))
-    assert {key: told[key] for key in expected["summary"]} == expected["summary"]
+    found = json.loads(json.dumps(summary(result)))
+    assert {key: found[key] for key in expected["summary"]} == expected["summary"]
     assert table(result).splitlines() == expected["table"]
     assert expected["kinds"] == sorted({type(event).__name__ for event in read(DATA / name)})
 

@@ -45,19 +45,19 @@ class Disk:
 
 
 class Listening(Exhaustive):
-    """Remembers how much of the journal was on the disk when it was told of an outcome."""
+    """Remembers how much of the journal was on the disk when it learned of an outcome."""
 
     name = "listening"
     disk: Disk
-    told: list[tuple[int, int, int]]
+    outcomes: list[tuple[int, int, int]]
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        self.told.append((index, self.disk.covered, self.disk.syncs))
+        self.outcomes.append((index, self.disk.covered, self.disk.syncs))
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    Listening.disk, Listening.told = Disk(monkeypatch), []
+    Listening.disk, Listening.outcomes = Disk(monkeypatch), []
     return Listening.disk
 
 
@@ -76,9 +76,9 @@ async def test_an_outcome_is_acknowledged_after_the_sync_that_covers_it(tmp_path
         size += len(line)
         if type(event).__name__ in ("CandidateMeasured", "BenchmarkFailed", "BuildFailed", "CandidateAliased"):
             ends[event.index] = size  # type: ignore[union-attr]
-    assert sorted(index for index, _, _ in Listening.told) == list(range(30)) == sorted(ends)
-    assert all(covered >= ends[index] for index, covered, _ in Listening.told)
-    syncs = [n for _, _, n in Listening.told]
+    assert sorted(index for index, _, _ in Listening.outcomes) == list(range(30)) == sorted(ends)
+    assert all(covered >= ends[index] for index, covered, _ in Listening.outcomes)
+    syncs = [n for _, _, n in Listening.outcomes]
     assert syncs == sorted(syncs) and syncs[0] >= 1 and disk.syncs >= 4
     assert disk.covered == path.stat().st_size  # the last one is at the end, and covers RunFinished
 
@@ -94,7 +94,7 @@ async def test_a_slow_disk_does_not_hold_the_device_up(
     events: list[Event] = []
     with anyio.fail_after(20):
         await tune(machine=FakeMachine(20), journal=path, on_event=events.append)
-    assert len(Listening.told) == 20 and disk.syncs <= 6
+    assert len(Listening.outcomes) == 20 and disk.syncs <= 6
     assert sum(isinstance(e, CandidateMeasured) for e in events) == 20
     first_best = next(i for i, e in enumerate(events) if isinstance(e, BestChanged))
     assert sum(isinstance(e, CandidateMeasured) for e in events[:first_best]) > 1

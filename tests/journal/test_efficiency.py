@@ -23,11 +23,11 @@ def product(m: int, blocks: int, dtype: str = "bfloat16", asked: float = 1e9) ->
     return StaticFacts(grid=(blocks, 1, 1), work=work)
 
 
-def run(peaks: Peaks | None = PEAKS, **told: float) -> TuneResult:
+def run(peaks: Peaks | None = PEAKS, **header: float) -> TuneResult:
     stream = Stream(total=2)
-    header = stream.events[0]
-    assert isinstance(header, RunStarted)
-    stream.events[0] = msgspec.structs.replace(header, **told)
+    started = stream.events[0]
+    assert isinstance(started, RunStarted)
+    stream.events[0] = msgspec.structs.replace(started, **header)
     stream.add(DeviceReady, device=DeviceInfo("cpu", "a device", peaks=peaks))
     stream.candidate(0, 1.0).candidate(1, 4.0)
     facts = iter([product(100, 10), product(128, 10)])

@@ -1,4 +1,4 @@
-"""Which axes mattered: shares of the variance that can be reckoned by hand, and honest words where there are none."""
+"""Which axes mattered: shares of the variance that can be computed by hand, and none where nothing is known."""
 
 from __future__ import annotations
 

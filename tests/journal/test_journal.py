@@ -1,4 +1,4 @@
-"""The journal: what is written is read back, damage is told from a torn tail, and one writer holds the lock."""
+"""The journal: what is written is read back, damage is no torn tail, and one writer holds the lock."""
 
 from __future__ import annotations
 

@@ -23,31 +23,31 @@ def timed(spread: float = 0.001, method: str = "events", **seen: Any) -> tuple[s
     return "0", Timing(1.0, spread, (1000.0,), method, conditions)
 
 
-def test_samples_that_scatter_are_told_of_with_the_device() -> None:
-    [said] = noise_of([], [timed(0.05), timed(0.04), timed(0.001)])
-    assert said.startswith("the best candidates' samples scatter by 4.0%") and "stop what else runs on device 0" in said
-    [said] = noise_of([], [timed(0.2, "perf_counter")])
-    assert "stop what else runs on the CPU" in said
+def test_samples_that_scatter_are_reported_with_the_device() -> None:
+    [sign] = noise_of([], [timed(0.05), timed(0.04), timed(0.001)])
+    assert sign.startswith("the best candidates' samples scatter by 4.0%") and "stop what else runs on device 0" in sign
+    [sign] = noise_of([], [timed(0.2, "perf_counter")])
+    assert "stop what else runs on the CPU" in sign
 
 
 @pytest.mark.parametrize("contenders", [[], [timed(0.03)], [timed(0.09, "perf_counter")], [timed(0.5), *[timed()] * 2]])
-def test_samples_that_scatter_as_usual_are_not_told_of(contenders: Any) -> None:
+def test_samples_that_scatter_as_usual_are_not_reported(contenders: Any) -> None:
     assert noise_of([], contenders) == []
 
 
-def test_lowered_clocks_are_told_of_with_their_reasons() -> None:
+def test_lowered_clocks_are_reported_with_their_reasons() -> None:
     quiet = timed(sm_mhz=1980)
     hot = timed(sm_mhz=1500, throttle=("temperature", "application clocks"))
-    [said] = noise_of([quiet, hot, timed(sm_mhz=1980, throttle=("power cap",))], [])
-    assert said.startswith(
+    [sign] = noise_of([quiet, hot, timed(sm_mhz=1980, throttle=("power cap",))], [])
+    assert sign.startswith(
         "device 0 had lowered its clocks between 1500 and 1980 MHz at 2 of 3 timings (power cap, temperature)"
     )
-    assert "raise its power limit" in said
+    assert "raise its power limit" in sign
 
 
-def test_a_clock_that_moved_is_told_of() -> None:
-    [said] = noise_of([timed(sm_mhz=1980), timed(sm_mhz=1900)], [])
-    assert said == ("device 0's clock moved between 1900 and 1980 MHz: lock it with nvidia-smi -lgc, then tune again")
+def test_a_clock_that_moved_is_reported() -> None:
+    [sign] = noise_of([timed(sm_mhz=1980), timed(sm_mhz=1900)], [])
+    assert sign == ("device 0's clock moved between 1900 and 1980 MHz: lock it with nvidia-smi -lgc, then tune again")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_clock_that_moved_is_told_of() -> None:
     [timed(sm_mhz=1965), timed(), timed(sm_mhz=1980, throttle=("application clocks",)), ("1", timed(sm_mhz=900)[1])],
     ids=["a little", "unknown", "set by somebody", "another device"],
 )
-def test_clocks_that_stand_are_not_told_of(other: tuple[str, Timing]) -> None:
+def test_clocks_that_stand_are_not_reported(other: tuple[str, Timing]) -> None:
     assert noise_of([timed(sm_mhz=1980), other], []) == []
 
 
@@ -78,7 +78,7 @@ def test_another_user_of_the_device_stays_in_the_summary_and_stands_on_the_page_
     assert page.count(f"<li>{other}</li>") == page.count(f"<li>{rest}</li>") == 1
 
 
-def test_a_recorded_run_beside_another_process_names_it() -> None:
+def test_a_recorded_run_next_to_another_process_names_it() -> None:
     kept = Path(__file__).parents[2] / "bench" / "results" / "conditions"
-    beside, alone = (replay(kept / f"{name}.jsonl.xz") for name in ("beside", "alone"))
-    assert "is also used by process" in beside.noise[0] and alone.noise == ()
+    shared, alone = (replay(kept / f"{name}.jsonl.xz") for name in ("beside", "alone"))
+    assert "is also used by process" in shared.noise[0] and alone.noise == ()

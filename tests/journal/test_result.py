@@ -193,20 +193,20 @@ def test_a_replayed_result_loads_only_what_was_kept_under_its_hash(tmp_path: Pat
     data = b"a library"
     name = f"{hashlib.sha256(data).hexdigest()}.so"
     (tmp_path / name).write_bytes(data)
-    changed, beside, link = store / ("0" * 64 + ".so"), cache_folder() / name, store / ("1" * 64 + ".so")
+    changed, outside, link = store / ("0" * 64 + ".so"), cache_folder() / name, store / ("1" * 64 + ".so")
     changed.write_bytes(data)
-    beside.write_bytes(data)
+    outside.write_bytes(data)
     link.symlink_to(tmp_path / name)
     good = store / name
     good.write_bytes(data)
-    for path in (changed, beside, link):
+    for path in (changed, outside, link):
         with pytest.raises(AtuneError, match="not loaded"):
             _ = replayed(artifact(path)).kernel
     with pytest.raises(AtuneError, match="not loaded"):
         _ = replayed(msgspec.structs.replace(artifact(good), symbol="x/../../secret")).kernel_source
     with pytest.raises(AtuneError, match="source was not kept"):  # this one is taken, as far as it goes
         _ = replayed(artifact(good)).kernel_source
-    for path in (changed, beside, link, good):
+    for path in (changed, outside, link, good):
         path.unlink()
 
 
@@ -245,7 +245,7 @@ def test_the_seconds_of_a_resumed_run_add_up() -> None:
 
 
 def test_what_failed_later_is_no_step_and_the_best_without_it_is() -> None:
-    """Candidate 1 was the best until the final found it wrong: what stood when is told as it is known now."""
+    """Candidate 1 was the best until the final found it wrong: steps follow what is known now."""
     stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
     assert steps(stream) == [(0, 1, 3.0), (1, 2, 1.0)]
     assert steps(stream.failed(1)) == [(0, 1, 3.0), (2, 3, 2.0)]
@@ -267,6 +267,6 @@ def test_the_axes_that_mattered_are_in_the_summary() -> None:
     stream = Stream(total=24)
     for index in range(24):
         stream.candidate(index, 1.0 + index % 3, a=index % 3, b=index // 3 % 2)
-    told = summary(folded(stream.proposed(24).finished()))["axis_importance"]
-    assert told == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
+    found = summary(folded(stream.proposed(24).finished()))["axis_importance"]
+    assert found == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
     assert summary(folded(Stream(total=2).candidate(0, 1.0)))["axis_importance"] is None

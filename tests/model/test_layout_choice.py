@@ -87,7 +87,7 @@ def test_the_top_few_come_best_first() -> None:
     assert chosen(ALL, OWN, ONE, most=5).kept == (2, 1, 0)
 
 
-def test_layouts_of_which_nothing_is_known_are_kept_besides() -> None:
+def test_layouts_of_which_nothing_is_known_are_kept_too() -> None:
     assert chosen(ALL, None, ONE) == Choice((2, 1), {0: Passed(2, CONTAINED)})
 
 

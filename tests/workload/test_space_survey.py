@@ -75,14 +75,14 @@ def test_no_time_looks_at_nothing() -> None:
     assert (found.looked_at, found.exact) == (0, False)
 
 
-def test_what_does_not_fit_the_kernel_is_said() -> None:
+def test_what_does_not_fit_the_kernel_is_named() -> None:
     with pytest.raises(SpaceError, match="the kernel takes no argument 'width'"):
         counted(Space(width=[1, 2]))
     with pytest.raises(SpaceError, match="needs M; available:"):
         counted(Space(block=[1], where=lambda M: M))
 
 
-def test_constraints_without_source_have_words() -> None:
+def test_constraints_without_source_have_a_text() -> None:
     typed: dict[str, Any] = {}
     exec("where = lambda block: block > 1", typed)
     assert constraint_text(typed["where"]) == "lambda block (line 1)"

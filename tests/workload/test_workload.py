@@ -153,7 +153,7 @@ def test_configurations_that_are_computed_are_not_asked_for_when_the_workload_is
         ({"block": 32}, "a constraint refuses it, or it is no configuration of the list"),
     ],
 )
-def test_why_the_space_does_not_hold_the_default_is_said(default: dict[str, Any], why: str) -> None:
+def test_why_the_space_does_not_hold_the_default_is_named(default: dict[str, Any], why: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         problem(Space(block=[16, 32], where=lambda block: block < 32), default=default)
     assert str(caught.value).endswith(f"is not in the space: {why}")
