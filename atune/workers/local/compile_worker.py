@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof
 from atune.model.folders import made_folder
 from atune.model.jobs import (
     A,
@@ -62,31 +62,6 @@ class CompileContext:
     patience: Patience
 
 
-@dataclass(frozen=True)
-class _Mishap:
-    """Reason why a compile has no result."""
-
-    kind: FailureKind
-    message: str
-    detail: str
-    doubt: str = ""
-
-    def of(self, index: int) -> Failure:
-        return Failure(index=index, kind=self.kind, message=self.message, detail=self.detail, doubt=self.doubt)
-
-    def of_all(self, indices: Sequence[int]) -> list[Any] | GroupFailed:
-        """Return the failure of one candidate, or of a group of several."""
-        return GroupFailed(self.message, self.doubt) if len(indices) > 1 else [self.of(indices[0])]
-
-
-def _lost(doing: str, error: WorkerLost) -> _Mishap:
-    """Return the mishap for the work of a lost worker. If the worker was killed from outside, the work is retried."""
-    how = how_it_ended(error)
-    if error.outside:
-        return _Mishap("worker_lost", f"{doing} was killed: {how}", error.detail, f"its compile worker was lost: {how}")
-    return _Mishap("crash", f"{doing} ended its process: {how}", error.detail)
-
-
 class LocalCompileWorker:
     """One compile worker, replaced when it dies."""
 
@@ -117,9 +92,7 @@ class LocalCompileWorker:
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
         anew = job.anew or not self.context.store.used
-        lowered = await self._try(LowerJob(job.candidate, anew=anew))
-        if isinstance(lowered, _Mishap):
-            return lowered.of(job.candidate.index)
+        lowered = await self._try(LowerJob(job.candidate, anew=anew), job.candidate.index)
         if isinstance(lowered, Failure) or lowered.blob or anew:
             return lowered
         kept = await self.context.store.find(lowered)
@@ -127,13 +100,13 @@ class LocalCompileWorker:
 
     async def _elaborate(self, job: ElaborateJob) -> list[Elaborated | Failure] | GroupFailed:
         limit = min(self._limit_s, ELABORATE_S)
-        answer = await self._try(job, limit)
-        if not isinstance(answer, _Mishap):
+        answer = await self._try(job, job.candidates[0].index, limit)
+        if not isinstance(answer, Failure):
             return answer
         if answer.kind == "timeout" and limit < self._limit_s:
             doubt = f"elaborating it takes more than {limit:g} s"
-            answer = _Mishap("timeout", doubt, answer.detail, doubt)
-        return answer.of_all([candidate.index for candidate in job.candidates])
+            answer = msgspec.structs.replace(answer, message=doubt, doubt=doubt)
+        return _of_group(answer, len(job.candidates))
 
     async def _rank(self, job: RankJob) -> dict[int, float]:
         try:
@@ -159,8 +132,8 @@ class LocalCompileWorker:
         answers: dict[int, Built] = {}
         for lowered in group:
             if not lowered.blob:
-                gone = _Mishap("codegen", "its library vanished from the artifact store; tune again", "")
-                answers[lowered.index] = await self.context.store.find(lowered) or gone.of(lowered.index)
+                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
+                answers[lowered.index] = await self.context.store.find(lowered) or gone
         if fresh := [lowered for lowered in group if lowered.blob]:
             built = await self._compile(fresh)
             if isinstance(built, GroupFailed):
@@ -178,11 +151,9 @@ class LocalCompileWorker:
         store, measured, index = self.context.store, job.measured, job.candidate.index
         if await store.find_proof(measured):
             return Proof(index=index)
-        proof = await self._try(msgspec.structs.replace(job, path=self._new_library()))
-        if isinstance(proof, _Mishap):
-            if proof.doubt:
-                raise WorkerLost(proof.message, proof.detail, outside=True)
-            return proof.of(index)
+        proof = await self._try(msgspec.structs.replace(job, path=self._new_library()), index)
+        if isinstance(proof, Failure) and proof.doubt:
+            raise WorkerLost(proof.message, proof.detail, outside=True)
         if isinstance(proof, Proof) and measured.store_key:  # without a key, neither may be stored
             if proof.plain is not None:
                 await store.keep([proof.plain])
@@ -192,9 +163,10 @@ class LocalCompileWorker:
 
     async def _compile(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
         """Compile `group` into one library and store it."""
-        answers = await self._try(BuildJob(tuple(group), self._new_library(), self.context.service.ready))
-        if isinstance(answers, _Mishap):
-            return answers.of_all([lowered.index for lowered in group])
+        job = BuildJob(tuple(group), self._new_library(), self.context.service.ready)
+        answers = await self._try(job, group[0].index)
+        if isinstance(answers, Failure):
+            return _of_group(answers, len(group))
         assert not isinstance(answers, GroupFailed), "a process raises"
         built = [_keyed(one, lowered) for lowered, one in zip(group, answers, strict=True)]
         store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
@@ -205,19 +177,26 @@ class LocalCompileWorker:
                 await store.keep_lowered(lowered)
         return built
 
-    async def _try(self, job: Job[A], limit_s: float | None = None) -> A | _Mishap:
-        """Have the process do `job`. Return its answer, or the reason for a missing one."""
+    async def _try(self, job: Job[A], index: int, limit_s: float | None = None) -> A | Failure:
+        """Have the process do `job`. Return its answer, or why there is none, as a failure of candidate `index`.
+
+        If the worker was killed from outside, the failure has a doubt, so that the work is repeated.
+        """
         doing = DOING[type(job)]
         try:
             return await self._call(job, limit_s)
         except WorkerTimeout as error:
-            return _Mishap("timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
+            return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
-            return _lost(doing, error)
+            how = how_it_ended(error)
+            if not error.outside:
+                return Failure(index, "crash", f"{doing} ended its process: {how}", error.detail)
+            doubt = f"its compile worker was lost: {how}"
+            return Failure(index, "worker_lost", f"{doing} was killed: {how}", error.detail, doubt)
         except RemoteError as error:
             if doing != COMPILING:
                 raise translated(error) from error
-            return _Mishap("codegen", str(error), error.detail)
+            return Failure(index, "codegen", str(error), error.detail)
 
     async def _call(self, job: Job[A], limit_s: float | None = None) -> A:
         """Call the process in its turn, for at most `limit_s` or the settings' deadline.
@@ -271,6 +250,11 @@ class LocalCompileWorker:
         self._libraries += 1
         folder = made_folder(self.context.session.run_dir, "artifacts")
         return os.path.join(folder, f"{self.name}-{self._libraries}.so")
+
+
+def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
+    """Return the failure of one candidate, or that of a group of several."""
+    return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]
 
 
 def _keyed(built: Built, lowered: Lowered) -> Built:
