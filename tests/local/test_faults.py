@@ -1,4 +1,4 @@
-"""The fault matrix on the CPU: one of each fault among twenty good candidates, with real processes."""
+"""Faults on the CPU with real processes: each is named, costs no other candidate, and a standby takes over."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fault_kernels import FAULTS
+from hostile_kernels import RAISED
 from kernel_outputs import outputs_of
 from processes import wait_until
 from services import built_by
@@ -31,6 +32,8 @@ from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "fault_kernels.py"
+HOSTILE = KERNELS.with_name("hostile_kernels.py")
+UNRANKED = BenchmarkSettings(n_repeat=5, n_final=0)
 LIMIT_S = 2.0
 
 
@@ -180,3 +183,40 @@ async def test_a_kernel_without_outputs_is_compared_by_what_it_writes() -> None:
     result = await tune(f"{KERNELS}:OWN", target="c", compile=CompileSettings(workers=1))
     assert [r.kind for r in result.failures] == ["mismatch"] and result.failures[0].config == {"x": 0}
     assert result.measured == 2 and all(m.checked and m.writes == (0,) for m in result.measurements)
+
+
+async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None:
+    """Interrupts, cancellations, skips, panics, exceptions without a message or with one that no journal can hold."""
+    result = await tune(
+        f"{KERNELS}:RAISING",
+        target="c",
+        compile=CompileSettings(workers=1),
+        benchmark=UNRANKED,
+        journal=tmp_path / "j",
+    )
+    assert result.measured == 4 and result.failed == len(RAISED)
+    failures = {record.config["mode"]: record for record in result.failures}
+    assert failures.keys() == RAISED.keys()
+    for name, failure in failures.items():
+        assert failure.kind == "lower" and failure.message.startswith(f"{name}: "), failure
+        assert "raise RAISED[mode]" in failure.detail or "<no traceback>" in failure.detail
+    assert failures["Skipped"].message == "Skipped: not today"
+    assert failures["Panic"].message == "Panic: index out of bounds"
+    assert failures["Speechless"].message == "Speechless: <no message: str() raised RuntimeError>"
+    assert failures["SpeechlessPanic"].message == "SpeechlessPanic: <no message: str() raised KeyboardInterrupt>"
+    assert failures["ValueError"].message == "ValueError: a lone \\udcff surrogate"
+    assert TuneResult.from_events(read(tmp_path / "j")).records == result.records
+
+
+async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other() -> None:
+    """`os.fork()` that returns twice, a socket that is closed, and an answer that nobody asked for."""
+    result = await tune(f"{KERNELS}:MEDDLING", target="c", compile=CompileSettings(workers=1), benchmark=UNRANKED)
+    failed = {record.config["mode"]: (record.kind, record.message) for record in result.failures}
+    closed = "lowering ended its process: closed the socket that its answers go through"
+    written = "lowering ended its process: something wrote to the socket that its answers go through"
+    assert failed == {
+        "closes its socket": ("crash", closed),
+        "closes its socket and stays": ("crash", closed),
+        "answers": ("crash", written),
+    }
+    assert result.measured == 4

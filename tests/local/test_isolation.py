@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services import CompileOnly
 
 from atune.engine.engine import Engine
 from atune.engine.start import EngineSettings
@@ -19,8 +20,6 @@ from atune.journal.events import AnyEvent, BuildFailed, CandidateMeasured, Group
 from atune.journal.recorder import Recorder
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import IdleDeviceWorker
-from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[1] / "isolation_kernels.py"
@@ -28,11 +27,6 @@ GOOD = {"good 1", "good 2", "good 3", "good 4"}
 
 pytestmark = pytest.mark.anyio
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-
-
-class CompileOnly(LocalMachine):
-    def device_workers(self) -> Any:
-        return [IdleDeviceWorker()]
 
 
 @pytest.fixture(scope="module")

@@ -9,32 +9,24 @@ from typing import Any
 
 import anyio
 import pytest
+from services import CompileOnly
 
 from atune.engine.engine import Engine
 from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.journal.recorder import Recorder
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.testing import IdleDeviceWorker
-from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 GEMM = Path(__file__).parents[2] / "examples" / "gemm.py"
 pytestmark = pytest.mark.anyio
 
 
-class NothingLowered(LocalMachine):
-    """Compile workers that elaborate, and devices that do nothing."""
-
-    def device_workers(self) -> Any:
-        return [IdleDeviceWorker()]
-
-
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None:
     """The best by the figures of an H100; among the first are those that won on an H200."""
     settings = CompileSettings(workers=2, store=False, prove=False)
-    machine = NothingLowered(FileRef(str(GEMM), "WORKLOAD"), target="sm_90a", devices=(), compile=settings)
+    machine = CompileOnly(FileRef(str(GEMM), "WORKLOAD"), target="sm_90a", devices=(), compile=settings)
     events: list[AnyEvent] = []
     engine: list[Engine] = []
 
