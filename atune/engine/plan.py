@@ -194,7 +194,7 @@ def _differences(
 ) -> list[tuple[str, str]]:
     """Return (part, sentence) for each difference between the work and the header, except for the space."""
     found: list[tuple[str, str]] = []
-    if header.arguments != now.arguments:
+    if thaw(header.arguments) != thaw(now.arguments):
         found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
     elif header.fingerprint != now.fingerprint:
         found.append(
