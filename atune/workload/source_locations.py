@@ -13,7 +13,7 @@ import msgspec
 
 from atune.errors import traceback_of
 
-LIBRARIES = re.compile(
+FOREIGN_PATHS = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^<unknown>$|"
     r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
     r"/atune/(?:compat|engine|frontends|journal|model|reporting|stages|testing|workers|workload)/|"
@@ -46,7 +46,7 @@ class Place(msgspec.Struct, frozen=True):
 
 def is_users(file: str) -> bool:
     """Tell whether `file`, as a traceback names it, is neither a library's, nor Python's, nor atune's."""
-    return (file.endswith(".py") or file.startswith("<")) and LIBRARIES.search(file) is None
+    return (file.endswith(".py") or file.startswith("<")) and FOREIGN_PATHS.search(file) is None
 
 
 def place_in(text: str) -> Place | None:
