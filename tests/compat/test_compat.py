@@ -473,7 +473,7 @@ def test_the_migration_page_has_every_parameter_and_variable() -> None:
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("out_idx", [None, [-1]], ids=["outputs given", "outputs returned"])
 def test_winners_of_shared_libraries_each_compute_their_own_in_one_process(out_idx: Any) -> None:
-    """Three tunings, whose winners stand beside others in their libraries and are not the first there."""
+    """Three tunings, whose winners share their libraries with others and are not the first there."""
     n, winners = 1 << 20, []
     configs = [{"blocks": 1}, {"blocks": 4}, {"blocks": 1024}]
     for factor in (2.0, 3.0, 5.0):

@@ -95,9 +95,11 @@ def test_the_fork_server_gets_a_cache_folder_where_the_home_cannot_be_written(
 ) -> None:
     monkeypatch.setenv("HOME", NO_HOME)
     monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
-    with pytest.warns(RuntimeWarning, match="tilelang/cache cannot be written, so tilelang keeps its files in") as said:
+    with pytest.warns(
+        RuntimeWarning, match="tilelang/cache cannot be written, so tilelang keeps its files in"
+    ) as warned:
         folder, again = server_env()["TILELANG_CACHE_DIR"], server_env()["TILELANG_CACHE_DIR"]
-    assert folder == again and len(said) == 1
+    assert folder == again and len(warned) == 1
     assert Path(folder).is_relative_to(os.environ["TMPDIR"]) and str(os.getuid()) in folder
     monkeypatch.setenv("TILELANG_CACHE_DIR", folder)
     assert environment.cache_root() is None, "atune's own files stay where they are"
@@ -169,7 +171,7 @@ def test_what_tilelang_compiles_itself_gets_backend_and_host_target(monkeypatch:
     kernel = autotune(configs=[{"blocks": 1}])(jit(few_blocks))
     monkeypatch.setattr(tilelang, "compile", compiles)
     counts, nothing = (
-        pytest.warns(CompatWarning, match=said) for said in ("counts for as_tilelang", "nothing is tuned")
+        pytest.warns(CompatWarning, match=message) for message in ("counts for as_tilelang", "nothing is tuned")
     )
     with counts, nothing, pytest.raises(Compiled) as asked:
         kernel(1 << 10, 2.0, blocks=4)

@@ -129,12 +129,6 @@ def workers() -> int | None:
     return min(wanted, most) if most > 0 else wanted
 
 
-def compile_timeout_s() -> float:
-    """Return the most seconds for compiling."""
-    found = _env().get_compile_timeout_seconds()
-    return COMPILE_TIMEOUT_S if found is None else float(found)
-
-
 def caching() -> bool:
     """Tell whether results may be kept and used."""
     return storing() and not _env().is_autotune_cache_disabled()
@@ -169,10 +163,11 @@ RUN_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class TranslatedCall:
-    """Where to run, and options of `atune.tune`."""
+    """Where to run, arguments of `jit_kernel` for winners, and options of `atune.tune`."""
 
     target: str
     devices: str | list[str]
+    jit: dict[str, Any]
     pipeline: bool
     progress: bool
     compile: CompileSettings
@@ -181,18 +176,7 @@ class TranslatedCall:
     @property
     def run(self) -> dict[str, Any]:
         """The options of `atune.tune`."""
-        return {name: value for name, value in vars(self).items() if name not in ("target", "devices")}
-
-
-def jit_arguments(args: CompileArgs) -> dict[str, Any]:
-    """Return the arguments of atune's `jit_kernel`, for winners."""
-    return {
-        "out_idx": args.out_idx,
-        "pass_configs": args.pass_configs,
-        "execution_backend": backend_of(args.execution_backend, resolved_target(args.target)),
-        "target_host": host_of(args.target_host),
-        "verbose": args.verbose,
-    }
+        return {name: value for name, value in vars(self).items() if name not in ("target", "devices", "jit")}
 
 
 def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> TranslatedCall:
@@ -207,7 +191,8 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             raise ArgumentError(f"early_stop_factor must be >= 1.0, got {run.early_stop_factor}")
         if run.early_stop_factor != 2.0:  # tilelang's default
             warn_once("early_stop_factor", "has no effect: a candidate 1.5 times slower than the best gets 3 samples")
-    target = resolved_target(compile_args.target)
+    target, host = resolved_target(compile_args.target), host_of(compile_args.target_host)
+    compile_timeout_s = _env().get_compile_timeout_seconds()
     if (backend := backend_of(compile_args.execution_backend, target)) != "auto":
         warn_once(f"execution_backend={backend!r}", "counts for as_tilelang(): tvm_ffi builds and calls the candidates")
     if known.backend == "cupti":
@@ -215,14 +200,20 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
     return TranslatedCall(
         target=target.arch or target.kind,
         devices=_devices(target, run),
+        jit={
+            "out_idx": compile_args.out_idx,
+            "execution_backend": backend,
+            "target_host": host,
+            "verbose": compile_args.verbose,
+        },
         pipeline=run.use_pipeline is not False,
         progress=compile_args.verbose or sys.stderr.isatty(),
         compile=CompileSettings(
             workers=workers(),
             group_size=_group_size(run),
-            compile_timeout_s=compile_timeout_s(),
+            compile_timeout_s=COMPILE_TIMEOUT_S if compile_timeout_s is None else float(compile_timeout_s),
             flags=compile_args.compile_flags or None,
-            target_host=host_of(compile_args.target_host),
+            target_host=host,
             store=storing(),
         ),
         benchmark=BenchmarkSettings(

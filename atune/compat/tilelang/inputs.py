@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from atune.errors import UsageError
-from atune.frontends.decorator.autotuned import SelfTuning
+from atune.frontends.decorator.autotuned import TunedKernel
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import Options, listed
 from atune.model.artifact import KernelParam
@@ -114,7 +114,7 @@ class ByText:
         return make(**values)
 
 
-class TilelangKernel(SelfTuning):
+class TilelangKernel(TunedKernel):
     """A kernel whose arguments need not be data, such as enums and functions: text stands for others in keys."""
 
     def data(self, value: Any, where: str) -> Any:

@@ -105,7 +105,7 @@ def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, ar
     return lambda args, kwargs: run(*[kwargs[name] if i is None else args[i] for i, name in order])
 
 
-class SelfTuning(TunableKernel):
+class TunedKernel(TunableKernel):
     """A kernel whose calls use the winners of their keys. What its subclasses add is how a call is analysed.
 
     The first call of each form finds its kernel, and later ones look it up. Safe under threads and tasks: one of them
@@ -223,7 +223,7 @@ class SelfTuning(TunableKernel):
                 self._provisional.clear()
 
 
-class Autotuned(SelfTuning):
+class Autotuned(TunedKernel):
     """A TileLang kernel under `@atune.autotune`.
 
     A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
