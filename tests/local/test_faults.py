@@ -188,7 +188,7 @@ async def test_a_kernel_without_outputs_is_compared_by_what_it_writes() -> None:
 async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None:
     """Interrupts, cancellations, skips, panics, exceptions without a message or with one that no journal can hold."""
     result = await tune(
-        f"{KERNELS}:RAISING",
+        f"{HOSTILE}:RAISING",
         target="c",
         compile=CompileSettings(workers=1),
         benchmark=UNRANKED,
@@ -210,7 +210,7 @@ async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None
 
 async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other() -> None:
     """`os.fork()` that returns twice, a socket that is closed, and an answer that nobody asked for."""
-    result = await tune(f"{KERNELS}:MEDDLING", target="c", compile=CompileSettings(workers=1), benchmark=UNRANKED)
+    result = await tune(f"{HOSTILE}:MEDDLING", target="c", compile=CompileSettings(workers=1), benchmark=UNRANKED)
     failed = {record.config["mode"]: (record.kind, record.message) for record in result.failures}
     closed = "lowering ended its process: closed the socket that its answers go through"
     written = "lowering ended its process: something wrote to the socket that its answers go through"
