@@ -274,7 +274,7 @@ class Autotuned(TunedKernel):
         """
         call = self._open_call(args, kwargs)
         kernel = self.kernel_of(call, self.winners.find(self._tuning_call(call)))
-        return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
+        return importlib.import_module("atune.stages.frontend.jit_kernel").jit_op(
             kernel,
             name,
             target=call.target.kind,

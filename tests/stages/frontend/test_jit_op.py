@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tilelang.language as T
 
-from atune.stages.frontend.jit_op import written
+from atune.stages.frontend.jit_kernel import written
 
 SHAPE = (64, 64)
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam
-from atune.stages.frontend.jit_op import jit_op
+from atune.stages.frontend.jit_kernel import jit_op
 from atune.stages.measure.loader import Kernel
 from atune.stages.measure.torch_op import OpKernel, register_op
 
