@@ -118,8 +118,11 @@ class RemoteError(WorkerError):
 
 
 def translated(error: RemoteError) -> AtuneError:
-    """Return the caller's mistake that a worker reported as the exception it was there."""
-    return error_of(error.kind, str(error), error.detail)
+    """Return the exception that a worker reported, by the name of its class; a `WorkerError` if atune has no such."""
+    found, message = globals().get(error.kind), str(error)
+    if not (isinstance(found, type) and issubclass(found, AtuneError)):
+        return WorkerError(message, error.detail)
+    return found(message, error.detail) if issubclass(found, WorkerError) else found(message)
 
 
 class MachineError(AtuneError):
@@ -135,16 +138,6 @@ class DevicesLost(AtuneError):
 
 class CacheMiss(AtuneError):
     """No result is known for a call, and its kernel may not tune (`on_miss="error"`). Tune it, or import results."""
-
-
-def error_of(kind: str, message: str, detail: str = "", *, outside: bool = False) -> AtuneError:
-    """Return the exception of class `kind` that another process raised; a `WorkerError` if atune has no such class."""
-    found = globals().get(kind)
-    if not (isinstance(found, type) and issubclass(found, AtuneError)):
-        return WorkerError(message, detail)
-    if issubclass(found, WorkerLost) and not issubclass(found, ServerLost):
-        return found(message, detail, outside=outside)
-    return found(message, detail) if issubclass(found, WorkerError) else found(message)
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:

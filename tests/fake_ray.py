@@ -20,7 +20,7 @@ from atune.workers.cluster.agent import NodeAgent
 class FakeRay:
     """Nodes named `names`. Actors on those in `busy` never answer, as where others hold the node.
 
-    `kill_s`: seconds that a kill takes. `said`: what was done: ``started NODE``, ``killed NODE`` and ``shutdown``.
+    `kill_s`: seconds that a kill takes. `log`: what was done: ``started NODE``, ``killed NODE`` and ``shutdown``.
     """
 
     class RayError(Exception):
@@ -28,7 +28,7 @@ class FakeRay:
 
     def __init__(self, names: Collection[str], busy: Collection[str] = (), kill_s: float = 0.0) -> None:
         self.names, self.busy, self.kill_s = names, busy, kill_s
-        self.said: list[str] = []
+        self.log: list[str] = []
         self.exceptions = SimpleNamespace(RayError=self.RayError)
         strategy = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
         self.util = SimpleNamespace(scheduling_strategies=strategy, get_node_ip_address=lambda: "127.0.0.1")
@@ -45,16 +45,16 @@ class FakeRay:
 
     def kill(self, actor: _Actor, no_restart: bool) -> None:
         time.sleep(self.kill_s)
-        self.said.append(f"killed {actor.node}")
+        self.log.append(f"killed {actor.node}")
 
     def shutdown(self) -> None:
-        self.said.append("shutdown")
+        self.log.append("shutdown")
 
 
 class _Actor:
     def __init__(self, inner: Any, ray: FakeRay, node: str) -> None:
         self.inner, self.node, self.busy = inner, node, node in ray.busy
-        ray.said.append(f"started {node}")
+        ray.log.append(f"started {node}")
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=lambda *given: SimpleNamespace(future=lambda: self._call(method, *given)))
@@ -88,5 +88,5 @@ def in_place(ray: FakeRay, patch: pytest.MonkeyPatch) -> FakeRay:
     patch.setattr(ray_cluster, "_join", lambda ray, address: True)
     patch.setattr(ray_cluster, "_nodes", lambda ray: ray.nodes())
     patch.setattr(agent, "NodeAgent", Idle)
-    patch.setattr(agent.os, "_exit", lambda status: ray.said.append(f"exit {status}"))
+    patch.setattr(agent.os, "_exit", lambda status: ray.log.append(f"exit {status}"))
     return ray

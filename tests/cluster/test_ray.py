@@ -74,7 +74,7 @@ async def test_a_node_that_is_killed_loses_nothing_that_was_measured(cluster: An
     result = await tune(SCALED, cluster="auto", on_event=on_event, **QUICK)
     assert result.measured == 5 and lost
     warnings = [event.message for event in events if isinstance(event, Warned) and "was lost" in event.message]
-    assert len(warnings) <= 1  # none where the other node was done before Ray told
+    assert len(warnings) <= 1  # none where the other node had finished before Ray reported the loss
     assert all("1 of 2 nodes are left" in message for message in warnings)
     wait_until(lambda: not workers(mark), ALL_GONE_S, "the nodes' workers are gone")
 

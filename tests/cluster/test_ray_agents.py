@@ -46,7 +46,7 @@ async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed(monk
                 tasks.start_soon(ask)
             await anyio.wait_all_tasks_blocked()
             lost.kill()
-    assert "killed b" not in ray.said
+    assert "killed b" not in ray.log
 
 
 async def test_a_node_is_killed_whose_start_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ async def test_a_node_is_killed_whose_start_is_cancelled(monkeypatch: pytest.Mon
         async with ray_agents(OPENING, address="auto"):
             raise AssertionError
     assert scope.cancelled_caught
-    assert {"killed a", "killed b"} < set(ray.said)
+    assert {"killed a", "killed b"} < set(ray.log)
 
 
 async def test_ray_is_left_only_after_all_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ async def test_ray_is_left_only_after_all_was_killed(monkeypatch: pytest.MonkeyP
     with pytest.raises(ZeroDivisionError):
         async with ray_agents(OPENING, address="auto"):
             raise ZeroDivisionError
-    assert sorted(ray.said[-3:-1]) == ["killed a", "killed b"] and ray.said[-1] == "shutdown"
+    assert sorted(ray.log[-3:-1]) == ["killed a", "killed b"] and ray.log[-1] == "shutdown"
 
 
 async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,9 +85,9 @@ async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(agent, "NodeAgent", Failing)
     actor = agent.Actor()
     await actor.open(OPENING)
-    assert ray.said == []
+    assert ray.log == []
     await anyio.sleep(0.3)
-    assert ray.said == ["exit 1"]
+    assert ray.log == ["exit 1"]
 
 
 async def test_an_agent_that_nobody_asks_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +119,4 @@ async def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="no fork server"):
         await agent.Actor().open(OPENING)
     await anyio.lowlevel.checkpoint()
-    assert ray.said == []
+    assert ray.log == []

@@ -103,8 +103,8 @@ def test_a_first_job_starts_ray_on_all_nodes_and_then_tunes(allocated: Allocatio
 
 def test_nodes_share_a_token_that_no_command_line_shows(allocated: Allocation) -> None:
     ended(allocated.start(nodes=3), 0)
-    said = [call.partition(" as ")[2] for call in allocated.calls() if call.startswith("ray ")]
-    assert len(said) == 3 and len(set(said)) == 1 and said[0].startswith("token 64 ")
+    tokens = [call.partition(" as ")[2] for call in allocated.calls() if call.startswith("ray ")]
+    assert len(tokens) == 3 and len(set(tokens)) == 1 and tokens[0].startswith("token 64 ")
     assert not any(re.search("[0-9a-f]{64}", call) for call in allocated.calls())
 
 
