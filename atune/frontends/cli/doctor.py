@@ -166,7 +166,8 @@ def _gpus() -> list[Check]:
     gpus = importlib.import_module("atune.stages.session.devices").visible_gpus()
     if not gpus:
         advice = "needed for CUDA only: the CPU (--target c) can be tuned without a GPU"
-        return [Check("GPU", False, "NVML finds none that CUDA_VISIBLE_DEVICES admits", advice)]
+        among = " among CUDA_VISIBLE_DEVICES" if "CUDA_VISIBLE_DEVICES" in os.environ else ""
+        return [Check("GPU", False, f"NVML finds none{among}", advice)]
     return [Check(f"GPU {gpu.id}", True, f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.arch}") for gpu in gpus]
 
 
