@@ -42,11 +42,11 @@ def test_what_fails_is_told_after_the_others_are_compiled() -> None:
     assert [config for config, _ in caught.value.failures] == [{"block": 12}, {"block": 24}]
     assert "1 × lower: ValueError: block 12 is no power of two" in str(caught.value)
 
-    told: list[Any] = []
+    reported: list[Any] = []
     kernels = atune.compile_all(
-        picky, configs, target="c", ignore_errors=True, on_failure=lambda config, failure: told.append(failure.kind)
+        picky, configs, target="c", ignore_errors=True, on_failure=lambda config, failure: reported.append(failure.kind)
     )
-    assert [kernel is None for kernel in kernels] == [False, True, False, True] and told == ["lower", "lower"]
+    assert [kernel is None for kernel in kernels] == [False, True, False, True] and reported == ["lower", "lower"]
 
 
 def test_a_member_that_the_compiler_refuses_fails_alone() -> None:

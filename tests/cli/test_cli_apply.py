@@ -142,9 +142,9 @@ def test_json_is_the_last_line(file: Path, capsys: Any) -> None:
     config = {**WINNER, "pass_configs": {"tl.fast": True}, "compile_flags": None}
     assert main(["apply", journal_of(file, config), f"{file}:kernel", "--write", "--json", "--force"]) == 0
     out, err = capsys.readouterr()
-    said = json.loads(out.splitlines()[-1])
-    assert said["changes"] == {"block": {"from": "16", "to": "64"}, "stages": {"from": "1", "to": "2"}}
-    assert said["written"] and said["left"] == {"pass_configs": {"tl.fast": True}}
+    printed = json.loads(out.splitlines()[-1])
+    assert printed["changes"] == {"block": {"from": "16", "to": "64"}, "stages": {"from": "1", "to": "2"}}
+    assert printed["written"] and printed["left"] == {"pass_configs": {"tl.fast": True}}
     assert "pass it to @tilelang.jit: pass_configs={'tl.fast': True}" in err
 
 
@@ -152,18 +152,18 @@ def test_json_is_the_last_line(file: Path, capsys: Any) -> None:
 def test_a_journal_of_another_kernel_is_refused_and_can_be_forced(file: Path, capsys: Any, name: str) -> None:
     journal = journal_of(file)
     file.write_text(KERNEL.replace("N * block", "N + block").replace('"N": 64', '"N": 128'))
-    said = refused(capsys, journal, f"{file}:{name}", "--write")
-    assert "was tuned for another kernel than" in said and "--force applies it anyway" in said
-    assert "the kernel's source, or what it uses, changed since it was tuned" in said
-    assert ("N was 64 and is 128" in said) == (name == "WORKLOAD")
+    printed = refused(capsys, journal, f"{file}:{name}", "--write")
+    assert "was tuned for another kernel than" in printed and "--force applies it anyway" in printed
+    assert "the kernel's source, or what it uses, changed since it was tuned" in printed
+    assert ("N was 64 and is 128" in printed) == (name == "WORKLOAD")
     assert "block=16" in file.read_text()
     assert main(["apply", journal, f"{file}:{name}", "--write", "--force"]) == 0
     assert "block=64" in file.read_text()
 
 
 def test_a_journal_without_a_winner_is_refused(file: Path, capsys: Any) -> None:
-    said = refused(capsys, journal_of(file, wins=False), str(file), "--force")
-    assert "has no winner (0 measured, 1 failed, 3 not tried): there is nothing to apply" in said
+    printed = refused(capsys, journal_of(file, wins=False), str(file), "--force")
+    assert "has no winner (0 measured, 1 failed, 3 not tried): there is nothing to apply" in printed
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_a_kernel_of_another_file_is_refused_with_where_it_is(file: Path, capsys
     uses.write_text("from tuned import WORKLOAD\n")
     sys.modules.pop("tuned", None)
     journal = journal_of(uses)
-    said = refused(capsys, journal, "uses.py:WORKLOAD")
-    assert f"defined elsewhere, in {file}, line 6: atune apply {journal} {file}:kernel" in said
+    printed = refused(capsys, journal, "uses.py:WORKLOAD")
+    assert f"defined elsewhere, in {file}, line 6: atune apply {journal} {file}:kernel" in printed
     assert main(["apply", journal, f"{file}:kernel"]) == 0
     sys.modules.pop("tuned", None)
 

@@ -79,11 +79,11 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     engine()
     journal = str(tmp_path / "j.jsonl")
     assert main(["tune", workload, "--json", "--table", "--journal", journal]) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    steps = [(step["tried"], step["index"], step["latency_ms"]) for step in said["best_over_time"]]
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    steps = [(step["tried"], step["index"], step["latency_ms"]) for step in printed["best_over_time"]]
     assert steps == [(1, 0, 4.0), (2, 1, 1.0)]
-    assert said.pop("reason") == "exhausted"
-    assert {**said, "best_over_time": []} == {
+    assert printed.pop("reason") == "exhausted"
+    assert {**printed, "best_over_time": []} == {
         "best_over_time": [], "axis_importance": None,
         "roofline": None, "reference_roofline": None,
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
@@ -96,7 +96,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     }  # fmt: skip
     assert main(["replay", journal, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert {name: again[name] for name in said} == said
+    assert {name: again[name] for name in printed} == printed
 
 
 def test_without_json_people_are_told(engine: Any, workload: str, capsys: Any) -> None:
@@ -200,9 +200,9 @@ def test_no_winner_gives_1_with_reasons_and_still_the_object(engine: Any, worklo
     assert main(["tune", workload, "--quiet", "--json"]) == 1
     out, err = capsys.readouterr()
     assert "2 × compile: g++ said no" in err
-    said = json.loads(out.splitlines()[-1])
-    assert said["best_config"] is None and said["failed"] == said["total"] == 3
-    assert main(["replay", said["journal"]]) == 1
+    printed = json.loads(out.splitlines()[-1])
+    assert printed["best_config"] is None and printed["failed"] == printed["total"] == 3
+    assert main(["replay", printed["journal"]]) == 1
     assert "2 × compile: g++ said no" in capsys.readouterr().out
 
 
@@ -229,8 +229,8 @@ def test_doctor_says_what_can_be_tuned(capsys: Any) -> None:
     text = capsys.readouterr().out
     assert "Python" in text and "g++" in text and "target cuda" in text
     assert main(["doctor", "--json"]) == status
-    said = json.loads(capsys.readouterr().out)
-    assert said["ok"] == (status == 0) == any(c["ok"] for c in said["checks"] if c["name"].startswith("target "))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] == (status == 0) == any(c["ok"] for c in printed["checks"] if c["name"].startswith("target "))
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -255,8 +255,8 @@ def test_doctor_lists_the_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("atune.frontends.cli.doctor.SURVEY", "surveyed:survey")
     main(["doctor", "--json"])
-    said = json.loads(capsys.readouterr().out)["checks"]
-    found = {check["name"].split()[1]: check for check in said if check["name"].startswith("accelerator ")}
+    printed = json.loads(capsys.readouterr().out)["checks"]
+    found = {check["name"].split()[1]: check for check in printed if check["name"].startswith("accelerator ")}
     assert [(name, check["ok"]) for name, check in found.items()] == [
         ("swizzle_lowering", True), ("cicc", False),
     ]  # fmt: skip
@@ -283,17 +283,17 @@ def test_help_and_version_are_quick_and_light() -> None:
     assert main(["--version"]) == 0
 
 
-def said(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     """Return the help of a command, without its line breaks."""
     assert main([*command, "--help"]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
-    tune = said(capsys, "tune")
+    tune = printed(capsys, "tune")
     for choices in (SHOWN, METHODS, ACCELERATORS, ("all", "cpu", "cuda", "off")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
-    resume, export = said(capsys, "resume"), said(capsys, "export")
+    resume, export = printed(capsys, "resume"), printed(capsys, "export")
     assert not [name for name in PARTS if name not in resume]
     assert not [name for name in FORMATS if name not in export]
 
@@ -343,8 +343,13 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
         out, err = process.communicate("go on\n", timeout=10)
     assert process.returncode == 130 and time.monotonic() - started < 2
     assert out.startswith("clean\n")
-    said = json.loads(out.splitlines()[-1])
-    assert (said["measured"], said["remaining"], said["best_config"], said["journal"]) == (1, 8, {"block": 0}, journal)
+    data = json.loads(out.splitlines()[-1])
+    assert (data["measured"], data["remaining"], data["best_config"], data["journal"]) == (
+        1,
+        8,
+        {"block": 0},
+        journal,
+    )
     assert err == f"atune: interrupted; 1 measured are kept in {journal}; continue with atune resume {journal}\n"
 
 

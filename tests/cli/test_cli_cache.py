@@ -23,37 +23,37 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultCache:
     return cache
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     assert main(["cache", *arguments]) == status
     out, err = capsys.readouterr()
     return out if status == 0 else err
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    return json.loads(said(capsys, *arguments, "--json").splitlines()[-1])
+    return json.loads(printed(capsys, *arguments, "--json").splitlines()[-1])
 
 
 def test_ls(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "ls").splitlines()
+    lines = printed(capsys, "ls").splitlines()
     assert lines[0].split() == ["key", "kernel", "problem", "device", "latency", "ms", "config"]
     assert any(line.split() == [key().text[:12], "gemm", "M=64", "CPU", "1", "block=32"] for line in lines[1:])
     assert len(lines) == 3 and "\x1b" not in "".join(lines)
     assert [r["kernel"] for r in as_json(capsys, "ls", "--kernel", "gemm")["results"]] == ["gemm"]
-    assert said(capsys, "ls", "--key", "none") == "no results\n"
+    assert printed(capsys, "ls", "--key", "none") == "no results\n"
 
 
 def test_show(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "show", key().text[:10])
+    text = printed(capsys, "show", key().text[:10])
     assert "problem       M=64" in text and "fingerprint   f" in text and "measuring     n_repeat=3" in text
     assert "failed: mismatch: wrong" in text
     found = as_json(capsys, "show", key().text)
     assert (found["config"], found["latency_ms"], found["versions"]) == ({"block": 32}, 1.0, {"atune": "1"})
-    assert "2 results have a key" in said(capsys, "show", "", status=2)
-    assert "no results have a key" in said(capsys, "show", "xyz", status=2)
+    assert "2 results have a key" in printed(capsys, "show", "", status=2)
+    assert "no results have a key" in printed(capsys, "show", "xyz", status=2)
 
 
 def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "clear", "--kernel", "gemm") == "1 results removed\n"
+    assert printed(capsys, "clear", "--kernel", "gemm") == "1 results removed\n"
     assert as_json(capsys, "clear", "--key", "zz") == {"removed": 0}
     assert as_json(capsys, "clear") == {"removed": 1}
     assert cache.entries() == []
@@ -61,32 +61,32 @@ def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, other = tmp_path / "results.json", str(tmp_path / "other")
-    said(capsys, "export", "--kernel", "gemm", "-o", str(file))
-    assert said(capsys, "import", str(file), "--folder", other) == "1 new results imported\n"
+    printed(capsys, "export", "--kernel", "gemm", "-o", str(file))
+    assert printed(capsys, "import", str(file), "--folder", other) == "1 new results imported\n"
     assert as_json(capsys, "import", str(file), "--folder", other) == {"imported": 0}
-    assert "The result was imported" in said(capsys, "show", key().text, "--folder", other)
-    assert json.loads(said(capsys, "export", "--folder", other)) == json.loads(file.read_text())
+    assert "The result was imported" in printed(capsys, "show", key().text, "--folder", other)
+    assert json.loads(printed(capsys, "export", "--folder", other)) == json.loads(file.read_text())
     assert as_json(capsys, "export", "-o", str(file)) == {"exported": 2, "file": str(file)}
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not a file of exported results" in said(capsys, "import", __file__, status=2)
-    assert "cannot read" in said(capsys, "import", str(tmp_path / "none"), status=2)
-    assert "cannot write" in said(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
-    assert "required" in said(capsys, status=2)
+    assert "not a file of exported results" in printed(capsys, "import", __file__, status=2)
+    assert "cannot read" in printed(capsys, "import", str(tmp_path / "none"), status=2)
+    assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
+    assert "required" in printed(capsys, status=2)
 
 
 def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "none")
-    assert said(capsys, "ls", "--folder", folder) == "no results\n"
+    assert printed(capsys, "ls", "--folder", folder) == "no results\n"
     assert as_json(capsys, "clear", "--folder", folder) == {"removed": 0}
-    assert json.loads(said(capsys, "export", "--folder", folder))["entries"] == []
+    assert json.loads(printed(capsys, "export", "--folder", folder))["entries"] == []
     assert not Path(folder).exists()
 
 
 def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
     cache.put(key(kernel="add", problem={"dtype": {"$dtype": "float32"}, "M": {"$dynamic": "m"}}), events(1.0))
     cache.put(key(kernel="none", problem={}), events(1.0))
-    lines = said(capsys, "ls").splitlines()
+    lines = printed(capsys, "ls").splitlines()
     assert any("add" in line and "M=m, dtype=float32 " in line for line in lines)
     assert any("none" in line and "no arguments" in line for line in lines)

@@ -57,10 +57,10 @@ def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(KERNEL)
     done = run_cli(tmp_path, "toy.py", "--dry-run", "--json", "--target", "c", "--journal", "j.jsonl")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["points"], said["candidates"], said["to_do"], said["exact"]) == (4, 3, 3, True)
-    assert said["refused"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
-    assert (said["target"], said["seconds"], said["journal"]) == ("c", None, None)
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert (printed["points"], printed["candidates"], printed["to_do"], printed["exact"]) == (4, 3, 3, True)
+    assert printed["refused"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
+    assert (printed["target"], printed["seconds"], printed["journal"]) == ("c", None, None)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "j.jsonl").exists()
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 

@@ -25,11 +25,11 @@ def test_the_report_of_a_kernel_without_a_gpu(tmp_path: Path, capsys: pytest.Cap
     drawing = tmp_path / "held.svg"
     asked = ["explain", WEIGHTED, "--target", "sm_90a", "--json", "--svg", str(drawing), "--fragment", "held_s"]
     assert main(asked) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert said["registers"] > 0 and (said["spill_bytes"], said["stack_bytes"]) == (0, 0)
-    assert (said["threads"], said["smem_bytes"]) == (128, 0) and said["occupancy_blocks"] >= 1
-    assert {one["name"]: one["slots"] for one in said["fragments"]} == {"held_s": 4, "held_a": 4, "held_b": 4}
-    assert [one["width"] for one in said["loops"]] == [4, 4]
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["registers"] > 0 and (printed["spill_bytes"], printed["stack_bytes"]) == (0, 0)
+    assert (printed["threads"], printed["smem_bytes"]) == (128, 0) and printed["occupancy_blocks"] >= 1
+    assert {one["name"]: one["slots"] for one in printed["fragments"]} == {"held_s": 4, "held_a": 4, "held_b": 4}
+    assert [one["width"] for one in printed["loops"]] == [4, 4]
     squares = ElementTree.parse(drawing).getroot().findall("{http://www.w3.org/2000/svg}g")
     assert [square.get("data-thread") for square in squares[:5]] == ["0", "0", "0", "0", "1"]
 
@@ -45,8 +45,8 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
 
 def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "row=64"]) == 2
-    said = "the kernel takes no argument 'row'; it takes rows (did you mean 'rows'?)"
-    assert capsys.readouterr().err == f"atune: error: Workload weighted rows: {said}\n"
+    printed = "the kernel takes no argument 'row'; it takes rows (did you mean 'rows'?)"
+    assert capsys.readouterr().err == f"atune: error: Workload weighted rows: {printed}\n"
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
         Record(index=1, **about, status="measured"),
         Record(index=2, **about, status="measured"),
     ]
-    said = [choice_of(records, index) for index in range(3)]
-    assert said == ["passed over for candidate 2: too much", "", "preferred to candidate 0"]
-    found = Explained(config={}, target="c", facts=StaticFacts(), source="", choice=said[0])
-    assert found.as_data()["choice"] == said[0] and ("choice", said[0]) in rows(found)
+    printed = [choice_of(records, index) for index in range(3)]
+    assert printed == ["passed over for candidate 2: too much", "", "preferred to candidate 0"]
+    found = Explained(config={}, target="c", facts=StaticFacts(), source="", choice=printed[0])
+    assert found.as_data()["choice"] == printed[0] and ("choice", printed[0]) in rows(found)
 
 
 def a_kernel(threads: int, source: str) -> Explained:

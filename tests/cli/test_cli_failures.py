@@ -44,45 +44,45 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
     assert group["example"] == {"index": 0, "config": {"block": 16}}
 
     assert main(["show", journal, "1"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[:2] == ["candidate  1: failed", "config     block=32"]
-    assert "reason     lower: NameError: name 'q' is not defined" in told
-    assert "  Traceback (most recent call last):" in told and any("build_failed" in line for line in told)
+    reported = capsys.readouterr().out.splitlines()
+    assert reported[:2] == ["candidate  1: failed", "config     block=32"]
+    assert "reason     lower: NameError: name 'q' is not defined" in reported
+    assert "  Traceback (most recent call last):" in reported and any("build_failed" in line for line in reported)
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "line"),
+    ("name", "printed", "line"),
     [
         ("RAISING", "the reference raised NameError: name 'missing' is not defined", "return A @ missing"),
         ("BAD_INPUTS", "inputs raised RuntimeError: shape '[3, -1]'", "return [torch.randn(N).view(3, -1)]"),
     ],
 )
 def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
-    name: str, said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, printed: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = str(tmp_path / "j")
     assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--json", "--journal", journal]) == 2
     out, err = capsys.readouterr()
-    lines, told = err.splitlines(), json.loads(out.splitlines()[-1])
-    assert said in lines[0]
-    assert told["error"]["kind"] == "WorkloadError" and said in told["error"]["message"]
-    where = told["error"]["where"]
+    lines, reported = err.splitlines(), json.loads(out.splitlines()[-1])
+    assert printed in lines[0]
+    assert reported["error"]["kind"] == "WorkloadError" and printed in reported["error"]["message"]
+    where = reported["error"]["where"]
     assert (where["file"], where["line"], where["source"][:10]) == (str(KERNELS), line_of(line), line[:10])
     assert set(where["caret"].strip()) in ({"^"}, {"^", "~"})  # Python 3.13 marks by ~ what a method is called of
-    assert told["best_config"] is None and told["journal"] == journal
+    assert reported["best_config"] is None and reported["journal"] == journal
     assert lines[1].startswith(f'  File "{KERNELS}", line {line_of(line)}, in ')
     assert lines[2].strip().startswith(line.strip()) and lines[3].strip() == where["caret"].strip()
     assert lines[4:] == [f"  journal: {journal}"]
-    assert [one["reason"] for one in told["untried"]] == ["the run was cut short before them"]
+    assert [one["reason"] for one in reported["untried"]] == ["the run was cut short before them"]
 
 
 def test_a_reference_that_hangs_is_told_of_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(tmp_path / "j")
     tuned = ["tune", f"{KERNELS}:HANGING", "--target", "c", "--quiet", "--journal", journal, "--timeout", "2"]
     assert main(tuned) == 2
-    said, *rest = capsys.readouterr().err.splitlines()
-    assert "running the reference ran past benchmark_timeout_s=2: one of them hangs, or needs more time" in said
-    assert "--timeout" in said and rest == [f"  journal: {journal}"]
+    printed, *rest = capsys.readouterr().err.splitlines()
+    assert "running the reference ran past benchmark_timeout_s=2: one of them hangs, or needs more time" in printed
+    assert "--timeout" in printed and rest == [f"  journal: {journal}"]
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_file_that_cannot_be_loaded_is_shown_with_its_line(
     first, second, *rest = err.splitlines()
     assert first.startswith(f"atune: error: {file} cannot be loaded: ") and f'File "{file}", line {line}' in second
     assert rest == [f"    {text}" for text in below if text]
-    told = json.loads(out.splitlines()[-1])
-    where = told.pop("error")["where"]
+    reported = json.loads(out.splitlines()[-1])
+    where = reported.pop("error")["where"]
     assert [where["line"], where["source"], where["caret"]] == [line, *below]
-    assert told == {}, "no run had begun, so there is no result to count"
+    assert reported == {}, "no run had begun, so there is no result to count"
 
 
 @pytest.mark.parametrize("command", [["show", "none.jsonl"], ["tune", "none.py"], ["tune", "f.py", "--no-such-option"]])
@@ -124,8 +124,8 @@ def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: 
     tuned = ["tune", f"{KERNELS}:MISSPELT", "--target", "c", "--quiet", "--json", "--journal", str(journal)]
     assert main(tuned) == 2
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert told.keys() == {"error"} and "the journal is of another space" in told["error"]["message"]
+    reported = json.loads(out)
+    assert reported.keys() == {"error"} and "the journal is of another space" in reported["error"]["message"]
     assert "the journal is of another space" in err
 
 
@@ -133,12 +133,12 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     good = Stream(total=2).candidate(0).candidate(1, 2.0, 4.0).final({1: [3.0]}).finished()
     path = write(tmp_path / "good", good.events)
     assert main(["show", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "candidate  1: measured" in told and "samples  2000 4000 µs" in told and "final      3 ms" in told
+    text = capsys.readouterr().out
+    assert "candidate  1: measured" in text and "samples  2000 4000 µs" in text and "final      3 ms" in text
     assert main(["show", str(path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["index"] == 1 and said["first"]["samples_us"] == [2000.0, 4000.0] and said["final"]["latency_ms"] == 3
-    assert "event" in said["events"][0]
+    data = json.loads(capsys.readouterr().out)
+    assert data["index"] == 1 and data["first"]["samples_us"] == [2000.0, 4000.0] and data["final"]["latency_ms"] == 3
+    assert "event" in data["events"][0]
     bad = write(tmp_path / "bad", Stream(total=2).candidate(0).finished().events)
     assert main(["show", str(bad)]) == 0
     assert "reason     mismatch: wrong" in capsys.readouterr().out
@@ -154,13 +154,13 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
     stream = Stream(total=1).candidate(0, 2.0).finished()
     stream.events[0] = msgspec.structs.replace(stream.events[0], origin=origin)
     path = write(tmp_path / "j", stream.events)
-    told = list(story_lines(candidate_story(path, 0)))
+    reported = list(story_lines(candidate_story(path, 0)))
     again = f"; atune explain {path} 0 --source makes it again"
-    assert f"source at  not kept{again if origin else ''}" in told
+    assert f"source at  not kept{again if origin else ''}" in reported
     if not origin:
         assert main(["explain", str(path), "0"]) == 2
-        said = "names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2"
-        assert capsys.readouterr().err == f"atune: error: {path} {said}\n"
+        printed = "names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2"
+        assert capsys.readouterr().err == f"atune: error: {path} {printed}\n"
 
 
 def test_show_prints_no_control_characters_of_a_strangers_journal(
@@ -184,12 +184,12 @@ def test_what_nobody_checked_is_said_once(tmp_path: Path, capsys: pytest.Capture
     off = unchecked(tmp_path, "off", benchmark={"check": False})
     unknown = unchecked(tmp_path, "unknown")
     checked = str(write(tmp_path / "checked", Stream(total=1).candidate(0, 1.0).finished().events))
-    said = {}
+    printed = {}
     for path in (lacking, off, unknown, checked):
         assert main(["replay", path]) == 0
-        said[path] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("outputs")]
-    assert len(said[lacking]) == 1 and "no reference and no check" in said[lacking][0]
-    assert said[off] == ["outputs    not checked: the check was switched off (--skip-check)"]
-    assert said[unknown] == said[checked] == []
+        printed[path] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("outputs")]
+    assert len(printed[lacking]) == 1 and "no reference and no check" in printed[lacking][0]
+    assert printed[off] == ["outputs    not checked: the check was switched off (--skip-check)"]
+    assert printed[unknown] == printed[checked] == []
     page = report(lacking).replace("<wbr>", "")
     assert "Its outputs were not checked: the workload has no reference" in page

@@ -54,7 +54,7 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "reported"),
     [
         (["finished"], None),
         (["interrupted"], "interrupted; atune resume {journal} goes on"),
@@ -63,12 +63,12 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
     ],
 )
 def test_replay_says_how_a_run_ended_that_did_not_finish(
-    parts: list[str], told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    parts: list[str], reported: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "run.jsonl", run_of(*parts).events)
     assert main(["replay", str(path)]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ended")]
-    assert said == ([] if told is None else [f"ended      {told.format(journal=path)}"])
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ended")]
+    assert printed == ([] if reported is None else [f"ended      {reported.format(journal=path)}"])
 
 
 def test_resume_of_a_finished_run_says_so(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,8 +98,8 @@ def test_a_report_goes_to_stdout_where_that_is_asked(
 def test_compile_only_measures_nothing(tmp_path: Path, capsys: Any) -> None:
     command = ["tune", f"{KERNELS}:SCALED", "--compile-only", "--target", "c", "--budget", "2", "--no-store"]
     assert main([*command, "--workers", "1", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["total"], said["compiled"], said["failed"], said["target"]) == (2, 2, 0, "c")
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["total"], printed["compiled"], printed["failed"], printed["target"]) == (2, 2, 0, "c")
 
 
 def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path, capsys: Any) -> None:

@@ -85,8 +85,8 @@ def test_a_run_whose_output_is_closed_or_full_ends_with_its_status(
     assert replay(tmp_path / "j").latency_ms == 1.0
     assert b"Traceback" not in done.stderr
     if streams == ">/dev/full":
-        said = f"atune: cannot write to stdout: No space left on device; atune replay {tmp_path}/j shows the result\n"
-        assert done.stderr.endswith(said.encode())
+        last = f"atune: cannot write to stdout: No space left on device; atune replay {tmp_path}/j shows the result\n"
+        assert done.stderr.endswith(last.encode())
     if streams.startswith("2>"):
         assert b"winner" in done.stdout or json.loads(done.stdout.splitlines()[-1])["latency_ms"] == 1.0
     if options:
@@ -113,8 +113,8 @@ def test_a_journal_never_gets_the_number_of_a_closed_stream(tune: str, tmp_path:
 def test_a_command_that_only_prints_fails_where_that_is_lost(command: str, status: int, tmp_path: Path) -> None:
     words = f"{sys.executable} -m atune {command.replace('J', str(DATA))}"
     done = shell(f"{words} >/dev/full", tmp_path)
-    said = b"atune: error: cannot write to stdout: No space left on device\n" if status else b""
-    assert (done.returncode, done.stderr) == (status, said)
+    printed = b"atune: error: cannot write to stdout: No space left on device\n" if status else b""
+    assert (done.returncode, done.stderr) == (status, printed)
     done = shell(f"{words} >/dev/full 2>/dev/full", tmp_path)
     assert done.returncode == status
     done = shell(f"{words} >&-", tmp_path)
