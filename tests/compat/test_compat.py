@@ -391,6 +391,18 @@ def test_arguments_may_be_written_in_any_form_and_configurations_are_asked_for_e
         kernel(64, 2.0, 16, None, "too many")
 
 
+def test_generated_configurations_serve_every_problem_and_arguments_need_not_be_data() -> None:
+    def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
+        return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
+
+    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(kernel)
+    tuned = autotune(configs=(config for config in BLOCKS), warmup=1, rep=5)(jit)
+    A = torch.randn(64)
+    twice, thrice = tuned(T.GemmWarpPolicy.Square), tuned(T.GemmWarpPolicy.FullRow)
+    assert torch.equal(twice(A), A * 2) and torch.equal(thrice(A), A * 3)
+    assert tuned(policy=T.GemmWarpPolicy.Square) is twice
+
+
 def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
