@@ -19,28 +19,17 @@ AT_ONCE = 100
 
 
 class Recorder:
-    """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order.
+    """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order."""
 
-    `clock` is monotonic, in seconds; `wall` is the wall clock.
-    """
-
-    def __init__(
-        self,
-        journal: Journal | None = None,
-        listeners: tuple[Listener, ...] = (),
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.state = State()
         self.journal = journal
         self.listeners = list(listeners)
-        self._clock, self._wall = clock, wall
         self._seq = 0
         self.emitted = 0
         """Events of this part."""
         self._before_s = 0.0
-        self._started = clock()
+        self._started = time.monotonic()
 
     async def go_on(self, past: Iterable[Event]) -> None:
         """Fold the events of the run's earlier parts, before any other. Works in slices, so that the event loop is not
@@ -56,12 +45,12 @@ class Recorder:
                 await anyio.lowlevel.checkpoint()
         self._seq = self.state.last_seq + 1
         self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
-        self._started = self._clock()
+        self._started = time.monotonic()
 
     @property
     def part_s(self) -> float:
         """Seconds since this part of the run started."""
-        return self._clock() - self._started
+        return time.monotonic() - self._started
 
     @property
     def elapsed_s(self) -> float:
@@ -70,7 +59,7 @@ class Recorder:
 
     def emit(self, kind: type[Event], /, *, worker: str = "engine", **fields: Any) -> None:
         """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
-        event = kind(seq=self._seq, time=round(self._wall(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
+        event = kind(seq=self._seq, time=round(time.time(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
         if self.journal is not None:
             self.journal.append(event)
         self._seq += 1

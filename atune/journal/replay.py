@@ -13,6 +13,9 @@ from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, R
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed, parse_line
 from atune.journal.result import TuneResult
 
+POLL_S = 0.5
+"""Seconds between looks at a journal that another process writes."""
+
 
 def replay(path: str | Path) -> TuneResult:
     """Return the result that the journal at `path` holds, also of a run that was interrupted or still goes on.
@@ -40,10 +43,10 @@ async def simulate(path: str | Path, speed: float = 1.0) -> AsyncIterator[Event]
         yield event
 
 
-async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEvent | None]:
+async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:
     """Yield the events of a journal that another process writes, also on another machine, until its run ends.
 
-    After what is there, and each time nothing new came for `poll_s`, yields None. Looks at the file again and again
+    After what is there, and each time nothing new came for `POLL_S`, yields None. Looks at the file again and again
     and needs no notification, so that shared file systems work. A compressed journal grows no more, and ends with its
     last event. Raises `JournalError` where the journal is damaged.
     """
@@ -76,4 +79,4 @@ async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEven
             for _ in JournalReader(path):  # raises where the damage is before the last line
                 pass
         yield None
-        await anyio.sleep(poll_s)
+        await anyio.sleep(POLL_S)
