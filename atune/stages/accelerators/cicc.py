@@ -32,7 +32,7 @@ from atune.stages.accelerators.cicc_server import (
     run_tool,
 )
 from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
-from atune.stages.compile.device_source import Flavour, HeadersMissing, flavour_of, for_nvcc, parts, tilelang_paths
+from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts, tilelang_paths
 from atune.stages.compile.steps import CompileTask, MachineCode
 from atune.stages.session.session import session
 
@@ -55,7 +55,7 @@ class Cicc(Accelerator):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 behind(nvcc_command(Flavour(host.arch or "sm_90a"), ()), folder)
-            except (CiccError, HeadersMissing, OSError) as error:
+            except (CiccError, OSError) as error:
                 return str(error)[:300]
         return ""
 

@@ -28,13 +28,7 @@ import msgspec
 
 from atune.model.folders import short_path
 from atune.stages.accelerators import wgmma
-from atune.stages.compile.device_source import (
-    Flavour,
-    HeadersMissing,
-    guess,
-    parts,
-    tilelang_paths,
-)
+from atune.stages.compile.device_source import Flavour, guess, parts, tilelang_paths
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -148,7 +142,7 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 
 
 class Server:
-    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` if that fails.
+    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` or `OSError` if that fails.
 
     `folder`: for its files, including its socket and `Parsed`. It ends with this process at the latest. `first`: text
     before the headers.
@@ -158,10 +152,7 @@ class Server:
         self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
         self.first = first
         began = time.monotonic()
-        try:
-            where = tilelang_paths()
-        except HeadersMissing as error:
-            raise CiccError(str(error)) from None
+        where = tilelang_paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{wgmma.WGMMA}>" in self.includes:
             without = wgmma.without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)

@@ -34,10 +34,6 @@ _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
 _GUARD = re.compile(r"[ \t]*#[ \t]*(?:ifndef[ \t]+\w+|define[ \t]+\w+|endif.*|pragma[ \t]+once)[ \t]*")
 
 
-class HeadersMissing(Exception):
-    """tilelang's headers, or CUDA's, are not found."""
-
-
 class Flavour(msgspec.Struct, frozen=True):
     """Facts that a compiler's options depend on."""
 
@@ -111,7 +107,7 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 def tilelang_paths() -> Any:
     """Return the module that locates tilelang's files and CUDA, without importing tilelang if it is not imported.
 
-    Importing tilelang takes seconds; the service has no other need for it.
+    Importing tilelang takes seconds; the service has no other need for it. Raises `FileNotFoundError` without tilelang.
     """
     if "tilelang" in sys.modules:
         from tilelang import env
@@ -123,7 +119,7 @@ def tilelang_paths() -> Any:
         folders = package.submodule_search_locations if package is not None else None
         spec = importlib.util.spec_from_file_location(name, os.path.join(folders[0], "env.py")) if folders else None
         if spec is None or spec.loader is None:
-            raise HeadersMissing("tilelang is not installed")
+            raise FileNotFoundError("tilelang is not installed")
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[name]
