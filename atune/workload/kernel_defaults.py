@@ -81,16 +81,12 @@ def _taking(function: Any, names: Collection[str]) -> Any:
     `function` itself, if there is none.
     """
     found = function
-    while not set(names) <= _parameter_names(found):
+    while found is not None:
+        code = getattr(found, "__code__", None)
+        if code is not None and set(names) <= {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}:
+            return found
         found = getattr(found, "__wrapped__", None)
-        if found is None:
-            return function
-    return found
-
-
-def _parameter_names(function: Any) -> set[str]:
-    code = getattr(function, "__code__", None)
-    return set() if code is None else {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+    return function
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
