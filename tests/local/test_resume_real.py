@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on_to_its_end(tmp_path: Path, how: signal.Signals) ->
     run.send_signal(how)
     _, err = run.communicate(timeout=20)
     if how is signal.SIGINT:
-        assert run.returncode == 130 and f"atune resume {journal} goes on" in err
+        assert run.returncode == 130 and f"continue with atune resume {journal}" in err
     before = {e.index: e for e in read(journal) if isinstance(e, CandidateMeasured)}
 
     run = command("resume", str(journal), "--quiet", "--json", tmp_path=tmp_path)
