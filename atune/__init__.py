@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from atune.frontends.api.tuner import tune as tune
     from atune.frontends.api.compile_all import compile_all as compile_all
     from atune.frontends.api.compile_all import CompileFailed as CompileFailed
-    from atune.workers.cluster.address import Cluster as Cluster
     from atune.workers.processes.server import shutdown as shutdown
     from atune.workers.processes.server import warm as warm
     from atune.frontends.api.resume import resume as resume
@@ -102,7 +101,6 @@ _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),
     "atune.frontends.api.compile_all": ("CompileFailed", "compile_all"),
-    "atune.workers.cluster.address": ("Cluster",),
     "atune.workers.processes.server": ("shutdown", "warm"),
     "atune.frontends.api.tuner": ("Tuner", "run", "tune"),
     "atune.frontends.api.resume": ("resume", "run_resume"),

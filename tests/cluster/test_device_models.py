@@ -1,4 +1,4 @@
-"""Devices of several models in one cluster: one run a model, and all nodes compile."""
+"""Which devices of a cluster measure: those of one model, and all nodes compile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 from cluster_agents import Loopback
 
 from atune.errors import TargetError
-from atune.frontends.api.tuner import tune
-from atune.journal.events import Event, Warned
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.machine import NO_NVCC, OTHER_CPU, ClusterMachine, shares
+from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, shares
 from atune.workers.cluster.messages import DiscoverJob, NodeFound
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.messages import Discovery
@@ -37,44 +35,28 @@ def test_nodes_of_one_model_measure_with_all_they_have() -> None:
     assert shares(found) == (SM_90, {"a": ("0", "1"), "b": ("0",)})
 
 
-def test_the_chosen_model_measures_and_all_nodes_compile_for_it() -> None:
-    found = {"a": node(SM_90, "H200", "H100"), "b": node(SM_80, "A100"), "c": node(CPU, "EPYC")}
-    assert shares(found, "H200") == (SM_90, {"a": ("0",), "b": (), "c": ()})
-    assert shares(found, "A100") == (SM_80, {"a": (), "b": ("0",), "c": ()})
-
-
 def test_a_node_without_gpus_compiles_for_those_that_have_some() -> None:
     assert shares({"head": node(CPU, "EPYC"), "a": node(SM_90, "H200")}) == (SM_90, {"head": (), "a": ("0",)})
-
-
-def test_libraries_of_one_cpu_are_not_measured_on_another() -> None:
-    assert shares({"a": node(CPU, "EPYC"), "b": node(CPU, "Xeon")}, "Xeon") == (CPU, {"b": ("0",)})
 
 
 def test_nodes_that_only_compile_all_take_part() -> None:
     assert shares({"a": node(SM_90), "b": node(SM_90)}) == (SM_90, {"a": (), "b": ()})
 
 
-def test_several_models_are_refused_with_the_way_to_tune_each() -> None:
+def test_several_models_are_refused_unless_they_are_allowed() -> None:
     found = {"a": node(SM_90, "NVIDIA H100"), "b": node(SM_90, "NVIDIA H200"), "c": node(SM_90, "NVIDIA H200")}
     with pytest.raises(TargetError) as refused:
         shares(found)
-    assert "NVIDIA H100 on a; NVIDIA H200 on b, c" in str(refused.value)
-    assert "--cluster 'ADDRESS,model=NVIDIA H100', or atune.Cluster(model='NVIDIA H100')" in str(refused.value)
+    assert "NVIDIA H100 on a, NVIDIA H200 on b, NVIDIA H200 on c" in str(refused.value)
     assert shares(found, mixed=True)[1] == {"a": ("0",), "b": ("0",), "c": ("0",)}
     with pytest.raises(TargetError, match="several models"):  # one library cannot be for both
         shares({**found, "d": node(SM_80, "A100")}, mixed=True)
 
 
-def test_a_model_that_is_not_there_is_answered_with_those_that_are() -> None:
-    with pytest.raises(TargetError, match=r"no node has a device of model 'H200': there is A100 on a$"):
-        shares({"a": node(SM_80, "A100")}, "H200")
-
-
-def machine(connect: Any, model: str = "", **compile: Any) -> ClusterMachine:
+def machine(connect: Any, **compile: Any) -> ClusterMachine:
     settings = CompileSettings(**{"store": False, **compile})
     reference = parse_file_ref(SCALED)
-    return ClusterMachine(connect, reference, target="c", compile=settings, benchmark=QUICK, model=model)
+    return ClusterMachine(connect, reference, target="c", compile=settings, benchmark=QUICK)
 
 
 async def found_by(
@@ -98,16 +80,6 @@ async def found_by(
     async with nodes.open(warned.append):
         _, devices = await nodes.discover()
     return [device.id for device in devices], warned
-
-
-async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
-    events: list[Event] = []
-    connect = Loopback(3, models=("Xeon", "EPYC", "EPYC"))
-    result = await tune(machine=machine(connect, "EPYC"), budget=2, strategy="exhaustive", on_event=events.append)
-    assert {(device.id, device.name) for device in result.devices} <= {("node-1/cpu", "EPYC"), ("node-2/cpu", "EPYC")}
-    assert result.measured == 2
-    assert [e.message for e in events if isinstance(e, Warned)] == [f"node node-0 is left out: {OTHER_CPU}"]
-    assert connect.agents[0].killed and "build" not in connect.agents[0].asked
 
 
 async def test_a_node_that_has_neither_the_devices_nor_nvcc_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,17 +138,3 @@ async def test_a_node_keeps_a_core_free_for_each_device() -> None:
     assert local.most_workers()[0] == 1
     local._found = Discovery(SM_90, gpus)
     assert local.most_workers()[0] == 1  # one at least
-
-
-async def test_a_second_model_of_one_architecture_finds_the_first_ones_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
-    built: dict[str, int] = {}
-    for model in ("Xeon", "EPYC"):
-        connect = Loopback(2, models=("Xeon", "EPYC"))
-        own = machine(connect, model, store=True)
-        result = await tune(machine=own, budget=3, strategy="exhaustive")
-        assert result.measured == 3 and {device.name for device in result.devices} == {model}
-        built[model] = sum(agent.asked.count("build") for agent in connect.agents)
-    assert built["Xeon"] > 0 and built["EPYC"] == 0

@@ -16,12 +16,11 @@ from processes import MARK, marked, new_mark, wait_until
 from atune import errors
 from atune.errors import MachineError, UsageError, WorkerError
 from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.api.tuner import run, tune
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, FinalOrdered, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import nodes, ray_cluster
-from atune.workers.cluster.address import Cluster
 from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.messages import Library, Opening, known
@@ -185,14 +184,10 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     assert "test_nodes.py" in there.detail
 
 
-def test_clusters_are_named_by_address_and_model() -> None:
-    assert Cluster.parse(None) is None
-    assert Cluster.parse("auto") == Cluster()
-    assert Cluster.parse("ray://head:10001") == Cluster("ray://head:10001")
-    assert Cluster.parse("auto, model=NVIDIA H200") == Cluster(model="NVIDIA H200")
-    for wrong in ("", "auto,", "auto,gpu=2", "auto,model=", "auto,model", "auto,model=A,model=B", 7):
-        with pytest.raises(UsageError, match="cluster"):
-            Cluster.parse(wrong)
+@pytest.mark.parametrize("wrong", ["", " ", 7])
+def test_a_cluster_is_named_by_its_address(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="cluster must be auto"):
+        run(SCALED, cluster=wrong)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster.address import Cluster
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import FileRef, Workload, WorkloadRef, WorkloadSpec, describe, head, parse_file_ref, ship
@@ -38,7 +37,7 @@ _discovered: dict[bytes, Discovery] = {}
 def machine_for(
     workload: Workload | FileRef | str | None,
     *,
-    cluster: Cluster | None,
+    cluster: str | None,
     target: str,
     devices: Sequence[str],
     compile: CompileSettings,
@@ -62,12 +61,11 @@ def machine_for(
     from atune.workers.cluster.ray_cluster import ray_agents
 
     return ClusterMachine(
-        partial(ray_agents, address=cluster.address),
+        partial(ray_agents, address=cluster),
         reference,
         spec=spec,
         target=target,
         devices=devices,
         compile=compile,
         benchmark=benchmark,
-        model=cluster.model,
     )

@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from atune.frontends.api.warm_start import GivenPrior, Warm
     from atune.journal.events import Event
     from atune.reporting.log import EventLog
-    from atune.workers.cluster.address import Cluster
 
 
 def check_target(where: str, value: Any) -> Any:
     """Return `value`. Raises `TargetError` unless it is a target."""
     parse_target(value)
+    return value
+
+
+def _address(where: str, value: Any) -> Any:
+    """Return the address of a cluster, or None. Raises `UsageError` for anything but text."""
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        raise UsageError(f"{where} must be auto, local, ray://HOST:10001 or HOST:6379, got {value!r}")
     return value
 
 
@@ -52,10 +58,11 @@ class EngineOptions(TypedDict, total=False):
         "Devices to measure on: all, cpu, or numbers of GPUs.",
         default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
     )]
-    cluster: Annotated[str | Cluster | None, Option(
-        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,model=NAME where nodes "
-        "have several models. Needs ``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node.",
-        flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md", group="where",
+    cluster: Annotated[str | None, Option(
+        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379. Needs "
+        "``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node.",
+        check=_address, flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md",
+        group="where",
     )]
     strategy: Annotated[str | Strategy | None, Option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "

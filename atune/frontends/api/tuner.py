@@ -33,7 +33,6 @@ from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
-from atune.workers.cluster.address import Cluster
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import find
 from atune.workers.storage.artifact_store import keep as keep_library
@@ -130,10 +129,10 @@ class Tuner:
         )  # fmt: skip
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         if machine is None:
-            cluster, devices = Cluster.parse(given["cluster"]), device_names(given["devices"])
             machine = machine_for(
-                workload, cluster=cluster, target=given["target"], devices=devices, compile=compile, benchmark=benchmark
-            )
+                workload, cluster=given["cluster"], target=given["target"], devices=device_names(given["devices"]),
+                compile=compile, benchmark=benchmark,
+            )  # fmt: skip
         self._make = partial(Engine, machine, settings=settings, keep=keep_library, find=find)
         self._journal_path = None if journal is None else Path(journal)
         logger = None if given["log"] is None else event_log(given["log"])

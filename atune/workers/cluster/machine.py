@@ -34,43 +34,27 @@ from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
-OTHER_CPU = "its CPU is of another model, for which its libraries would be"
 NO_NVCC = "it has no such device, and no nvcc to compile with"
 
 
-def shares(
-    found: Mapping[str, Discovery], model: str = "", mixed: bool = False
-) -> tuple[Target, dict[str, tuple[str, ...]]]:
+def shares(found: Mapping[str, Discovery], mixed: bool = False) -> tuple[Target, dict[str, tuple[str, ...]]]:
     """Return the run's target, and the ids of the devices that each node, by name, measures with.
 
-    A node without ids only compiles. For target ``c`` it is not in the answer, as libraries are for the CPU that they
-    were compiled on. `model`: the devices' model; empty: there must be one alone. `mixed`: several models of one
-    target are fine. GPUs count before CPUs. Raises `TargetError` where the model is not there, or there are several.
+    A node without ids only compiles. GPUs count before CPUs. `mixed`: devices of several models with one target are
+    fine. Raises `TargetError` where there are several otherwise.
     """
     kind = "cuda" if any(one.target.kind == "cuda" for one in found.values()) else "c"
     pool = {name: one for name, one in found.items() if one.target.kind == kind}
-    models: dict[str, list[str]] = {}
-    for name, one in pool.items():
-        for found_model in dict.fromkeys(device.name for device in one.devices):
-            models.setdefault(found_model, []).append(name)
-    if model and model not in models:
-        raise TargetError(f"no node has a device of model {model!r}: there is {_listed(models) or 'none'}")
-    ids = {
-        name: tuple(device.id for device in one.devices if device.name == (model or device.name))
-        for name, one in pool.items()
-    }
-    targets = {one.target for name, one in pool.items() if ids[name] or not models}
-    if len(models) > 1 and not model and not (mixed and len(targets) == 1):
+    models = dict.fromkeys((device.name, name) for name, one in pool.items() for device in one.devices)
+    targets = {one.target for one in pool.values() if one.devices or not models}
+    if len({model for model, _ in models}) > 1 and not (mixed and len(targets) == 1):
         raise TargetError(
-            f"the cluster has devices of several models, whose timings do not compare: {_listed(models)}. Tune each "
-            f"model by itself: --cluster 'ADDRESS,model={min(models)}', or atune.Cluster(model={min(models)!r})"
+            "the cluster has devices of several models, whose timings do not compare: "
+            f"{', '.join(f'{model} on {node}' for model, node in sorted(models))}. Start a Ray cluster of each model's "
+            "nodes, or allow several of one architecture: --mixed-devices, or BenchmarkSettings(mixed_devices=True)"
         )
-    all_compile = kind == "cuda" or not models
-    return min(targets, key=str), {name: ids.get(name, ()) for name in found if ids.get(name) or all_compile}
-
-
-def _listed(models: Mapping[str, list[str]]) -> str:
-    return "; ".join(f"{model} on {', '.join(nodes)}" for model, nodes in sorted(models.items()))
+    ids = {name: tuple(device.id for device in one.devices) for name, one in pool.items()}
+    return min(targets, key=str), {name: ids.get(name, ()) for name in found}
 
 
 T = TypeVar("T")
@@ -81,8 +65,7 @@ Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent],
 class ClusterMachine:
     """Compile workers and device workers of one run, on the nodes that `connect` finds.
 
-    `model`: the devices' model, where nodes have several. The other parameters are those of `LocalMachine`.
-    `CompileSettings.workers` and `devices` hold for each node.
+    The parameters are those of `LocalMachine`. `CompileSettings.workers` and `devices` hold for each node.
     """
 
     def __init__(
@@ -95,9 +78,8 @@ class ClusterMachine:
         devices: Sequence[str] = ("all",),
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
-        model: str = "",
     ) -> None:
-        self._connect, self.spec, self._model = connect, spec, model
+        self._connect, self.spec = connect, spec
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
@@ -180,14 +162,13 @@ class ClusterMachine:
         found = {node.name: node.found for node in self._living if node.name not in without}
         if not found:
             raise without[min(without)]
-        target, ids_by_node = shares(found, self._model, self.benchmark.mixed_devices)
+        target, ids_by_node = shares(found, self.benchmark.mixed_devices)
 
         async def share_out(node: Node) -> None:
-            ids, why = ids_by_node.get(node.name), without.get(node.name)
-            if ids is None and target.kind != "cuda":
-                self._leave_out(node, str(why or OTHER_CPU))
+            ids, why = ids_by_node.get(node.name, ()), without.get(node.name)
+            if why and target.kind != "cuda":
+                self._leave_out(node, str(why))
                 return
-            ids = ids or ()
             if not why and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
                 return
             await node.discover(DiscoverJob(self._fingerprint, target.arch or target.kind, ids))

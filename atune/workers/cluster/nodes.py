@@ -128,8 +128,6 @@ class Slot:
 
     def __init__(self, node: Node, number: int) -> None:
         self.node, self.number = node, number
-        self.users = 0
-        """How many of the run's workers use it."""
         self.turn = anyio.Lock()
 
 
@@ -141,7 +139,6 @@ class ClusterCompileWorker:
 
     def __init__(self, name: str, slot: Slot, slots: Sequence[Slot]) -> None:
         self.name, self._slot, self._slots = name, slot, slots
-        slot.users += 1
         self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
@@ -158,13 +155,12 @@ class ClusterCompileWorker:
                     self.compiling = False
 
     def _living_slot(self) -> Slot:
-        if self._slot.node.lost:
-            living = [slot for slot in self._slots if not slot.node.lost]
-            if not living:
-                raise none_left(dict.fromkeys(slot.node.lost for slot in self._slots))
-            self._slot = min(living, key=lambda slot: slot.users)
-            self._slot.users += 1
-        return self._slot
+        if not self._slot.node.lost:
+            return self._slot
+        living = [slot for slot in self._slots if not slot.node.lost]
+        if not living:
+            raise none_left(dict.fromkeys(slot.node.lost for slot in self._slots))
+        return min(living, key=lambda slot: (slot.turn.locked(), slot.turn.statistics().tasks_waiting))
 
 
 class ClusterDeviceWorker:

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -55,8 +55,7 @@ class RayAgent:
     async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
         reference = self.actor.call.remote(job, worker, libraries)
         try:
-            reply: Reply = await self.answered(reference)
-            return reply
+            return cast(Reply, await self.answered(reference))
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
                 self._ray.cancel(reference)
@@ -228,9 +227,8 @@ def _join(ray: Any, address: str) -> bool:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         _reach(address)
-    worker = logging.getLogger("ray._private.worker")  # says that signals are not its own in a thread, as is wanted
-    level = worker.level
-    worker.setLevel(logging.ERROR)
+    # In a thread it warns that signals are not its own, as is wanted here.
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
     try:
         ray.init(address=address, **options)
     except Exception as error:
@@ -239,8 +237,6 @@ def _join(ray: Any, address: str) -> bool:
             f"cluster {address!r} cannot be joined: {first_line}. Start Ray (`ray start --head`), give its "
             "address, or take --cluster local to start one on this machine"
         ) from error
-    finally:
-        worker.setLevel(level)
     return True
 
 
