@@ -1,4 +1,4 @@
-"""Records for people and other tools: a table of text, a data frame, CSV, Parquet, and the T4 format."""
+"""Records for people and other tools: a table of text, a data frame, CSV, and the T4 format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import describe_config, printable
 
-FORMATS = ("csv", "parquet", "t4")
+FORMATS = ("csv", "t4")
 DECIMALS, MOST_DECIMALS = 4, 9
 """Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
 
@@ -34,16 +34,14 @@ INVALIDITY = {
 
 
 def export(journal: str | Path, to: str) -> bytes:
-    """Return the journal's records in the format `to`: ``csv``, ``parquet`` (needs pyarrow) or ``t4``.
+    """Return the journal's records in the format `to`: ``csv`` or ``t4``.
 
-    Raises `UsageError` for another format, or where pyarrow is missing, and `JournalError`.
+    Raises `UsageError` for another format, and `JournalError`.
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
     result = TuneResult.from_events(JournalReader(journal), Path(journal), replayed=True)
-    if to == "csv":
-        return _csv(result)
-    return _parquet(result) if to == "parquet" else _t4(result, journal)
+    return _csv(result) if to == "csv" else _t4(result, journal)
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -85,20 +83,6 @@ def _csv(result: TuneResult) -> bytes:
     writer.writeheader()
     writer.writerows({name: _safe(value) for name, value in row.items()} for row in table)
     return text.getvalue().encode()
-
-
-def _parquet(result: TuneResult) -> bytes:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError("--to parquet needs pyarrow, which is not installed: pip install 'atune[parquet]'") from error
-    table = rows(result.records)
-    names = list(dict.fromkeys(name for row in table for name in row))
-    columns = {name: _column([row.get(name) for row in table]) for name in names}
-    sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    return sink.getvalue()
 
 
 def _t4(result: TuneResult, journal: str | Path) -> bytes:
@@ -163,12 +147,6 @@ def _flat(value: Any) -> Any:
 def _safe(value: Any) -> Any:
     # A spreadsheet takes text that begins like this for a formula, and a journal may come from a stranger.
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
-def _column(values: list[Any]) -> list[Any]:
-    """Make a column of one type: as text where it has several."""
-    kinds = {float if isinstance(v, int) and not isinstance(v, bool) else type(v) for v in values if v is not None}
-    return values if len(kinds) < 2 else [None if v is None else str(v) for v in values]
 
 
 def data_frame(result: TuneResult) -> Any:

@@ -16,8 +16,8 @@ from atune.journal.events import (
 )
 from atune.model.device import DeviceInfo
 
-NAMED = 4
-"""Most hosts that progress names each; of more it counts."""
+MOST = 4
+"""Most hosts whose candidates progress counts each; of more it names the lost ones."""
 
 
 def host_of(device: str) -> str:
@@ -53,9 +53,8 @@ class Hosts:
         if len(self._living) < 2:
             return ""
         lost = sorted(host for host, devices in self._living.items() if not devices)
-        if len(self._living) > NAMED:
-            named = ", ".join(lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
-            return f"{len(self._living)} hosts" + (f", {len(lost)} lost: {named}" if lost else "")
+        if len(self._living) > MOST:
+            return f"{len(self._living)} hosts" + (f", lost: {', '.join(lost)}" if lost else "")
         counts = (f"{host} {self._measured[host]}{' (lost)' * (host in lost)}" for host in sorted(self._living))
         return f"{len(self._living)} hosts: {', '.join(counts)} measured"
 

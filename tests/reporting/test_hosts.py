@@ -86,7 +86,7 @@ def test_a_run_that_is_resumed_elsewhere_counts_the_hosts_of_its_latest_part(bef
 def test_many_hosts_are_counted_and_those_lost_are_named() -> None:
     devices = [f"h{number}/0" for number in range(6)]
     assert re.search(r"; 6 hosts$", lines(on_hosts(*devices))[-1].partition(", about")[0])
-    assert "; 6 hosts, 1 lost: h3" in lines(lost(on_hosts(*devices), "h3/0"))[-1]
+    assert "; 6 hosts, lost: h3" in lines(lost(on_hosts(*devices), "h3/0"))[-1]
 
 
 def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:

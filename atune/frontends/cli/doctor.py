@@ -62,7 +62,7 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
 def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     checks = examine()
-    ready = can_tune(checks)
+    ready = any(check.ok for check in checks if check.name.startswith("target "))
     if arguments.json:
         print_out(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
     else:
@@ -75,8 +75,7 @@ def examine() -> list[Check]:
 
     The last two findings say which targets can be tuned.
     """
-    checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores()]
-    checks.append(_cache())
+    checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores(), _cache()]
     by_name = {check.name: check for check in checks}
     packages = [name for name in TESTED if by_name[name].found == "missing"]
     missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
@@ -88,11 +87,6 @@ def examine() -> list[Check]:
         missing_cuda.append("a torch with CUDA (this one is for the CPU only)")
     accelerators = [] if packages else _accelerators(*_survey_of(by_name["nvcc"].ok, gpus))
     return [*checks, *accelerators, _target("c", missing_c), _target("cuda", missing_cuda)]
-
-
-def can_tune(checks: Sequence[Check]) -> bool:
-    """Return whether at least one target works here."""
-    return any(check.ok for check in checks if check.name.startswith("target "))
 
 
 def render(checks: Sequence[Check]) -> str:
@@ -119,11 +113,9 @@ def _package(name: str) -> Check:
     except metadata.PackageNotFoundError:
         return Check(name, False, "missing", f"pip install '{name}{TESTED[name]}'")
     low, high = map(_numbers, TESTED[name].split(","))
-    if low <= _numbers(version.partition("+")[0]) < high:
-        return Check(name, True, version)
-    return Check(
-        name, True, version, f"atune is tested with {name}{TESTED[name]}; if something fails, try one of these versions"
-    )
+    tested = low <= _numbers(version.partition("+")[0]) < high
+    advice = f"atune is tested with {name}{TESTED[name]}; if something fails, try one of these versions"
+    return Check(name, True, version, "" if tested else advice)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -143,9 +135,8 @@ def _nvcc() -> Check:
     advice = "needed for CUDA only: install the CUDA toolkit; if nvcc is not on PATH, set CUDA_HOME to its folder"
     check = _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
     if homes and check.ok and not Path(homes[0], "bin", "nvcc").exists():
-        return Check(
-            "nvcc", True, check.found, f"CUDA_HOME is {homes[0]}, which has no bin/nvcc: correct it or unset it"
-        )
+        advice = f"CUDA_HOME is {homes[0]}, which has no bin/nvcc: correct it or unset it"
+        return msgspec.structs.replace(check, advice=advice)
     return check
 
 

@@ -69,7 +69,7 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     report.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
 
     export = add("export", _export, "Write a journal's records for other tools; runs no code")
-    export.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
+    export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
     export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
     simulate = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")

@@ -263,7 +263,6 @@ def _ray(address: str) -> Any:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     try:
         ray = importlib.import_module("ray")
-        importlib.import_module("ray.util.scheduling_strategies")
     except ImportError as error:
         raise UsageError(
             f"a cluster needs Ray, which cannot be imported by {sys.executable} ({error}): pip install 'atune[ray]'"
