@@ -25,21 +25,14 @@ from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import add_command
 from atune.model.device import parse_target
 from atune.model.folders import cache_folder
+from atune.model.requirements import REQUIRES
 from atune.workers.system.resources import usable_cores
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
 
-TESTED = {
-    "tilelang": ">=0.1.14,<0.1.16",
-    "torch": ">=2.11,<3",
-    "anyio": ">=4.12,<5",
-    "msgspec": ">=0.20,<0.23",
-    "structlog": ">=25.1,<27",
-    "cloudpickle": ">=3.0,<4",
-    "rich": ">=13,<16",
-}
-"""Versions that atune is tested with, as in pyproject.toml."""
+NVML = "nvidia-ml-py"
+"""The package that lists GPUs: the CPU is tuned without it."""
 ACCELERATOR = "accelerator "
 SURVEY = "atune.stages.accelerators.registry:survey"
 """Called in a process of its own."""
@@ -75,9 +68,17 @@ def examine() -> list[Check]:
 
     The last two findings say which targets can be tuned.
     """
-    checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores(), _cache()]
+    checks = [
+        _python(),
+        *(_package(name) for name in REQUIRES if name != NVML),
+        _gxx(),
+        _nvcc(),
+        *_gpus(),
+        _cores(),
+        _cache(),
+    ]
     by_name = {check.name: check for check in checks}
-    packages = [name for name in TESTED if by_name[name].found == "missing"]
+    packages = [name for name in REQUIRES if name in by_name and by_name[name].found == "missing"]
     missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
     missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
     gpus = [c for c in checks if c.name.startswith("GPU") and c.ok]
@@ -111,10 +112,10 @@ def _package(name: str) -> Check:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, False, "missing", f"pip install '{name}{TESTED[name]}'")
-    low, high = map(_numbers, TESTED[name].split(","))
+        return Check(name, False, "missing", f"pip install '{name}{REQUIRES[name]}'")
+    low, high = map(_numbers, REQUIRES[name].split(","))
     tested = low <= _numbers(version.partition("+")[0]) < high
-    advice = f"atune is tested with {name}{TESTED[name]}; if something fails, try one of these versions"
+    advice = f"atune is tested with {name}{REQUIRES[name]}; if something fails, try one of these versions"
     return Check(name, True, version, "" if tested else advice)
 
 
@@ -153,7 +154,7 @@ def _compiler(name: str, path: str | None, advice: str, pattern: str) -> Check:
 
 def _gpus() -> list[Check]:
     if importlib.util.find_spec("pynvml") is None:  # the package nvidia-ml-py
-        return [Check("GPU", False, "cannot be listed without nvidia-ml-py", "pip install nvidia-ml-py")]
+        return [Check("GPU", False, f"cannot be listed without {NVML}", f"pip install '{NVML}{REQUIRES[NVML]}'")]
     gpus = importlib.import_module("atune.stages.session.devices").visible_gpus()
     if not gpus:
         advice = "needed for CUDA only: the CPU (--target c) can be tuned without a GPU"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
+from atune.model.requirements import not_installed
 from atune.workers.system.terminal import discard
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
         from atune.frontends.api.blocking import unwrapped
 
         error = unwrapped(error)
+    absent = not_installed(error.name) if isinstance(error, ImportError) else ""
+    if absent:
+        error = UsageError(absent)
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:
@@ -107,24 +111,24 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
 
 def error_data(error: BaseException) -> dict[str, Any]:
     """Return what ``--json`` prints of an error: its class, its message, and the place in the user's code or None."""
-    import msgspec
-
-    from atune.workload.source_locations import place_in
-
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""
-    where = place_in(message) or place_in(detail)
-    return {
-        "kind": type(error).__name__,
-        "message": message.partition("\n  File ")[0],
-        "where": msgspec.to_builtins(where),
-    }
+    where = None
+    if "File " in message + detail:  # elsewhere nothing is imported: what is missing may be msgspec
+        import msgspec
+
+        from atune.workload.source_locations import place_in
+
+        where = msgspec.to_builtins(place_in(message) or place_in(detail))
+    return {"kind": type(error).__name__, "message": message.partition("\n  File ")[0], "where": where}
 
 
 def _print_error_data(error: BaseException, result: TuneResult | None) -> None:
-    from atune.reporting.summary import summary
+    known = {}
+    if result is not None:
+        from atune.reporting.summary import summary
 
-    known = {} if result is None else summary(result)
+        known = summary(result)
     try:
         print_out(json_text.dumps({**known, "error": error_data(error)}))
     except (BrokenPipeError, OutputLost):

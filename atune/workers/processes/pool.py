@@ -19,7 +19,8 @@ import anyio
 import anyio.abc
 
 from atune.engine.background import background
-from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
+from atune.errors import AtuneError, MachineError, ServerLost, UsageError, WorkerError
+from atune.model.requirements import not_installed
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.workers.processes.worker import CANCEL_S, Worker, read_tail
@@ -68,6 +69,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._workers: dict[int, Worker] = {}
         self._failure = ""
         """Why the server is gone, or cannot fork."""
+        self._absent = ""
+        """What to install, where a package that atune requires is missing."""
         self._running = self._leaving = False
         self._first_loss = ""
         """How the first server ended, if it was replaced."""
@@ -100,9 +103,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, once the preload is done.
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment.
-        Raises `ServerLost` if the server ends and is replaced, and `MachineError` if its replacement ends. Raises
-        `WorkerError`, with the tail of its log, if the preload failed, or the server is gone or does not answer in
-        time. Cancellation leaves no worker behind.
+        Raises `ServerLost` if the server ends and is replaced, `MachineError` if its replacement ends, and `UsageError`
+        if tilelang or torch is not installed. Raises `WorkerError`, with the tail of its log, if the preload failed
+        otherwise, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -230,7 +233,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if message["op"] == "ready":
             self.preload_s = self._process.preload_s = message["seconds"]
             if message["error"]:
-                self._failure = f"preloading {', '.join(self.preload)} failed: {message['error']}"
+                self._failure = f"preloading {', '.join(self.preload) or 'modules'} failed: {message['error']}"
+                self._absent = not_installed(message["absent"])
             self._ready.set()
         elif message["op"] == "forked" and worker:
             worker.pid = message["pid"]
@@ -283,6 +287,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def _error(self) -> AtuneError:
         """Return the error for a request to a server that is gone, or cannot fork."""
+        if self._absent:
+            return UsageError(self._absent)
         if not self._first_loss or self._leaving:
             return WorkerError(self._failure, read_tail(self._process.log))
         return MachineError(

@@ -129,9 +129,9 @@ def arm_lifeline(lifeline: int) -> int:
 def preload(modules: list[str]) -> dict[str, Any]:
     """Import `modules`. An entry may name a function after a colon, which is then called.
 
-    Returns the seconds that this took, and the error's text or None.
+    Returns the seconds that this took, the error's text or None, and the module that was not found or None.
     """
-    start, error = time.monotonic(), None
+    start, error, absent = time.monotonic(), None, None
     gc.disable()  # nearly all objects that imports make stay
     try:
         for entry in modules:
@@ -143,9 +143,10 @@ def preload(modules: list[str]) -> dict[str, Any]:
         traceback.print_exc()
         kind, message, _ = failure(exc)
         error = f"{kind.decode()}: {message.decode()}"
+        absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
     gc.freeze()  # later collections in a worker leave the shared pages shared; collecting here would take 0.3 s
     gc.enable()
-    return {"seconds": time.monotonic() - start, "error": error}
+    return {"seconds": time.monotonic() - start, "error": error, "absent": absent}
 
 
 def children_of(pid: int) -> set[int]:

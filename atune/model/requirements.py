@@ -1,0 +1,37 @@
+"""The packages that atune runs with, and what to say where one is not installed. Imports the standard library alone."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.util import find_spec
+
+REQUIRES = {
+    "tilelang": ">=0.1.14,<0.1.16",
+    "torch": ">=2.11,<3",
+    "anyio": ">=4.12,<5",
+    "msgspec": ">=0.20,<0.23",
+    "structlog": ">=25.1,<27",
+    "cloudpickle": ">=3.0,<4",
+    "rich": ">=13,<16",
+    "nvidia-ml-py": ">=12.0,<14",
+}
+"""Tested versions by package, as in pyproject.toml."""
+HEAVY = {"tilelang", "torch"}
+"""What only workers import. Journals are read, shown and simulated without them."""
+_MODULES = {"nvidia-ml-py": "pynvml"}
+"""What a package is imported by, where that is not its name."""
+
+
+def not_installed(module: str | None) -> str:
+    """Return what to install, if `module`, which could not be found, is of a package that atune requires.
+
+    Names all packages that are missing, so that one command mends it; `HEAVY` ones only where one of these was wanted.
+    Empty for other modules, which are somebody else's, or a mistake in atune.
+    """
+    wanted = (module or "").partition(".")[0]
+    absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]
+    if wanted not in [_MODULES.get(name, name) for name in absent]:
+        return ""
+    absent = [name for name in absent if wanted in HEAVY or name not in HEAVY]
+    command = shlex.join(["pip", "install", *(name + REQUIRES[name] for name in absent)])
+    return f"not installed in this Python: {', '.join(absent)}. To install: {command}"

@@ -1,0 +1,74 @@
+"""Where a package that atune requires is not installed, one line says what to install; no traceback, no «bug»."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import atune
+from atune.errors import UsageError
+from atune.model import requirements
+from atune.model.requirements import HEAVY, REQUIRES, not_installed
+from atune.workers.processes.pool import ForkServer
+
+ROOT = Path(atune.__file__).parents[1]
+JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))  # importing one of these raises ModuleNotFoundError
+from atune.frontends.cli.main import main
+sys.exit(main())
+"""
+
+
+def run(without: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a Python that lacks the modules named in `without`."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, without, *command], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_ranges_are_those_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sorted(f"{name}{versions}" for name, versions in REQUIRES.items()) == sorted(project["dependencies"])
+
+
+def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {"torch", "tilelang", "rich", "pynvml"}
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name in absent else object())
+    small = "pip install 'rich>=13,<16' 'nvidia-ml-py>=12.0,<14'"
+    assert not_installed("rich.live").endswith(f"in this Python: rich, nvidia-ml-py. To install: {small}")
+    assert all(f"'{name}{REQUIRES[name]}'" in not_installed("torch") for name in {*HEAVY, "rich", "nvidia-ml-py"})
+    assert not_installed("msgspec") == not_installed("numpy") == not_installed(None) == ""
+
+
+@pytest.mark.parametrize("command", [("replay", str(JOURNAL)), ("tune", "x.py"), ("--help",)])
+def test_a_missing_package_is_no_bug(command: tuple[str, ...]) -> None:
+    done = run("msgspec", *command)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"atune: error: {' '.join(done.stderr.split()[2:])}\n"  # one line
+    assert "pip install 'msgspec>=0.20,<0.23'" in done.stderr and "bug" not in done.stderr
+
+
+def test_json_says_it_too() -> None:
+    done = run("msgspec", "replay", str(JOURNAL), "--json")
+    assert "pip install" in json.loads(done.stdout)["error"]["message"] and "Traceback" not in done.stderr
+
+
+def test_journals_are_read_without_what_tunes() -> None:
+    done = run("torch,tilelang,cloudpickle,structlog,pynvml,rich", "replay", str(JOURNAL))
+    assert done.returncode == 0 and "held='compiler'" in done.stdout, done.stderr
+
+
+@pytest.mark.anyio
+async def test_tuning_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The fork server finds it out; the name stands for torch, which the tests' environment has."""
+    monkeypatch.setitem(REQUIRES, "torch_that_is_absent", ">=2")
+    async with ForkServer(preload=["torch_that_is_absent"], run_dir=str(tmp_path)) as server:
+        with pytest.raises(UsageError, match=r"pip install .*'torch_that_is_absent>=2'"):
+            await server.spawn("test")
