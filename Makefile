@@ -18,7 +18,7 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-all test-asked durations test-floors test-light check lint tables pictures clean
+.PHONY: demo test test-all test-asked durations test-floors test-light check lint package release tables pictures clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -52,6 +52,14 @@ lint: $(SETUP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# The sdist and the wheel, in dist/; the wheel is tried in an environment without tilelang and torch.
+package: $(SETUP)
+	$(PY) release/package.py
+
+# A commit and a tag, after all checks: make release VERSION=0.1.0. DRY=--dry-run shows what would happen.
+release: $(SETUP)
+	$(PY) release/release.py $(VERSION) $(DRY)
+
 # The table of options in docs/options.md.
 tables: $(SETUP)
 	$(PY) docs/tables.py
@@ -84,4 +92,4 @@ pictures: $(SETUP)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-floors .venv-light .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist .venv .venv-floors .venv-light .mypy_cache .ruff_cache .pytest_cache

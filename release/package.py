@@ -1,0 +1,106 @@
+"""Build the sdist and the wheel, and use the wheel as someone does who only reads journals.
+
+    python release/package.py [--out dist]
+
+`python -m build` makes the wheel from the sdist, so the sdist lacks nothing. The wheel must hold what git tracks below
+atune/, and nothing else. A new environment then gets it by the command that docs/install.md gives for machines without
+tilelang and torch; there a stored journal is replayed, reported and simulated, and tuning says what to install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+WORKLOAD = ROOT / "examples" / "gemm_cpu.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the sdist and the wheel, and try the wheel.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for both (default: dist)")
+    out = parser.parse_args().out.resolve()
+    if find_spec("build") is None:
+        sys.exit("'build' is not installed here: pip install 'build>=1.2'")
+    started = time.perf_counter()
+    wheel = build(out)
+    compare(wheel)
+    with tempfile.TemporaryDirectory() as folder:
+        try_out(Path(folder), wheel)
+    print(f"{wheel.name} works without tilelang and torch ({time.perf_counter() - started:.0f} s)")
+
+
+def build(out: Path) -> Path:
+    """Build both into `out`, in place of older ones, and return the wheel's path."""
+    for pattern in ("atune-*.whl", "atune-*.tar.gz"):
+        for older in out.glob(pattern):
+            older.unlink()
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], check=True, stdout=sys.stderr)
+    (sdist,), (wheel,) = out.glob("atune-*.tar.gz"), out.glob("atune-*.whl")
+    for path in (sdist, wheel):
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return wheel
+
+
+def compare(wheel: Path) -> None:
+    """Exit unless the wheel's package is what git tracks of it."""
+    listed = subprocess.run(["git", "ls-files", "-z", "atune"], cwd=ROOT, check=True, capture_output=True, text=True)
+    tracked = {name for name in listed.stdout.split("\0") if name}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"atune-[^/]+\.dist-info/", name)}
+    if tracked != held:
+        sys.exit(f"the wheel lacks {sorted(tracked - held)} and has {sorted(held - tracked)} that git does not track")
+
+
+def light_install() -> list[list[str]]:
+    """Return the commands that docs/install.md gives for machines that only read journals, as lists of words."""
+    line = re.search(r"^    (pip install .*--no-deps \.)$", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    if line is None:
+        sys.exit("docs/install.md does not say how to install without tilelang and torch: pip install … --no-deps .")
+    return [shlex.split(part) for part in line[1].split("&&")]
+
+
+def try_out(folder: Path, wheel: Path) -> None:
+    """Install the wheel in a new environment, and exit unless it does there what docs/install.md promises."""
+    venv.create(folder, with_pip=True)
+    for pip, *words in light_install():
+        given = [str(wheel) if word == "." else word for word in words]
+        subprocess.run([folder / "bin" / pip, "--quiet", "--disable-pip-version-check", *given], check=True)
+    atune = str(folder / "bin" / "atune")
+    told = json.loads(said(atune, "replay", JOURNAL, "--json").splitlines()[-1])
+    if not told["best_config"] or not told["latency_ms"]:
+        sys.exit(f"atune replay shows no winner: {told}")
+    said(atune, "report", JOURNAL, "-o", folder / "report.html")
+    said(atune, "simulate", JOURNAL, "--strategy", "random", "--seeds", "2")
+    said(atune, "cache", "ls")
+    lacking = said(atune, "tune", f"{WORKLOAD}:WORKLOAD", status=2)
+    if "pip install" not in lacking or "torch" not in lacking or len(lacking.splitlines()) != 1:
+        sys.exit(f"atune tune does not say in one line what to install:\n{lacking}")
+
+
+def said(*command: object, status: int = 0) -> str:
+    """Run a command outside of the checkout, and return what it said. Exit if its status is another."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "ATUNE_CACHE_DIR": folder}
+        environment.pop("PYTHONPATH", None)  # the installed wheel is tried, not the checkout
+        done = subprocess.run(
+            [str(word) for word in command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        )
+    if done.returncode != status:
+        sys.exit(f"{shlex.join(map(str, command))} ended with {done.returncode}, not {status}:\n{done.stderr}")
+    return done.stdout or done.stderr
+
+
+if __name__ == "__main__":
+    main()
