@@ -28,7 +28,7 @@ from atune.reporting.summary import summary
 from atune.stages.measure.check import RTOL
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = PAGES[0]
 API, OPTIONS, CONCEPTS, JOURNAL, DECORATOR, CACHE = (
     ROOT / "docs" / f"{name}.md" for name in ("api", "options", "concepts", "journal", "decorator", "cache")
