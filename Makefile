@@ -18,7 +18,7 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-all test-asked durations test-floors test-light check lint package release tables pictures clean
+.PHONY: demo test test-all test-asked durations test-floors test-light check lint package release tables pictures notebook clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -67,6 +67,10 @@ tables: $(SETUP)
 # The README's pictures, of a stored journal; the report's needs a headless Chromium.
 pictures: $(SETUP)
 	$(PY) docs/pictures.py
+
+# The outputs that the example notebook is stored with.
+notebook: $(SETUP)
+	$(PY) tests/notebook_cells.py examples/notebook.ipynb --store > /dev/null
 
 .venv/installed: pyproject.toml constraints.txt
 	$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atune needs Python 3.11 or newer; say which with SYSTEM_PYTHON=…")'

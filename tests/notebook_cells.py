@@ -1,9 +1,10 @@
 """Run a notebook's cells as Jupyter's kernel does, inside a running event loop, and print what each would show.
 
-    python tests/notebook_cells.py NOTEBOOK.ipynb
+    python tests/notebook_cells.py NOTEBOOK.ipynb [--store]
 
 IPython is a stand-in that keeps what is displayed. The last line of stdout is JSON: for each code cell, by its id, the
-HTML or SVG of its last expression, and what the cell displayed until then.
+HTML or SVG of its last expression, and what the cell displayed until then. With `--store` (`make notebook`) the
+notebook gets these as its cells' outputs: GitHub shows a notebook as it is stored.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from typing import Any
 class Handle:
     """A place in a cell's output."""
 
-    def __init__(self, shown: dict[str, str], log: list[str]) -> None:
+    def __init__(self, shown: dict[str, str], log: list[dict[str, str]]) -> None:
         self.log = log
         self.update(shown, raw=True)
 
     def update(self, shown: dict[str, str], raw: bool) -> None:
-        self.log.append(shown["text/html"])
+        self.log.append(shown)
 
 
 FORMATTERS: dict[type, Any] = {}
 """What shows a value as HTML, by its type."""
 
 
-def stand_in(log: list[str]) -> None:
+def stand_in(log: list[dict[str, str]]) -> None:
     """Put modules with IPython's names in place."""
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
     html = SimpleNamespace(for_type=FORMATTERS.__setitem__)
@@ -44,14 +45,25 @@ def stand_in(log: list[str]) -> None:
     sys.modules.update({"IPython": ipython, "IPython.display": display})
 
 
-def picture(value: Any) -> str:
-    """Return how a notebook shows a value."""
+def pictures(value: Any) -> dict[str, str]:
+    """Return how a notebook shows a value, the richest form first, by MIME type; nothing for None."""
+    if value is None:
+        return {}
+    plain = {"text/plain": repr(value)}
     if show := FORMATTERS.get(type(value)):
-        return str(show(value))
-    for name in ("_repr_html_", "_repr_svg_"):
+        return {"text/html": str(show(value)), **plain}
+    for kind, name in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
         if hasattr(value, name):
-            return str(getattr(value, name)())
-    return "" if value is None else repr(value)
+            return {kind: str(getattr(value, name)()), **plain}
+    return plain
+
+
+def outputs(number: int, displayed: list[dict[str, str]], value: Any) -> list[dict[str, Any]]:
+    """Return a cell's outputs as a notebook stores them: the last state of what it displayed, and its value."""
+    shown = [{"output_type": "display_data", "data": displayed[-1], "metadata": {}}] if displayed else []
+    if data := pictures(value):
+        shown.append({"output_type": "execute_result", "execution_count": number, "data": data, "metadata": {}})
+    return shown
 
 
 async def run_cell(name: str, source: str, names: dict[str, Any]) -> Any:
@@ -72,17 +84,22 @@ async def awaited(value: Any) -> Any:
     return await value if inspect.iscoroutine(value) else value
 
 
-async def main(path: str) -> None:
-    log: list[str] = []
+async def main(path: Path, store: bool) -> None:
+    log: list[dict[str, str]] = []
     stand_in(log)
-    shown = {}
-    for cell in json.loads(Path(path).read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            log.clear()
-            value = await run_cell(cell["id"], "".join(cell["source"]), sys.modules["__main__"].__dict__)
-            shown[cell["id"]] = {"value": picture(value), "displayed": list(log)}
+    shown, notebook = {}, json.loads(path.read_text())
+    for number, cell in enumerate((cell for cell in notebook["cells"] if cell["cell_type"] == "code"), 1):
+        log.clear()
+        value = await run_cell(cell["id"], "".join(cell["source"]), sys.modules["__main__"].__dict__)
+        shown[cell["id"]] = {
+            "value": next(iter(pictures(value).values()), ""),
+            "displayed": [one["text/html"] for one in log],
+        }
+        cell |= {"execution_count": number, "outputs": outputs(number, log, value)}
+    if store:
+        path.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n")
     print(json.dumps(shown))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2:] == ["--store"]))
