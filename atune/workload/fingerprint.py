@@ -156,7 +156,7 @@ def lambda_body(code: CodeType) -> str:
     """Return the body of a lambda as written in its file. Raises `OSError` if there is no source."""
     found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
-    if not found or not lines:
+    if not found or not lines or code.co_filename == "<string>":  # where Python 3.13 keeps the text of `python -c`
         raise OSError("no source")
     start = min((p[0] or 0, p[2] or 0) for p in found)
     end = max((p[1] or 0, p[3] or 0) for p in found)

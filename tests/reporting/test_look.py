@@ -327,6 +327,13 @@ def test_simulation_yields_the_events_at_their_times(tmp_path: Path) -> None:
     assert atune.simulate is simulate
 
 
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at a journal that is followed every millisecond."""
+    monkeypatch.setattr("atune.journal.replay.POLL_S", 0.001)
+
+
+@pytest.mark.usefixtures("quick_looks")
 def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(tmp_path: Path) -> None:
     """Half a line is not taken for a line, and a torn end that a further part cuts off is never seen."""
     events, path = read(DATA), tmp_path / "j"
@@ -345,7 +352,7 @@ def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(tmp_
 
     async def watch() -> list[Any]:
         with anyio.fail_after(20):
-            return [event async for event in follow(path, 0.001)]
+            return [event async for event in follow(path)]
 
     writer = threading.Thread(target=grow)
     writer.start()
@@ -354,19 +361,21 @@ def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(tmp_
     assert seen == events and isinstance(seen[-1], RunFinished)
 
 
+@pytest.mark.usefixtures("quick_looks")
 def test_following_a_damaged_journal_names_the_line(tmp_path: Path) -> None:
     path, lines = tmp_path / "j", DATA.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"x" + lines[3], *lines[4:]]))
 
     async def watch() -> None:
         with anyio.fail_after(5):
-            async for _ in follow(path, 0.01):
+            async for _ in follow(path):
                 pass
 
     with pytest.raises(JournalError, match="line 4: damaged"):
         anyio.run(watch)
 
 
+@pytest.mark.usefixtures("quick_looks")
 @pytest.mark.parametrize("whole", [True, False], ids=["finished", "cut short"])
 def test_a_compressed_journal_ends_with_its_last_event(tmp_path: Path, whole: bool) -> None:
     path, lines = tmp_path / "j.xz", DATA.read_bytes().splitlines(keepends=True)
@@ -374,7 +383,7 @@ def test_a_compressed_journal_ends_with_its_last_event(tmp_path: Path, whole: bo
 
     async def watch() -> list[Any]:
         with anyio.fail_after(20):
-            return [event async for event in follow(path, 0.01)]
+            return [event async for event in follow(path)]
 
     assert anyio.run(watch) == list(read(path))
 
