@@ -55,6 +55,11 @@ def test_a_missing_package_is_no_bug(command: tuple[str, ...]) -> None:
     assert "pip install 'msgspec>=0.20,<0.23'" in done.stderr and "bug" not in done.stderr
 
 
+def test_completion_says_what_it_needs() -> None:
+    done = run("shtab", "--show-completion", "bash")
+    assert done.returncode == 2 and done.stderr.endswith("not installed: pip install 'shtab>=1.7,<2'\n")
+
+
 def test_json_says_it_too() -> None:
     done = run("msgspec", "replay", str(JOURNAL), "--json")
     assert "pip install" in json.loads(done.stdout)["error"]["message"] and "Traceback" not in done.stderr

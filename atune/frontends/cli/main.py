@@ -8,7 +8,6 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.errors import UsageError
@@ -112,6 +111,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+def _needs_shtab(shell: str) -> NoReturn:
+    raise UsageError(
+        f"a completion script for {shell} needs shtab, which is not installed: pip install 'shtab>=1.7,<2'"
+    )
+
+
 def _parser(word: str = "") -> argparse.ArgumentParser:
     """Return the parser of the command line. `word`: its first word.
 
@@ -121,10 +126,11 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     known = word == "--version" or any(word in names for names in _COMMANDS.values())
     if not known:
-        with suppress(ImportError):  # shtab, of atune[completion]
-            importlib.import_module("shtab").add_argument_to(
-                parser, "--show-completion", help="print a completion script"
-            )
+        text = "print a completion script"
+        try:
+            importlib.import_module("shtab").add_argument_to(parser, "--show-completion", help=text)
+        except ImportError:
+            parser.add_argument("--show-completion", type=_needs_shtab, metavar="SHELL", help=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
     for option, text in SHARED.items():
