@@ -15,8 +15,8 @@ from atune.model.device import occupancy_of
 from atune.model.roofline import in_thousands
 from atune.reporting.export import marks_of, outcome, ranking
 
-ROWS = 10_000
-"""Most rows of the page's table; the fastest come first."""
+MOST = 700_000
+"""Most characters of the page's table; the fastest come first."""
 LONG = 60
 """Characters of a configuration's value from which on the page cuts it."""
 
@@ -32,9 +32,11 @@ class Column(msgspec.Struct, frozen=True):
 def columns(result: TuneResult) -> list[Column]:
     """Return the table's columns: an axis, or a fact, that is the same in all candidates has none."""
     marks, final = marks_of(result), {entry.index for entry in result.final}
+    ratio = times_winner(result)
     found = [
         Column("candidate", lambda r: r.index),
         Column("latency, ms", lambda r: r.latency_ms, lambda v: f"{v:.4g}"),
+        Column("× winner", ratio, lambda v: f"{v:.2f}"),
         Column("spread, %", lambda r: getattr(r.timing, "spread", None), lambda v: f"{100 * v:.1f}"),
         Column("mark", lambda r: marks.get(r.index, "")),
     ]
@@ -85,25 +87,46 @@ def _resident_blocks(record: Record, arch: str) -> int | None:
 
 def differs(column: Column, result: TuneResult) -> bool:
     """Tell whether two candidates differ in what a column shows; one that is not known differs from none."""
-    seen = {_text(value) for record in result.records if (value := column.read(record)) is not None}
+    seen = {value_text(value) for record in result.records if (value := column.read(record)) is not None}
     return len(seen) > 1
+
+
+def times_winner(result: TuneResult) -> Callable[[Record], float | None]:
+    """Return a function of a record: its latency over the winner's, final timings and first timings each among them."""
+    final = {entry.index: entry.timing.latency_ms for entry in result.final}
+    first = {one.index: one.timing.latency_ms for one in result.measurements}
+
+    def ratio(record: Record) -> float | None:
+        credited, best = record.index if record.same_as is None else record.same_as, result.best_index
+        timed = final if credited in final else first
+        if best is None or credited not in timed or not timed.get(best):
+            return None
+        return timed[credited] / timed[best]
+
+    return ratio
 
 
 def candidates_section(result: TuneResult) -> str:
     """Return the page's table of all candidates; empty where none was proposed."""
     if not result.records:
         return ""
-    shown, titles = ranking(result)[:ROWS], columns(result)
+    rows, left, titles = list[str](), MOST, columns(result)
+    for record in ranking(result):
+        row = _row(record, titles, _attributes(record, result))
+        left -= len(row)
+        if left < 0 and rows:
+            break
+        rows.append(row)
     text = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
-    if len(shown) < len(result.records):
-        text += f" Shown are {len(shown):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
+    if len(rows) < len(result.records):
+        text += f" Shown are {len(rows):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
     return "\n".join(
         [
             '<section id="all">',
             f'<h2>All candidates</h2><p class="soft">{text}</p>',
             '<div class="scroll tall" tabindex="0" role="region" aria-label="all candidates">',
-            table(shown, titles),
-            "</div>",
+            _table("".join(rows), titles),
+            '</div><p class="hint">Scroll sideways for more columns.</p>',
             "</section>",
         ]
     )
@@ -111,12 +134,15 @@ def candidates_section(result: TuneResult) -> str:
 
 def table(records: list[Record], titles: list[Column]) -> str:
     """Return records as an HTML table. A cell that is rounded has its whole value in ``data-v``."""
+    return _table("".join(_row(record, titles) for record in records), titles)
+
+
+def _table(rows: str, titles: list[Column]) -> str:
     head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in titles)
-    rows = "".join(_row(record, titles) for record in records)
     return f'<table id="candidates"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _row(record: Record, titles: list[Column]) -> str:
+def _row(record: Record, titles: list[Column], attributes: str = "") -> str:
     cells = []
     for column in titles:
         value = column.read(record)
@@ -124,17 +150,27 @@ def _row(record: Record, titles: list[Column]) -> str:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         exact = f' data-v="{value:.9g}"' if number and shown != str(value) else ""
         if shown.endswith("…"):  # it distinguishes values that begin alike
-            exact = f' title="{escape(_text(value))}"'
+            exact = f' title="{escape(value_text(value))}"'
         kind = ' class="n"' if number or value is None else ""
         cells.append(f"<td{kind}{exact}>{escape(shown)}</td>")
-    named = "" if record.latency_ms is not None else ' class="bad"'
-    return f"<tr{named}>{''.join(cells)}</tr>"
+    kind = "" if record.latency_ms is not None else ' class="bad"'
+    return f"<tr{kind}{attributes}>{''.join(cells)}</tr>"
+
+
+def _attributes(record: Record, result: TuneResult) -> str:
+    """Return what the page's rows have more: the winner's mark, and the configuration as JSON, to copy."""
+    config = escape(printable(json.dumps(record.config, default=str, separators=(",", ":"))))
+    mark = ' class="winner"' if record.index == result.best_index else ""
+    return f'{mark} data-config="{config}"'
 
 
 def _value(value: Any) -> str:
-    text = _text(value)
+    text = value_text(value)
     return text if len(text) <= LONG else f"{text[: LONG - 1]}…"
 
 
-def _text(value: Any) -> str:
-    return printable(value if isinstance(value, str) else json.dumps(value, default=str))
+def value_text(value: Any) -> str:
+    """Return an axis value as text: a text, a truth and None as they are, anything else as JSON."""
+    if isinstance(value, str | bool | None):
+        return printable(str(value))
+    return printable(json.dumps(value, default=str))

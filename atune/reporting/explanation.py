@@ -166,19 +166,27 @@ def _timing_lines(story: CandidateStory) -> Iterator[str]:
 
 def _fact_lines(story: CandidateStory) -> Iterator[str]:
     record = story.record
-    facts = Explained(
-        config=record.config,
-        target=story.target,
-        facts=record.facts or StaticFacts(),
-        source="",
-        machine=record.machine,
-        choice=story.choice,
-    )
-    known = rows(facts)
+    known = rows(_explained(record, story.target, story.choice))
     width = max([9, *(len(name) for name, _ in known)])
     yield from (f"{name.ljust(width)}  {value}" for name, value in known)
     if record.roofline is not None and (text := record.roofline.describe()):
         yield f"{'roofline'.ljust(width)}  {text}"
+
+
+def fact_rows(record: Record, target: str, records: Sequence[Record]) -> Rows:
+    """Return the facts of a record by name, as text; `records`: all of its run, for what it was preferred to."""
+    return rows(_explained(record, target, choice_of(records, record.index)))
+
+
+def _explained(record: Record, target: str, choice: str) -> Explained:
+    return Explained(
+        config=record.config,
+        target=target,
+        facts=record.facts or StaticFacts(),
+        source="",
+        machine=record.machine,
+        choice=choice,
+    )
 
 
 def _block(title: str, text: str) -> Iterable[str]:

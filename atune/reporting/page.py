@@ -1,30 +1,37 @@
-"""The parts of the report's page that need no script: head, failures, search, environment."""
+"""The parts of the report's page around its plots: the winner, warnings, failures and the environment."""
 
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from atune.journal.result import Record, TuneResult
+from atune.journal.events import RunStarted
+from atune.journal.result import Ratio, TuneResult
 from atune.journal.state import State
-from atune.model.candidate import describe_config, printable
+from atune.model.candidate import Config, printable
+from atune.model.options import options_of
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.hosts import measured_on
-from atune.reporting.importance import axis_importance
-from atune.reporting.plot import improvements, over_time_plot
+from atune.reporting.progress import duration
 from atune.reporting.summary import (
+    FailureGroup,
+    comparison,
     default_line,
     failure_groups,
-    latency_line,
     no_winner_line,
-    roofline_lines,
     ties_line,
     why_unchecked,
 )
 
-GROUPS = 200
+GROUPS = 50
 """Most reasons for failures that the page has."""
+DETAIL = 4000
+"""Most characters of a compiler's or device's output that the page has of each."""
 
 
 def page_title(result: TuneResult) -> str:
@@ -37,45 +44,129 @@ def page_title(result: TuneResult) -> str:
 
 
 def head_section(result: TuneResult) -> str:
-    """Return the page's head: what was tuned and where, the figures as cards, and the winner."""
-    header = result.header
-    where = f"{header.target if header else ''} on {measured_on(result.devices)}"
-    lines = [f"<h1>{breakable(page_title(result))}</h1>", f'<p class="soft">{breakable(where)}</p>']
-    lines += ['<div class="cards">', *_cards(result), "</div>", '<h2 id="winner">Winner</h2>']
-    if result.best is None:
+    """Return the page's head: what was tuned, the winner's card, and what became of the candidates."""
+    best = result.best
+    lines = [f"<h1>{unbroken(page_title(result))}</h1>", '<section id="winner">']
+    if best is None:
         why = no_winner_line(result)
-        return "\n".join([*lines, f"<p>{why[0].upper()}{why[1:]}.</p>"])
-    lines += [f"<p>{breakable(line)}</p>" for line in _winner_lines(result, result.best)]
-    return "\n".join([*lines, f'<pre id="config">{escape(printable(repr(result.best.config)))}</pre>'])
+        lines.append(f"<p>{why[0].upper()}{why[1:]}.</p>")
+    else:
+        figures = (
+            f"<div><b>{escape(number)}</b> <span>{escape(text)}</span></div>" for number, text in _figures(result)
+        )
+        lines += ['<div class="figures">', *figures, "</div>", _config(best.config)]
+        lines += [f"<p>{breakable(line)}</p>" for line in _notes(result)]
+    lines += [f'<p class="soft">{_origin(result)}</p>', "</section>"]
+    return "\n".join([*lines, f"<p>{_counts(result)}</p>"])
 
 
-def _cards(result: TuneResult) -> list[str]:
-    def ms(value: float | None) -> str:
-        return "–" if value is None else f"{value:.4g} ms"
+def _figures(result: TuneResult) -> list[tuple[str, str]]:
+    """Return the winner's figures, each with what it says: how it compares, and its latency."""
+    known, default = [], result.default
+    if result.speedup_over_default is not None and default is not None:
+        known.append(_compared(result.speedup_over_default, "the default configuration", default.latency_ms))
+    known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
+    if result.reference_ratio is not None:
+        ratio = result.speedup_over_reference or (result.reference_ratio,) * 3
+        known.append(_compared(ratio, "the reference", result.reference_ms))
+    if (energy := result.energy) is not None:
+        known.append((f"{energy.call_j:.3g} J", f"a call, at {energy.power_w:.0f} W"))
+    return known
 
-    counts = ("measured", "failed", "pruned", "duplicates", "remaining", "total")
-    cards = [("winner", ms(result.latency_ms)), ("reference", ms(result.reference_ms))]
-    cards += [*((name, str(getattr(result, name))) for name in counts), ("wall time", f"{result.wall_s:.1f} s")]
-    return [f'<div class="card"><b>{value}</b><span class="soft">{name}</span></div>' for name, value in cards]
+
+def _compared(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:
+    """Return a ratio as a figure, and what it is, such as ``2.50×`` and ``faster than the reference (2.5 ms)``."""
+    number, times, text = comparison(ratio, than).partition(" times ")
+    if not times:
+        number, text = f"{ratio[1]:.2f}", number
+    return f"{number}×", text + ("" if latency_ms is None else f" ({latency_ms:.4g}\u00a0ms)")
 
 
-def _winner_lines(result: TuneResult, best: Record) -> list[str]:
-    lines = [f"Candidate {best.index}: {describe_config(best.config)}"]
-    lines += [
-        f"{line[:1].upper()}{line[1:]}."
-        for line in (latency_line(result), default_line(result), ties_line(result))
-        if line
-    ]
-    lines += [f"Roofline: {line}." for line in roofline_lines(result)]
+def _config(config: Config) -> str:
+    """Return the winner's configuration, and as JSON what its buttons copy."""
+    shown = unbroken(", ".join(f"{name}={value!r}" for name, value in config.items()))
+    text = escape(printable(json.dumps(config, default=str)))
+    return f'<div id="config" data-config="{text}"><code>{shown or "the defaults of the kernel"}</code></div>'
+
+
+def _notes(result: TuneResult) -> list[str]:
+    """Return what else there is to say of the winner, a sentence each."""
+    lines = [] if result.speedup_over_default is not None else [default_line(result)]
+    lines = [f"{line[0].upper()}{line[1:]}." for line in (*lines, ties_line(result)) if line]
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")
     if result.proven:
-        lines.append("Proven plain: it is the code that tilelang itself makes.")
+        lines.append("Proven plain: tilelang by itself makes the same code.")
     elif result.finished:
         lines.append("Not proven plain: it was not compared with the code that tilelang itself makes.")
     else:
         lines.append("The run has not finished: this is the best configuration so far, by first timing.")
-    return [*lines, "To use it, call the kernel function with the problem's arguments and this configuration:"]
+    return lines
+
+
+def _origin(result: TuneResult) -> str:
+    """Return where and when the run was, and the command that starts another like it, as HTML."""
+    header = result.header
+    if header is None:
+        return "no run"
+    target = {"c": "CPU, compiled as C"}.get(header.target.kind, str(header.target))
+    when = datetime.fromtimestamp(header.time, UTC) if math.isfinite(header.time) else None
+    parts = [f"{measured_on(result.devices)}, {target}"]
+    parts += [f"{when:%Y-%m-%d %H:%M} UTC"] if when is not None else []
+    parts += [f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"]
+    text = " · ".join(f'<span class="word">{breakable(part)}</span>' for part in parts)
+    return f"{text} · <code>{breakable(command)}</code>" if (command := command_of(header)) else text
+
+
+def command_of(header: RunStarted) -> str:
+    """Return the command that starts such a run, with all settings that are not the default.
+
+    Empty where the workload came from no file.
+    """
+    if not header.origin:
+        return ""
+    words = ["atune", "tune", header.origin, "--strategy", header.strategy]
+    budget = header.settings.get("budget")
+    for name, unit in (("candidates", ""), ("percent", "%"), ("seconds", "s")):
+        limit = budget.get(name) if isinstance(budget, Mapping) else None
+        words += [] if limit is None else ["--budget", f"{limit:g}{unit}" if _is_number(limit) else str(limit)]
+    if header.settings.get("seed"):
+        words += ["--seed", str(header.settings["seed"])]
+    for group, kind in (("compile", CompileSettings), ("benchmark", BenchmarkSettings)):
+        given = header.settings.get(group)
+        for name, field in options_of(kind).items():
+            value = given.get(name, field.default) if isinstance(given, Mapping) else field.default
+            if field.option.flag and value != field.default:
+                words += _flag(field.option.flag, value)
+    return printable(shlex.join(words))
+
+
+def _flag(flag: str, value: Any) -> list[str]:
+    """Return a setting as the command line has it; ``--skip-…`` and ``--no-…`` switch off."""
+    if value is False and not flag.startswith("--skip-"):
+        return [f"--no-{flag.removeprefix('--')}"]
+    return [flag] if isinstance(value, bool) else [flag, str(value)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _counts(result: TuneResult) -> str:
+    """Return what became of the candidates, as HTML: the outcomes that there were, then the others in a sentence."""
+    named = {
+        "measured": "measured",
+        "failed": "failed",
+        "pruned": "pruned",
+        "duplicates": "duplicate",
+        "remaining": "untried",
+    }
+    counts = {text: getattr(result, name) for name, text in named.items()}
+    some = [f"<b{' class=bad' if text == 'failed' else ''}>{n:,} {text}</b>" for text, n in counts.items() if n]
+    none = [text for text, n in counts.items() if not n]
+    zero = [f"0 {' or '.join(filter(None, [', '.join(none[:-1]), none[-1]]))}"] if none else []
+    one = "candidate" if result.total == 1 else "candidates"
+    return f"{result.total:,} {one}: {'; '.join(filter(None, [', '.join(some), *zero]))}."
 
 
 def failures_section(result: TuneResult) -> str:
@@ -83,20 +174,28 @@ def failures_section(result: TuneResult) -> str:
     groups = failure_groups(result.records)
     if not groups:
         return ""
-    text = "Grouped by reason, the most frequent first. Below it: the compiler output or device error of one of them."
+    text = "By reason, the most frequent first, each with an example and what its compiler or device wrote."
     lines = ['<section id="failures">', f'<h2>Failures and pruned candidates</h2><p class="soft">{text}</p>']
-    for group in groups[:GROUPS]:
-        lines.append(f"<h3>{group.count:,} × {escape(printable(group.kind))}</h3>")
-        lines.append(f"<p>{breakable(group.message)}</p>")
-        if (where := group.where) is not None:
-            lines.append(_written("\n".join(map(printable, where.lines()))))
-        example = f"candidate {group.first.index}: {group.example}"
-        lines.append(f'<p class="soft">For example {breakable(example)}</p>')
-        if group.first.detail:
-            lines.append(_written(group.first.detail))
+    lines += [_failure(group, result.journal) for group in groups[:GROUPS]]
     if len(groups) > GROUPS:
         lines.append(f"<p>{len(groups) - GROUPS:,} more reasons are in the journal.</p>")
     return "\n".join([*lines, "</section>"])
+
+
+def _failure(group: FailureGroup, journal: str | None) -> str:
+    """Return a reason. What was written stands below, folded where the line of the user's code is known."""
+    kind = "" if group.kind == "pruned" else ' class="bad"'
+    lines = [f"<h3{kind}>{group.count:,} × {escape(printable(group.kind))}</h3>", f"<p>{breakable(group.message)}</p>"]
+    where, detail = group.where, group.first.detail[-DETAIL:]
+    if where is not None:
+        lines.append(_written("\n".join(map(printable, where.lines()))))
+    example = f"For example candidate {group.first.index}: {group.example}"
+    lines.append(f'<p class="soft">{breakable(example)}</p>')
+    if detail and where is not None:
+        lines.append(f"<details><summary>All that was written</summary>{_written(detail)}</details>")
+    elif detail:
+        lines.append(_written(detail))
+    return "\n".join(lines)
 
 
 def _written(text: str) -> str:
@@ -126,6 +225,11 @@ def breakable(text: str) -> str:
     return escape(marked).replace("\0", "<wbr>")
 
 
+def unbroken(text: str) -> str:
+    """Return text as HTML on one line that is broken at spaces alone, as long as a word fits a line."""
+    return " ".join(f'<span class="word">{breakable(word)}</span>' for word in text.split(" ") if word)
+
+
 def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
     header = result.header
     assert header is not None
@@ -133,7 +237,7 @@ def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
     rows += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
     rows += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
     rows += [(name, version) for name, version in sorted(header.versions.items())]
-    rows += [(name, _setting(value)) for name, value in header.settings.items()]
+    rows += [(name, text) for name, value in header.settings.items() if (text := _setting(value))]
     if state.resumed is not None:
         rows.append(("parts", str(state.resumed.part + 1)))
         rows += [("accepted difference", text) for text in state.resumed.accepted]
@@ -141,40 +245,7 @@ def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
 
 
 def _setting(value: Any) -> str:
+    """Return a setting as text, or a group of those that have a value; empty for one that has none."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={json.dumps(item, default=str)}" for name, item in value.items()) or "none"
-    return json.dumps(value, default=str)
-
-
-def search_section(result: TuneResult) -> str:
-    """Return the page's section on the search. Empty if nothing was measured."""
-    steps = improvements(result)
-    if not steps:
-        return ""
-    tried, last = result.total - result.remaining, steps[-1]
-    return "\n".join(
-        [
-            '<section id="search">',
-            "<h2>Best so far over time</h2>",
-            f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, when '
-            f"{last.tried:,} of the {tried:,} candidates were tried. The space has {result.total:,}.</p>",
-            over_time_plot(result).svg,
-            *_axes(result),
-            "</section>",
-        ]
-    )
-
-
-def _axes(result: TuneResult) -> list[str]:
-    found = axis_importance(result)
-    lines = ["<h2>Axes that mattered</h2>"]
-    if found is None:
-        return [*lines, '<p class="soft">Too few candidates were measured to tell.</p>']
-    lines.append(
-        '<p class="soft">The share of the variance of the log latency that each axis explains alone, from '
-        f"{found.candidates:,} candidates.</p>"
-    )
-    lines.append('<table id="mattered"><tr><th>axis</th><th>share</th></tr>')
-    shares = [*found.shares.items(), ("combinations and noise", found.unexplained)]
-    lines += [f"<tr><td>{escape(printable(name))}</td><td>{100 * share:.1f} %</td></tr>" for name, share in shares]
-    return [*lines, "</table>"]
+        return ", ".join(f"{name}={text}" for name, item in value.items() if (text := _setting(item)))
+    return "" if value is None else json.dumps(value, default=str)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from atune.journal.candidate_state import Improvement
 from atune.journal.result import Record, TuneResult
 from atune.model.candidate import describe_config
 from atune.model.layouts import Picture
@@ -62,31 +61,6 @@ def rank_plot(result: TuneResult) -> Plot:
             drawn.append(_point(round(x, 1), y(record.latency_ms or low), colour, radius, text))
     drawn.append(_text(WIDTH - RIGHT, HEIGHT - 8, f"rank 1 to {len(measured):,}", "end"))
     return Plot(_svg(drawn, "latency against rank"))
-
-
-def improvements(result: TuneResult) -> list[Improvement]:
-    """Return when the best so far changed, where its latency can be drawn."""
-    return [step for step in result.best_over_time if step.latency_ms > 0 and math.isfinite(step.latency_ms)]
-
-
-def over_time_plot(result: TuneResult) -> Plot:
-    """Return the best latency so far over seconds, on a log scale, with a point for each of its `improvements`."""
-    steps = improvements(result)
-    y, drawn = _levels(steps[-1].latency_ms, steps[0].latency_ms)
-    end_s = max(result.wall_s, steps[-1].seconds, 1e-9)
-
-    def x(seconds: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * max(0.0, seconds / end_s), 1)
-
-    for tick in linear_ticks(0.0, end_s):
-        drawn.append(_text(x(tick), HEIGHT - 8, f"{tick:g} s", "end" if tick > 0.95 * end_s else "middle"))
-    path = f"M{x(steps[0].seconds)},{y(steps[0].latency_ms)}"
-    path += "".join(f"H{x(step.seconds)}V{y(step.latency_ms)}" for step in steps[1:]) + f"H{x(end_s)}"
-    drawn.append(f"<path d='{path}' fill='none' stroke='{MEASURED}' stroke-width='2'/>")
-    for step in steps:
-        text = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
-        drawn.append(_point(x(step.seconds), y(step.latency_ms), FINAL, 3.5, text))
-    return Plot(_svg(drawn, "best latency so far over seconds"))
 
 
 def _levels(low: float, high: float) -> tuple[Callable[[float], float], list[str]]:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import html
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from event_streams import Stream, write
 from reporting.test_look import BROWSER, DATA, RESULTS, opened, without_script
 
+from atune.frontends.cli.parsing import add_options, with_flags
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
-from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts
+from atune.model.options import Field
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.candidates import LONG, MOST, candidates_section, columns, differs, facts
 from atune.reporting.export import ranking
+from atune.reporting.importance import axis_importance
+from atune.reporting.libraries import LIBRARIES, VENDORED
+from atune.reporting.page import command_of
 from atune.reporting.plot import linear_ticks, log_ticks
-from atune.reporting.report import Timeline, report
+from atune.reporting.plots import plot_data, plot_sections
+from atune.reporting.report import page_of, report
 from atune.reporting.summary import failure_summary
+from atune.reporting.timeline import Clocks, Timeline
+from atune.reporting.winner import kernel_section, source_section
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
@@ -81,11 +94,11 @@ def test_values_that_begin_alike_are_kept_apart() -> None:
 
 
 def test_a_table_too_long_for_a_page_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.reporting.candidates.ROWS", 2)
+    monkeypatch.setattr("atune.reporting.candidates.MOST", 500)
     stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
     section = candidates_section(TuneResult.from_events(stream.finished().events))
     assert [row["candidate"] for row in table_of(section)] == ["1", "2"] and "Shown are 2 of 3" in section
-    assert ROWS > 2
+    assert MOST > 500
 
 
 def test_a_stranger_s_text_is_escaped_in_the_table(tmp_path: Path) -> None:
@@ -97,7 +110,6 @@ def test_a_stranger_s_text_is_escaped_in_the_table(tmp_path: Path) -> None:
 def test_failures_stand_open_with_their_output_and_an_example() -> None:
     page = report(DATA)
     text, result = without_script(page), replay(DATA)
-    assert "<details" not in page
     for kind, message, count in failure_summary(result.records):
         assert f"{count:,} × {kind}" in text and message in html.unescape(text)
     assert "For example candidate" in text
@@ -131,6 +143,120 @@ def test_ticks_are_round() -> None:
     assert log_ticks(1e-3, 1e4) == [0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000]
     assert log_ticks(0.181, 0.184) == [0.181, 0.182, 0.183, 0.184]
     assert len(log_ticks(1e-30, 1e30)) <= 8
+
+
+def test_the_card_says_how_much_faster_where_when_and_by_which_command() -> None:
+    page = report(LAYOUTS)
+    [card] = re.findall(r'<section id="winner">(.*?)</section>', page, flags=re.S)
+    result, text = replay(LAYOUTS), html.unescape(without_script(card)).replace("\u00a0", " ")
+    assert result.speedup_over_default is not None and result.best is not None
+    assert text.startswith(f"{result.speedup_over_default[1]:.2f}× faster than the default configuration (")
+    assert f"{result.latency_ms:.4g} ms latency {result.reference_ratio:.2f}× faster than the reference" in text
+    assert f"block_rows={result.best.config['block_rows']}, threads=" in text
+    assert "NVIDIA H200, cuda (sm_90a) · 2026-11-23 16:47 UTC · 26 s · atune tune" in text
+    [config] = re.findall(r'id="config" data-config="(.*?)"', card)
+    assert json.loads(html.unescape(config)) == result.best.config
+
+
+def test_the_command_starts_such_a_run() -> None:
+    """The command line reads every setting off the command as it was, and those at their default are not in it."""
+    fields = {kind: with_flags(kind) for kind in (CompileSettings, BenchmarkSettings)}
+    texts = {"accelerate": "off", "method": "cuda_graph"}
+
+    def other(field: Field) -> Any:
+        return not field.default if field.plain is bool else texts.get(field.name, 7)
+
+    changed = {kind: kind(**{field.name: other(field) for field in fields[kind]}) for kind in fields}
+    header = replay(LAYOUTS).header
+    assert header is not None
+    settings = {"compile": changed[CompileSettings], "benchmark": changed[BenchmarkSettings], "seed": 3}
+    budget = {"candidates": 5, "seconds": 90.0, "percent": None}
+    started = msgspec.structs.replace(
+        header, origin="a b.py:K", strategy="forest", settings=msgspec.to_builtins({**settings, "budget": budget})
+    )
+    words = shlex.split(command_of(started))
+    begin = ["atune", "tune", "a b.py:K", "--strategy", "forest", "--budget", "5", "--budget", "90s", "--seed", "3"]
+    assert words[: len(begin)] == begin
+    parser = argparse.ArgumentParser()
+    add_options(parser, [field for group in fields.values() for field in group])
+    read = vars(parser.parse_args(words[len(begin) :]))
+    assert read == {field.name: other(field) for group in fields.values() for field in group}
+    plain = msgspec.structs.replace(header, origin="k.py", settings={"budget": {}, "compile": {}})
+    assert command_of(plain) == f"atune tune k.py --strategy {header.strategy}"
+    assert command_of(msgspec.structs.replace(header, origin="")) == ""
+
+
+def test_times_the_winner_compares_timings_of_one_kind() -> None:
+    stream = Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 4.0).final({0: [2.0] * 3, 1: [3.0] * 3})
+    section = candidates_section(TuneResult.from_events(stream.finished().events))
+    assert [(row["candidate"], row["× winner"]) for row in table_of(section)] == [
+        ("0", "1.00"), ("1", "1.50"), ("2", "4.00"),
+    ]  # fmt: skip
+    assert section.count('<tr class="winner"') == 1
+
+
+def test_the_libraries_are_those_of_the_registry_with_their_licences() -> None:
+    page = report(LAYOUTS)
+    for script in LIBRARIES:
+        assert hashlib.sha256((VENDORED / script.file).read_bytes()).hexdigest() == script.sha256
+        assert script.version in script.text[:200] and script.licence_text in page
+        assert "Permission to use, copy, modify" in script.licence_text
+    known = {script.file for script in LIBRARIES} | {f"{script.file.split('.')[0]}.LICENSE" for script in LIBRARIES}
+    assert {path.name for path in VENDORED.iterdir()} == known
+
+
+def test_a_page_of_a_large_run_is_below_two_megabytes() -> None:
+    stream = Stream(total=6000)
+    for i in range(6000):
+        config = {"block_M": i % 16, "block_N": i // 16 % 16, "threads": 32 * (i // 256), "layout": f"layout {i % 7}"}
+        if i % 10:
+            stream.candidate(i, 1.0 + (i * 7919 % 6000) / 1000, **config)
+        else:
+            stream.proposed(i, **config).lowered(i).build_failed(i, f"error {i}\n" + "detail " * 500)
+    page = page_of(stream.finished().events)
+    assert len(page.encode()) < 2_000_000
+    assert "The fastest 5,000 of 5,400 are shown." in page and "more reasons are in the journal" in page
+
+
+def test_the_heat_map_is_of_the_two_axes_that_matter_most() -> None:
+    result = replay(LAYOUTS)
+    mattered, data = axis_importance(result), plot_data(result, Timeline(), Clocks())
+    assert mattered is not None
+    first, second = [axis["name"] for axis in data["axes"]][:2]
+    assert [first, second] == [*mattered.shares][:2]
+    assert f'<section id="heat" data-plot hidden><h2>{first} and {second}</h2>' in plot_sections(result, data)
+    [best] = [row for row in data["candidates"] if row[0] == result.best_index]
+    assert result.best is not None
+    assert data["axes"][0]["labels"][best[3]] == str(result.best.config[first])
+
+
+def test_parallel_coordinates_begin_at_three_axes() -> None:
+    def sections(**more: int) -> str:
+        stream = Stream(total=4)
+        for i in range(4):
+            stream.candidate(i, 1.0 + i, a=i % 2, b=i // 2, **dict.fromkeys(more, i))
+        result = TuneResult.from_events(stream.finished().events)
+        return plot_sections(result, plot_data(result, Timeline(), Clocks()))
+
+    assert 'id="parallel"' in sections(c=1) and 'id="parallel"' not in sections() and 'id="heat"' in sections()
+
+
+def test_facts_layouts_and_rooflines_of_the_winner_stand_on_the_page() -> None:
+    result, text = replay(LAYOUTS), html.unescape(without_script(kernel_section(replay(LAYOUTS))))
+    assert result.best is not None and result.best.machine is not None and result.roofline is not None
+    assert f"registers {result.best.machine.registers} a thread" in text and "fragment s " in text
+    assert f"winner, memory 3.246 TB/s {100 * (result.roofline.memory_share or 0):.0f} %, which bounds it" in text
+    assert "reference, memory" in text and "winner, tensor cores" not in text
+
+
+def test_the_source_is_on_the_page_where_it_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = replay(LAYOUTS)
+    assert f"atune explain {LAYOUTS} {result.best_index} --source" in source_section(result).replace("<wbr>", "")
+    result.__dict__["kernel_source"] = "int a<b;\n" * 3
+    section = source_section(result)
+    assert "3 lines" in section and "int a&lt;b;" in section
+    monkeypatch.setattr("atune.reporting.winner.SOURCE", 9)
+    assert "… 18 more characters" in source_section(result)
 
 
 def luminance(colour: str) -> float:

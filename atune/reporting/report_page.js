@@ -1,0 +1,251 @@
+"use strict";
+// Draws the report's plots with Observable Plot, and makes its table sortable. Colours are the page's CSS variables, so
+// that both colour schemes need one drawing.
+const D = JSON.parse(document.getElementById("data").textContent);
+const byId = id => document.getElementById(id);
+const say = x => x === null || x === undefined ? "–" : Math.abs(x) >= 100 ? x.toFixed(1) : String(Number(x.toPrecision(4)));
+
+function add(parent, name, attributes, text) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  parent.append(node);
+  return node;
+}
+
+// A candidate: its latency, and for each axis of D.axes the place of its value, or null.
+const candidates = D.candidates.map(([index, ms, final, ...at], rank) => ({ index, ms, final, at, rank: rank + 1 }));
+const winner = candidates.find(c => c.index === D.winner), byDefault = candidates.find(c => c.index === D.default);
+const describe = c => D.axes.map((axis, i) => c.at[i] === null ? "" : `${axis.name}=${axis.labels[c.at[i]]}`).filter(Boolean).join("\n");
+const title = c => `${say(c.ms)} ms, candidate ${c.index}\n${describe(c)}`;
+const rivals = [
+  ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)} ms` }] : []),
+  ...(byDefault && byDefault !== winner ? [{ ms: byDefault.ms, text: `default ${say(byDefault.ms)} ms` }] : []),
+];
+const spread = values => Math.max(...values) / Math.min(...values);
+function scaled(values) {
+  if (spread(values) <= 5) return { label: "ms", ticks: 6, tickFormat: say };
+  const ends = [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))], far = ends[1] - ends[0] > 2;
+  const round = d3.range(ends[0], ends[1] + 1).flatMap(e => (far ? [1] : [1, 2, 5]).map(k => Number((k * 10 ** e).toPrecision(6))));
+  return { type: "log", label: "ms, logarithmic", ticks: round.filter(v => v >= Math.min(...values) && v <= Math.max(...values)), tickFormat: say };
+}
+
+// Lines of what the winner is compared with. Labels that would lie on each other become one; `end` keeps its own place.
+function levels(values, end) {
+  const log = spread(values) > 5 ? Math.log : v => v, range = log(Math.max(...values)) - log(Math.min(...values)) || 1;
+  const near = (one, other) => Math.abs(log(one) - log(other)) / range < .08, labels = [];
+  for (const rival of rivals) {
+    const other = labels.find(label => near(label.ms, rival.ms));
+    if (other) other.text += `, ${rival.text}`; else labels.push({ ...rival });
+  }
+  const text = { y: "ms", text: "text", frameAnchor: "right", textAnchor: "end", fill: "var(--c)", stroke: "var(--bg)", strokeWidth: 4 };
+  const below = label => label.ms < end && near(label.ms, end);
+  return [
+    Plot.ruleY(rivals, { y: "ms", stroke: "var(--c)", strokeWidth: 1.5, strokeDasharray: "6 4" }),
+    Plot.text(labels.filter(label => !below(label)), { ...text, dy: -8 }),
+    Plot.text(labels.filter(below), { ...text, dy: 9 }),
+    labels.some(below) ? -10 : 14,
+  ];
+}
+
+// A picture for those who do not see it; Plot labels its parts, which then may not have labels of their own.
+function named(svg, label) {
+  svg.querySelectorAll("g[aria-label]").forEach(part => part.removeAttribute("aria-label"));
+  svg.setAttribute("role", "img"); svg.setAttribute("aria-label", label);
+  return svg;
+}
+
+function plot(width, options) {
+  return Plot.plot({ width, height: 290, marginLeft: 52, marginRight: 16, marginBottom: 42, style: { fontSize: "12px", background: "none" }, ...options });
+}
+
+const PLOTS = {
+  search(width) {
+    const steps = D.steps.map(([s, ms, tried, index]) => ({ s, ms, tried, index })), last = steps[steps.length - 1], end = Math.max(D.end_s, last.s);
+    const line = [...steps, { ...last, s: end }];
+    const [rules, above, under, dy] = levels([...line, ...rivals].map(d => d.ms), last.ms);
+    return plot(width, {
+      x: { label: "seconds since the run began", labelOffset: 38, domain: steps[0].s < end ? [steps[0].s, end] : [0, end || 1], ticks: Math.min(10, width / 80) },
+      y: { ...scaled([...line, ...rivals].map(d => d.ms)), grid: true }, insetTop: 12, insetBottom: 22, insetRight: 8,
+      marks: [
+        rules, above, under,
+        Plot.line(line, { x: "s", y: "ms", curve: "step-after", stroke: "var(--a)", strokeWidth: 2 }),
+        Plot.dot(steps, { x: "s", y: "ms", r: 3.5, fill: "var(--a)", title: d => `${say(d.ms)} ms, candidate ${d.index}\nafter ${d.s.toFixed(1)} s, ${d.tried} tried`, tip: true }),
+        Plot.text([line[line.length - 1]], { x: "s", y: "ms", text: d => `${say(d.ms)} ms by first timing`, textAnchor: "end", dy, fontWeight: 600, fill: "var(--a)", stroke: "var(--bg)", strokeWidth: 4 }),
+      ],
+    });
+  },
+
+  heat(width) {
+    const [x, y] = D.axes, best = new Map();
+    for (const c of candidates) {
+      const key = `${c.at[0]} ${c.at[1]}`;
+      if (c.at[0] !== null && c.at[1] !== null && !best.has(key)) best.set(key, c);
+    }
+    const columns = x.labels.slice(0, 24), rows = y.labels.slice(0, 24), cells = [...best.values()].filter(c => c.at[0] < 24 && c.at[1] < 24);
+    const left = 20 + 7 * Math.max(...rows.map(v => v.length), y.name.length / 3), wide = (width - left) / columns.length, turned = Math.max(...columns.map(v => v.length)) * 7 > wide;
+    const across = { x: c => x.labels[c.at[0]], y: c => y.labels[c.at[1]] }, mine = winner && winner.at[0] !== null && winner.at[1] !== null ? [winner] : [];
+    return plot(Math.min(width, left + 130 * columns.length), {
+      height: Math.max(120, 40 * rows.length + 80), marginLeft: left, marginTop: 30, marginBottom: turned ? 96 : 50, padding: .04,
+      x: { domain: columns, label: x.name, tickRotate: turned ? -45 : 0, tickSize: 0 }, y: { domain: rows, label: y.name, labelAnchor: "top", labelArrow: "none", tickSize: 0 },
+      color: { type: spread(cells.map(c => c.ms)) > 5 ? "log" : "linear", interpolate: t => `color-mix(in oklab, var(--fast) ${(100 - 100 * t).toFixed(1)}%, var(--slow))` },
+      marks: [
+        Plot.cell(cells, { ...across, fill: "ms", rx: 3 }),
+        Plot.cell(mine, { ...across, stroke: "var(--b)", strokeWidth: 2.5, rx: 3 }),
+        wide > 46 ? Plot.text(cells, { ...across, text: c => say(Number(c.ms.toPrecision(3))), fill: "currentColor" }) : null,
+        Plot.tip(cells, Plot.pointer({ ...across, title })),
+      ],
+    });
+  },
+
+  rank(width) {
+    const values = [...candidates, ...rivals].map(d => d.ms);
+    return plot(width, {
+      x: { label: "rank", labelOffset: 38, ticks: Math.min(10, width / 80), domain: [1, Math.max(2, candidates.length)] }, y: { ...scaled(values), grid: true },
+      insetLeft: 6, insetRight: 6, insetBottom: 26, insetTop: 12,
+      marks: [
+        ...levels(values, 0).slice(0, 2),
+        Plot.dot(candidates, { x: "rank", y: "ms", r: 2.2, fill: "var(--a)", title, tip: true }),
+        Plot.dot(candidates.filter(c => c.final), { x: "rank", y: "ms", r: 3.2, fill: "var(--b)" }),
+        byDefault && byDefault !== winner ? Plot.dot([byDefault], { x: "rank", y: "ms", r: 5, stroke: "var(--c)", strokeWidth: 2 }) : null,
+        winner ? Plot.dot([winner], { x: "rank", y: "ms", r: 6, stroke: "var(--b)", strokeWidth: 2 }) : null,
+        winner ? Plot.text([winner], { x: "rank", y: "ms", text: c => `winner ${say(c.ms)} ms`, textAnchor: "start", dx: -4, dy: 18, fontWeight: 600, fill: "var(--b)", stroke: "var(--bg)", strokeWidth: 4 }) : null,
+      ],
+    });
+  },
+
+  parallel(width) {
+    const names = [...D.axes.map(axis => axis.name), "ms"], shown = candidates.slice(0, 1500).reverse(), n = candidates.length;
+    const lows = candidates.map(c => Math.log(c.ms)), range = [lows[0], lows[n - 1]], height = 340, [top, bottom] = [44, height - 16];
+    const place = (c, k) => k === D.axes.length ? (range[1] > range[0] ? (Math.log(c.ms) - range[0]) / (range[1] - range[0]) : .5) : c.at[k] === null ? NaN : 1 - c.at[k] / (D.axes[k].labels.length - 1);
+    const points = shown.flatMap(c => names.map((name, k) => ({ c, k, name, y: place(c, k) })));
+    const labels = D.axes.flatMap((axis, k) => axis.labels.filter((_, i) => i % Math.ceil(axis.labels.length / 14) === 0).map(text => ({ name: axis.name, text: text.slice(0, 12), y: 1 - axis.labels.indexOf(text) / (axis.labels.length - 1) })));
+    for (const t of [0, .25, .5, .75, 1]) labels.push({ name: "ms", text: say(Number(Math.exp(range[0] + t * (range[1] - range[0])).toPrecision(3))), y: t });
+    const strong = c => c.rank <= Math.max(1, n / 10);
+    const svg = plot(Math.max(width, 84 * names.length), {
+      height, marginTop: top, marginBottom: 16, marginLeft: 62, marginRight: 34,
+      x: { type: "point", domain: names, axis: null }, y: { domain: [0, 1], range: [top, bottom], axis: null },
+      marks: [
+        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? .75 : .13, className: "lines" }),
+        Plot.ruleX(names, { stroke: "var(--soft)", y1: 0, y2: 1 }),
+        Plot.text(names.map(name => ({ name })), { x: "name", text: "name", frameAnchor: "top", dy: -22, fontWeight: 600, fill: "currentColor" }),
+        Plot.text(labels, { x: "name", y: "y", text: "text", textAnchor: "end", dx: -7, fill: "currentColor", stroke: "var(--bg)", strokeWidth: 4 }),
+      ],
+    });
+    const lines = d3.select(svg).selectAll(".lines path"), held = new Map();
+    const x = k => svg.scale("x").apply(names[k]);
+    names.forEach((_, k) => {
+      const brush = d3.brushY().extent([[-14, top - 6], [14, bottom + 6]]).on("brush end", ({ selection }) => {
+        if (selection) held.set(k, selection.map(v => (v - top) / (bottom - top))); else held.delete(k);
+        lines.attr("visibility", (_, i) => [...held].every(([axis, [from, to]]) => { const y = place(shown[i], axis); return y >= from && y <= to; }) ? null : "hidden");
+      });
+      d3.select(svg).append("g").attr("transform", `translate(${x(k)},0)`).attr("class", "brush").call(brush);
+    });
+    return svg;
+  },
+
+  timeline(width, box) {
+    const rows = D.timeline.rows, end = D.timeline.end_s || 1, colours = { lower: "var(--soft)", build: "var(--a)", measure: "var(--b)", final: "var(--c)", failed: "var(--bad)" };
+    const words = { lower: "lowering", build: "compiling", measure: "measuring", final: "final benchmark", failed: "failed on the device" };
+    const spans = rows.flatMap(row => row.spans.map(([kind, from, to, what]) => ({ row: row.name, kind, from, to, what })));
+    const key = add(box, "p", { class: "key" });
+    for (const kind of Object.keys(words)) if (spans.some(s => s.kind === kind)) { const one = add(key, "span"); add(one, "i", { style: `background: ${colours[kind]}` }); one.append(words[kind]); }
+    return plot(width, {
+      height: 18 * rows.length + 70, marginLeft: 16 + 7 * Math.max(...rows.map(r => r.name.length)), marginTop: 24, padding: .12,
+      x: { domain: [Math.min(end / 2, ...spans.map(s => s.from)), end], label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { domain: rows.map(r => r.name), label: null, tickSize: 0 },
+      marks: [
+        Plot.barX(spans, { x1: "from", x2: s => Math.max(s.to, s.from + end / 2000), y: "row", fill: s => colours[s.kind] }),
+        Plot.ruleX(D.timeline.parts, { stroke: "var(--fg)", strokeDasharray: "4 3" }),
+        Plot.text(D.timeline.parts, { x: d => d, text: () => "resumed", frameAnchor: "top", dy: -12, fill: "currentColor" }),
+        Plot.tip(spans, Plot.pointer({ x: s => (s.from + s.to) / 2, y: "row", title: s => `${words[s.kind]}, ${s.what}\n${say(s.from)} to ${say(s.to)} s`, maxRadius: 30 })),
+      ],
+    });
+  },
+
+  clocks(width, box) {
+    const fields = [["SM clock, MHz", 1], ["memory clock, MHz", 2], ["temperature, °C", 3]], drawn = document.createElement("div");
+    for (const [label, field] of fields) {
+      const points = D.clocks.flatMap(device => device.points.filter(p => p[field] !== null).map(p => ({ s: p[0], y: p[field], why: p[4], device: device.name })));
+      if (!points.length) continue;
+      drawn.append(named(plot(width, {
+        height: 170, marginTop: 26, x: { label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { label, grid: true, ticks: 3, tickFormat: String, nice: true }, inset: 6,
+        marks: [
+          Plot.line(points, { x: "s", y: "y", z: "device", stroke: "var(--a)", strokeOpacity: .6 }),
+          Plot.dot(points, { x: "s", y: "y", r: p => p.why ? 3.5 : 1.5, fill: p => p.why ? "var(--bad)" : "var(--a)", title: p => `${p.device}, ${say(p.s)} s: ${p.y}${p.why ? "\nlowered: " + p.why : ""}`, tip: true }),
+        ],
+      }), label));
+    }
+    return drawn;
+  },
+};
+
+function drawAll() {
+  for (const section of document.querySelectorAll("[data-plot]")) {
+    section.hidden = false;
+    section.querySelectorAll(".drawn").forEach(node => node.remove());
+    const box = add(section, "div", { class: "drawn" }), inner = add(box, "div", { class: "scroll" });
+    const drawn = PLOTS[section.id](Math.max(280, Math.floor(section.clientWidth)), box);
+    inner.append(drawn.tagName === "svg" ? named(drawn, section.querySelector("h2").textContent) : drawn);
+    box.append(inner);
+    add(box, "p", { class: "hint" }, "Scroll sideways to see the rest.");
+  }
+  for (const box of document.querySelectorAll(".scroll")) {
+    const over = box.scrollWidth > box.clientWidth + 1;
+    box.classList.toggle("over", over);
+    if (over && !box.hasAttribute("tabindex")) for (const [name, value] of Object.entries({ tabindex: 0, role: "region", "aria-label": `${box.closest("section").querySelector("h2").textContent}, to scroll` })) box.setAttribute(name, value);
+  }
+}
+
+function copies(button, text) {
+  const label = button.textContent;
+  button.addEventListener("click", () => {
+    const done = () => { button.textContent = "copied"; setTimeout(() => { button.textContent = label; }, 1500); };
+    const byHand = () => { const area = add(document.body, "textarea", {}, text()); area.select(); document.execCommand("copy"); area.remove(); done(); };
+    if (navigator.clipboard) navigator.clipboard.writeText(text()).then(done, byHand); else byHand();
+  });
+}
+
+// A value as Python writes it; what is a list in a journal is a tuple in a configuration.
+const python = value => Array.isArray(value) ? `(${value.map(python).join(", ")}${value.length === 1 ? "," : ""})`
+  : value === null ? "None" : typeof value === "boolean" ? (value ? "True" : "False")
+  : typeof value === "object" ? `{${Object.entries(value).map(([k, v]) => `${python(k)}: ${python(v)}`).join(", ")}}` : JSON.stringify(value);
+const WRITTEN = { Python: text => python(JSON.parse(text)), JSON: text => text };
+
+function sortable(table) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], rows = [...body.rows], titles = heads.map(h => h.textContent), box = table.parentNode;
+  const value = cell => { const text = cell.dataset.v ?? cell.textContent; return text === "–" ? null : text !== "" && Number.isFinite(Number(text)) ? Number(text) : text; };
+  const compare = (a, b, sign) => a === null || b === null ? (a === null) - (b === null) : sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
+  heads.forEach((head, i) => {
+    head.textContent = "";
+    add(head, "button", { type: "button" }, titles[i]).addEventListener("click", () => {
+      const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+      body.append(...rows.map(row => [value(row.cells[i]), row]).sort((a, b) => compare(a[0], b[0], sign)).map(pair => pair[1]));
+    });
+  });
+  const label = document.createElement("label"), found = document.createElement("p"), axis = D.axes[0];
+  found.className = "soft"; found.setAttribute("aria-live", "polite");
+  label.textContent = `Show only rows with all of these words${axis ? `, such as ${axis.name}=${axis.labels[winner ? winner.at[0] ?? 0 : 0]}` : ""}`;
+  const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
+  box.before(label, found);
+  const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
+  const count = document.createElement("span");
+  const apply = () => {
+    const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean).map(w => w.includes("=") ? w + " " : w);
+    for (const row of rows) row.hidden = !wanted.every(w => words.get(row).includes(w));
+    count.textContent = ` ${rows.filter(row => !row.hidden).length} of ${rows.length} rows `;
+  };
+  input.addEventListener("input", apply); apply();
+  for (const how of ["Python", "JSON"]) copies(add(found, "button", { type: "button" }, `Copy rows as ${how}`), () =>
+    `[\n${[...body.rows].filter(row => !row.hidden).map(row => "  " + WRITTEN[how](row.dataset.config)).join(",\n")}\n]\n`);
+  found.append(count);
+}
+
+const config = byId("config");
+if (config) for (const how of ["Python", "JSON"]) copies(add(config, "button", { type: "button" }, `Copy as ${how}`), () => WRITTEN[how](config.dataset.config));
+if (byId("candidates")) sortable(byId("candidates"));
+drawAll();
+let drawnAt = innerWidth;
+addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; drawAll(); } });
+document.documentElement.dataset.drawn = "yes";
