@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 JOURNAL = "bench/results/accelerators/gemm288_proven.jsonl"
 COLUMNS = 100
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-PAGE = (1000, 1000)
+PAGE = (1000, 1240)
 """Width and height in pixels of what is kept of the report."""
 
 

@@ -96,9 +96,9 @@ def _notes(result: TuneResult) -> list[str]:
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")
     if result.proven:
-        lines.append("Proven plain: tilelang by itself makes the same code.")
+        lines.append("Proven: tilelang by itself makes the same code.")
     elif result.finished:
-        lines.append("Not proven plain: it was not compared with the code that tilelang itself makes.")
+        lines.append("Not proven: it was not compared with the code that tilelang itself makes.")
     else:
         lines.append("The run has not finished: this is the best configuration so far, by first timing.")
     return lines

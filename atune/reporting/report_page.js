@@ -22,6 +22,7 @@ const rivals = [
   ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)} ms` }] : []),
   ...(byDefault && byDefault !== winner ? [{ ms: byDefault.ms, text: `default ${say(byDefault.ms)} ms` }] : []),
 ];
+const TIP = { lineHeight: 1.3 };
 const spread = values => Math.max(...values) / Math.min(...values);
 function scaled(values) {
   if (spread(values) <= 5) return { label: "ms", ticks: 6, tickFormat: say };
@@ -70,7 +71,7 @@ const PLOTS = {
       marks: [
         rules, above, under,
         Plot.line(line, { x: "s", y: "ms", curve: "step-after", stroke: "var(--a)", strokeWidth: 2 }),
-        Plot.dot(steps, { x: "s", y: "ms", r: 3.5, fill: "var(--a)", title: d => `${say(d.ms)} ms, candidate ${d.index}\nafter ${d.s.toFixed(1)} s, ${d.tried} tried`, tip: true }),
+        Plot.dot(steps, { x: "s", y: "ms", r: 3.5, fill: "var(--a)", title: d => `${say(d.ms)} ms, candidate ${d.index}\nafter ${d.s.toFixed(1)} s, ${d.tried} tried`, tip: TIP }),
         Plot.text([line[line.length - 1]], { x: "s", y: "ms", text: d => `${say(d.ms)} ms by first timing`, textAnchor: "end", dy, fontWeight: 600, fill: "var(--a)", stroke: "var(--bg)", strokeWidth: 4 }),
       ],
     });
@@ -87,13 +88,13 @@ const PLOTS = {
     const across = { x: c => x.labels[c.at[0]], y: c => y.labels[c.at[1]] }, mine = winner && winner.at[0] !== null && winner.at[1] !== null ? [winner] : [];
     return plot(Math.min(width, left + 130 * columns.length), {
       height: Math.max(120, 40 * rows.length + 80), marginLeft: left, marginTop: 30, marginBottom: turned ? 96 : 50, padding: .04,
-      x: { domain: columns, label: x.name, tickRotate: turned ? -45 : 0, tickSize: 0 }, y: { domain: rows, label: y.name, labelAnchor: "top", labelArrow: "none", tickSize: 0 },
+      x: { domain: columns, label: x.name, labelOffset: turned ? 86 : 40, tickRotate: turned ? -45 : 0, tickSize: 0 }, y: { domain: rows, label: y.name, labelAnchor: "top", labelArrow: "none", tickSize: 0 },
       color: { type: spread(cells.map(c => c.ms)) > 5 ? "log" : "linear", interpolate: t => `color-mix(in oklab, var(--fast) ${(100 - 100 * t).toFixed(1)}%, var(--slow))` },
       marks: [
         Plot.cell(cells, { ...across, fill: "ms", rx: 3 }),
         Plot.cell(mine, { ...across, stroke: "var(--b)", strokeWidth: 2.5, rx: 3 }),
         wide > 46 ? Plot.text(cells, { ...across, text: c => say(Number(c.ms.toPrecision(3))), fill: "currentColor" }) : null,
-        Plot.tip(cells, Plot.pointer({ ...across, title })),
+        Plot.tip(cells, Plot.pointer({ ...across, title, maxRadius: 90, ...TIP })),
       ],
     });
   },
@@ -105,7 +106,7 @@ const PLOTS = {
       insetLeft: 6, insetRight: 6, insetBottom: 26, insetTop: 12,
       marks: [
         ...levels(values, 0).slice(0, 2),
-        Plot.dot(candidates, { x: "rank", y: "ms", r: 2.2, fill: "var(--a)", title, tip: true }),
+        Plot.dot(candidates, { x: "rank", y: "ms", r: 2.2, fill: "var(--a)", title, tip: TIP }),
         Plot.dot(candidates.filter(c => c.final), { x: "rank", y: "ms", r: 3.2, fill: "var(--b)" }),
         byDefault && byDefault !== winner ? Plot.dot([byDefault], { x: "rank", y: "ms", r: 5, stroke: "var(--c)", strokeWidth: 2 }) : null,
         winner ? Plot.dot([winner], { x: "rank", y: "ms", r: 6, stroke: "var(--b)", strokeWidth: 2 }) : null,
@@ -157,7 +158,7 @@ const PLOTS = {
         Plot.barX(spans, { x1: "from", x2: s => Math.max(s.to, s.from + end / 2000), y: "row", fill: s => colours[s.kind] }),
         Plot.ruleX(D.timeline.parts, { stroke: "var(--fg)", strokeDasharray: "4 3" }),
         Plot.text(D.timeline.parts, { x: d => d, text: () => "resumed", frameAnchor: "top", dy: -12, fill: "currentColor" }),
-        Plot.tip(spans, Plot.pointer({ x: s => (s.from + s.to) / 2, y: "row", title: s => `${words[s.kind]}, ${s.what}\n${say(s.from)} to ${say(s.to)} s`, maxRadius: 30 })),
+        Plot.tip(spans, Plot.pointer({ x: s => (s.from + s.to) / 2, y: "row", title: s => `${words[s.kind]}, ${s.what}\n${say(s.from)} to ${say(s.to)} s`, maxRadius: 30, ...TIP })),
       ],
     });
   },
@@ -171,7 +172,7 @@ const PLOTS = {
         height: 170, marginTop: 26, x: { label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { label, grid: true, ticks: 3, tickFormat: String, nice: true }, inset: 6,
         marks: [
           Plot.line(points, { x: "s", y: "y", z: "device", stroke: "var(--a)", strokeOpacity: .6 }),
-          Plot.dot(points, { x: "s", y: "y", r: p => p.why ? 3.5 : 1.5, fill: p => p.why ? "var(--bad)" : "var(--a)", title: p => `${p.device}, ${say(p.s)} s: ${p.y}${p.why ? "\nlowered: " + p.why : ""}`, tip: true }),
+          Plot.dot(points, { x: "s", y: "y", r: p => p.why ? 3.5 : 1.5, fill: p => p.why ? "var(--bad)" : "var(--a)", title: p => `${p.device}, ${say(p.s)} s: ${p.y}${p.why ? "\nlowered: " + p.why : ""}`, tip: TIP }),
         ],
       }), label));
     }
