@@ -67,6 +67,9 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
     report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
     report.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
+    report.add_argument(
+        "--serve", action="store_true", help="show it on this machine, again whenever the journal grows"
+    )
 
     export = add("export", _export, "Write a journal's records for other tools; runs no code")
     export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
@@ -171,9 +174,27 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.reporting.report import report
 
+    if arguments.serve:
+        return _serve(arguments)
     page = report(arguments.journal)
     output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
     return _write(page.encode(), output, "report  ", arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import json
+    from contextlib import suppress
+    from pathlib import Path
+
+    from atune.frontends.cli.output import print_out
+    from atune.reporting.server import ReportServer
+
+    with ReportServer(Path(arguments.journal)) as server, suppress(KeyboardInterrupt):
+        server.page()  # a journal that cannot be read is an error now
+        text = f"report     {server.url} (Ctrl-C ends it)"
+        print_out(json.dumps({"url": server.url}) if arguments.json else text)
+        server.serve_forever()
+    return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
