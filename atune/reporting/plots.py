@@ -35,7 +35,7 @@ def plot_data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[st
         for r in measured[:CANDIDATES]
     ]
     default = result.default
-    shown = [{**axis, "name": printable(axis["name"]), "labels": [_cut(v) for v in axis["labels"]]} for axis in axes]
+    shown = [{"name": printable(axis["name"]), "labels": _cut(axis["labels"])} for axis in axes]
     return {
         "axes": shown,
         "candidates": rows,
@@ -44,6 +44,7 @@ def plot_data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[st
         "latency_ms": result.latency_ms,
         "reference_ms": _drawable(result.reference_ms),
         "default": None if default is None else default.index if default.same_as is None else default.same_as,
+        "default_ms": None if default is None else _drawable(default.latency_ms),
         "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in improvements(result)],
         "end_s": result.wall_s,
         "timeline": timeline.data(),
@@ -86,8 +87,10 @@ def _order(value: Any, label: str) -> tuple[bool, float, str]:
     return not number, value if number else 0.0, label
 
 
-def _cut(label: str) -> str:
-    return label if len(label) <= LONG else f"{label[: LONG - 1]}…"
+def _cut(labels: list[str]) -> list[str]:
+    """Return labels with the middle of long ones left out, as long as all still differ."""
+    short = [v if len(v) <= LONG else f"{v[: LONG // 2]}…{v[1 - LONG // 2 :]}" for v in labels]
+    return short if len(set(short)) == len(labels) else labels
 
 
 def plot_sections(result: TuneResult, data: dict[str, Any]) -> str:

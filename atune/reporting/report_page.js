@@ -20,7 +20,7 @@ const describe = c => D.axes.map((axis, i) => c.at[i] === null ? "" : `${axis.na
 const title = c => `${say(c.ms)} ms, candidate ${c.index}\n${describe(c)}`;
 const rivals = [
   ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)} ms` }] : []),
-  ...(byDefault && byDefault !== winner ? [{ ms: byDefault.ms, text: `default ${say(byDefault.ms)} ms` }] : []),
+  ...(D.default_ms && D.default !== D.winner ? [{ ms: D.default_ms, text: `default ${say(D.default_ms)} ms` }] : []),
 ];
 const TIP = { lineHeight: 1.3 };
 const spread = values => Math.max(...values) / Math.min(...values);
@@ -106,7 +106,7 @@ const PLOTS = {
       insetLeft: 6, insetRight: 6, insetBottom: 26, insetTop: 12,
       marks: [
         ...levels(values, 0).slice(0, 2),
-        Plot.dot(candidates, { x: "rank", y: "ms", r: 2.2, fill: "var(--a)", title, tip: TIP }),
+        Plot.dot(candidates, { x: "rank", y: "ms", r: candidates.length > width ? 1.2 : 2.2, fill: "var(--a)", title, tip: TIP }),
         Plot.dot(candidates.filter(c => c.final), { x: "rank", y: "ms", r: 3.2, fill: "var(--b)" }),
         byDefault && byDefault !== winner ? Plot.dot([byDefault], { x: "rank", y: "ms", r: 5, stroke: "var(--c)", strokeWidth: 2 }) : null,
         winner ? Plot.dot([winner], { x: "rank", y: "ms", r: 6, stroke: "var(--b)", strokeWidth: 2 }) : null,
@@ -120,14 +120,14 @@ const PLOTS = {
     const lows = candidates.map(c => Math.log(c.ms)), range = [lows[0], lows[n - 1]], height = 340, [top, bottom] = [44, height - 16];
     const place = (c, k) => k === D.axes.length ? (range[1] > range[0] ? (Math.log(c.ms) - range[0]) / (range[1] - range[0]) : .5) : c.at[k] === null ? NaN : 1 - c.at[k] / (D.axes[k].labels.length - 1);
     const points = shown.flatMap(c => names.map((name, k) => ({ c, k, name, y: place(c, k) })));
-    const labels = D.axes.flatMap((axis, k) => axis.labels.filter((_, i) => i % Math.ceil(axis.labels.length / 14) === 0).map(text => ({ name: axis.name, text: text.slice(0, 12), y: 1 - axis.labels.indexOf(text) / (axis.labels.length - 1) })));
+    const labels = D.axes.flatMap((axis, k) => axis.labels.filter((_, i) => i % Math.ceil(axis.labels.length / 14) === 0).map(text => ({ name: axis.name, text: text.length > 12 ? `${text.slice(0, 5)}…${text.slice(-6)}` : text, y: 1 - axis.labels.indexOf(text) / (axis.labels.length - 1) })));
     for (const t of [0, .25, .5, .75, 1]) labels.push({ name: "ms", text: say(Number(Math.exp(range[0] + t * (range[1] - range[0])).toPrecision(3))), y: t });
     const strong = c => c.rank <= Math.max(1, n / 10);
     const svg = plot(Math.max(width, 84 * names.length), {
       height, marginTop: top, marginBottom: 16, marginLeft: 62, marginRight: 34,
       x: { type: "point", domain: names, axis: null }, y: { domain: [0, 1], range: [top, bottom], axis: null },
       marks: [
-        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? .75 : .13, className: "lines" }),
+        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? Math.max(.15, Math.min(.75, 40 / n)) : Math.max(.02, Math.min(.2, 30 / n)), className: "lines" }),
         Plot.ruleX(names, { stroke: "var(--soft)", y1: 0, y2: 1 }),
         Plot.text(names.map(name => ({ name })), { x: "name", text: "name", frameAnchor: "top", dy: -22, fontWeight: 600, fill: "currentColor" }),
         Plot.text(labels, { x: "name", y: "y", text: "text", textAnchor: "end", dx: -7, fill: "currentColor", stroke: "var(--bg)", strokeWidth: 4 }),
