@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import html
 import json
@@ -305,7 +306,17 @@ const registers = [sorted("registers"), sorted("registers")];
 const filter = document.getElementById("filter");
 filter.value = "threads=64 loop=vector8"; filter.dispatchEvent(new Event("input"));
 const left = rows().filter(r => !r.hidden).map(r => r.cells[column("candidate")].textContent);
-parent.postMessage({ width: innerWidth, wide: document.documentElement.scrollWidth, broken, registers, left }, "*");
+const axis = document.querySelector("#parallel .brush .overlay"), box = axis.getBoundingClientRect();
+const fire = (on, type, clientY) =>
+  on.dispatchEvent(new MouseEvent(type, { view: window, bubbles: true, clientX: box.x + box.width / 2, clientY }));
+fire(axis, "mousedown", box.y + 1);
+fire(window, "mousemove", box.y + box.height / 3);
+fire(window, "mouseup", box.y + box.height / 3);
+const lines = document.querySelectorAll('#parallel .lines path:not([visibility="hidden"])').length;
+const python = WRITTEN.Python(document.getElementById("config").dataset.config);
+const marked = rows().filter(r => r.className === "winner").map(r => r.cells[column("candidate")].textContent);
+const wide = document.documentElement.scrollWidth;
+parent.postMessage({ width: innerWidth, wide, broken, registers, left, lines, python, marked }, "*");
 }</script></body>"""
 
 
@@ -347,6 +358,20 @@ def test_a_click_sorts_the_table_and_another_turns_it_around(seen: dict[int, Any
 def test_the_filter_leaves_the_rows_that_have_all_words(seen: dict[int, Any]) -> None:
     wanted = [r for r in replay(LAYOUTS).records if (r.config["threads"], r.config["loop"]) == (64, "vector8")]
     assert sorted(map(int, seen[1440]["left"])) == [r.index for r in wanted]
+
+
+def test_dragging_along_an_axis_keeps_the_lines_that_pass_there(seen: dict[int, Any]) -> None:
+    result = replay(LAYOUTS)
+    data = plot_data(result, Timeline(), Clocks())
+    highest = len(data["axes"][0]["labels"]) - 1
+    kept = [row for row in data["candidates"] if row[3] / highest >= 2 / 3]
+    assert 0 < len(kept) < len(data["candidates"]) and seen[1440]["lines"] == len(kept)
+
+
+def test_the_winner_is_marked_and_copied_as_python(seen: dict[int, Any]) -> None:
+    result = replay(LAYOUTS)
+    assert seen[390]["marked"] == [str(result.best_index)]
+    assert ast.literal_eval(seen[390]["python"]) == result.best_config
 
 
 def test_facts_that_are_not_known_differ_from_none() -> None:
