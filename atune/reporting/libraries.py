@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import msgspec
@@ -28,11 +27,6 @@ class VendoredScript(msgspec.Struct, frozen=True):
     def licence_text(self) -> str:
         """The licence, and those of what the script contains."""
         return (VENDORED / f"{self.file.partition('.')[0]}.LICENSE").read_text(encoding="utf-8")
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the file is the one that was taken from the registry."""
-        return hashlib.sha256((VENDORED / self.file).read_bytes()).hexdigest() == self.sha256
 
 
 LIBRARIES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 import lzma
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +25,18 @@ import atune
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.tuner import tune
 from atune.frontends.cli.main import main
-from atune.journal.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
+from atune.journal.events import Event, RunFinished, RunInterrupted
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.replay import follow, replay, simulate
-from atune.model.measurement import Conditions, Timing
 from atune.reporting.export import export
-from atune.reporting.importance import axis_importance
-from atune.reporting.libraries import LIBRARIES
-from atune.reporting.report import report
 from atune.reporting.summary import summary
-from atune.reporting.timeline import POINTS, Clocks
 from atune.testing import FakeMachine, Script
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 GPU_JOURNALS = {"gpu": RESULTS / "run288" / "gemm288.jsonl", "gpu, two parts": RESULTS / "resume" / "half.jsonl"}
 """Of an H200, as measured; the second run was killed at half and resumed."""
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
 def run(path: Path, indices: list[int], factor: float = 1.0, **script: Any) -> Path:
@@ -177,133 +169,6 @@ def test_t4_names_failures_by_their_kind_and_conditions_where_they_are_known() -
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UsageError, match="give one of csv, t4"):
         export(DATA, "xlsx")
-
-
-class Links(HTMLParser):
-    """Collects what a page would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
-
-
-def hostile(tmp_path: Path) -> Path:
-    """A journal whose every text tries to become a part of the page."""
-    text = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)><!--"
-    stream = Stream(total=3, default=0).candidate(0, 1.0, mode=text).build_failed(1, text).candidate(2, 2.0, mode="b")
-    return write(tmp_path / "hostile.jsonl", stream.final({0: [1.0, 1.0], 2: [2.0, 2.0]}).finished().events)
-
-
-def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tmp_path: Path) -> None:
-    for journal in (DATA, hostile(tmp_path)):
-        page = report(journal)
-        links = Links()
-        links.feed(page)
-        assert links.found == ["data:,"] and "default-src 'none'" in page
-        assert page.count("<script") == page.count("</script") == 2 + len(LIBRARIES) and "<img" not in page
-
-
-def without_script(page: str) -> str:
-    """Return the text of a page that runs no script, between its tags."""
-    body = re.sub(r"<(script|style).*?</\1>|<wbr>", "", page, flags=re.S)
-    return " ".join(re.sub(r"<[^>]*>", " ", body).split())
-
-
-def test_the_page_has_winner_curve_and_axes_without_a_script() -> None:
-    result = replay(GPU_JOURNALS["gpu"])
-    page = report(GPU_JOURNALS["gpu"])
-    text = without_script(page)
-    assert "block_M=128, block_N=256" in text and f"{result.latency_ms:.4g} ms latency" in text
-    assert "288 candidates: 288 measured ; 0 failed, pruned, duplicate or untried." in text
-    mattered, best = axis_importance(result), result.best
-    assert mattered is not None and best is not None
-    for name, share in mattered.shares.items():
-        assert f"{name} {100 * share:.1f} % {best.config[name]}" in text
-    [curve] = re.findall(r"<noscript><table>(.*?)</table>", page)
-    assert curve.count("<tr>") - 1 == len(result.best_over_time) > 3
-    last = result.best_over_time[-1]
-    assert f"{last.seconds:.1f} {last.latency_ms:.4g} {last.tried} {last.index}" in without_script(curve)
-
-
-def test_too_few_candidates_are_mentioned_on_the_page(tmp_path: Path) -> None:
-    page = report(write(tmp_path / "j", Stream(total=1).candidate(0, 1.0).finished().events))
-    assert "Too few candidates were measured to tell." in without_script(page)
-
-
-def test_text_of_a_journal_is_no_place_of_the_page(tmp_path: Path) -> None:
-    stream = Stream(total=1).candidate(0, 1.0, mode="@DATA@ @BEFORE@ <u>").finished()
-    page = report(write(tmp_path / "j", stream.events))
-    assert "mode='@DATA@ @BEFORE@ <u>'" in html.unescape(without_script(page)) and "<u>" not in page
-
-
-def opened(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Return what Chromium prints of a page once its scripts have run."""
-    always = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
-    command = [str(BROWSER), *always, *flags, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
-@pytest.mark.parametrize("kind", ["stored", "hostile", "interrupted", "nothing measured", "gpu", "gpu, two parts"])
-def test_the_page_draws_in_a_browser_without_an_error(kind: str, tmp_path: Path) -> None:
-    journal = DATA
-    if kind == "hostile":
-        journal = hostile(tmp_path)
-    elif kind in GPU_JOURNALS:
-        journal = GPU_JOURNALS[kind]
-    elif kind != "stored":
-        journal = write(tmp_path / "j", read(DATA)[: 40 if kind == "interrupted" else 3])
-    page = tmp_path / "page.html"
-    assert main(["report", str(journal), "-o", str(page)]) == 0
-    done = opened(page, "--enable-logging=stderr")
-    assert 'data-drawn="yes"' in done.stdout and "CONSOLE" not in done.stderr, done.stderr
-    wanted = {
-        "stored": ("search", "heat", "rank", "timeline"),
-        "hostile": ("search", "rank", "timeline"),
-        **dict.fromkeys(GPU_JOURNALS, ("search", "heat", "rank", "parallel", "timeline")),
-    }
-    drawn = re.findall(r'<section id="(\w+)" data-plot="">(?:(?!</section>).)*<svg', done.stdout, flags=re.S)
-    assert set(wanted.get(kind, ())) <= set(drawn) and len(set(drawn)) == len(drawn)
-    assert all(f'id="{name}"' in done.stdout for name in ("winner", "environment"))
-    title = re.findall("<title>(.*?)</title>", done.stdout)[0]
-    assert title.startswith("gemm" if kind in GPU_JOURNALS else "toy" if kind == "hostile" else "fake"), title
-    assert "<img" not in done.stdout
-    if kind == "stored":
-        assert done.stdout.count("<circle") > 10 and "Copy as Python" in done.stdout
-
-
-def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_left_out() -> None:
-    def seen(mono: float, device: str, *throttle: str, sm_mhz: int | None = 1980) -> Event:
-        conditions = Conditions(f"GPU-{device}", sm_mhz, 3201, 40, throttle)
-        timing = Timing.of([1.0], "events", conditions)
-        where = {"seq": 0, "time": 0.0, "mono": mono, "worker": device, "index": 0, "device": device}
-        return CandidateMeasured(**where, timing=timing, checked=True)  # type: ignore[arg-type]
-
-    clocks = Clocks()
-    for i in range(3 * POINTS):
-        clocks.add(seen(i / 10, "0", *(["power cap", "<temperature>"] if i % 1000 == 7 else [])))
-    clocks.add(seen(1.0, "1", sm_mhz=None))
-    on_cpu = Timing.of([1.0], "perf_counter")
-    clocks.add(ReferenceMeasured(seq=0, time=0, mono=0, worker="cpu", device="cpu", timing=on_cpu))
-    first, second = clocks.data()
-    lowered = [point for point in first["points"] if point[4]]
-    assert [point[0] for point in lowered] == [i / 10 for i in range(3 * POINTS) if i % 1000 == 7]
-    assert lowered[0][4] == "power cap, <temperature>" and len(first["points"]) <= POINTS + 1
-    assert first["points"] == sorted(first["points"]) and second["points"] == [(1.0, None, 3201, 40, "")]
-    assert clocks.text == (
-        f"Read from the driver after each of {3 * POINTS + 1:,} timings: SM clock 1980 MHz, memory clock 3201 MHz, "
-        "temperature 40 °C. After 3 the driver had lowered the clocks."
-    )
-
-
-def test_clocks_that_stood_still_are_a_sentence_and_no_plot() -> None:
-    page = report(GPU_JOURNALS["gpu"])
-    assert "SM clock 1980 MHz, memory clock 3201 MHz, temperature" in page and "The clocks were never lowered." in page
-    assert '<section id="clocks"><h2>' in page and '"clocks":[]' in page
-    assert Clocks().text == "" and Clocks().data() == []
 
 
 def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, capsys: Any) -> None:

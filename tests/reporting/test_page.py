@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 from event_streams import Stream, write
-from reporting.test_look import BROWSER, DATA, RESULTS, opened, without_script
+from reporting.test_look import DATA, RESULTS
+from reporting.test_report import BROWSER, opened, without_script
 
 from atune.frontends.cli.parsing import add_options, with_flags
 from atune.journal.reader import read
