@@ -127,7 +127,7 @@ const PLOTS = {
       height, marginTop: top, marginBottom: 16, marginLeft: 62, marginRight: 34,
       x: { type: "point", domain: names, axis: null }, y: { domain: [0, 1], range: [top, bottom], axis: null },
       marks: [
-        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? Math.max(.15, Math.min(.75, 40 / n)) : Math.max(.02, Math.min(.2, 30 / n)), className: "lines" }),
+        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? Math.max(.15, Math.min(.75, 200 / n)) : Math.max(.02, Math.min(.2, 25 / n)), className: "lines" }),
         Plot.ruleX(names, { stroke: "var(--soft)", y1: 0, y2: 1 }),
         Plot.text(names.map(name => ({ name })), { x: "name", text: "name", frameAnchor: "top", dy: -22, fontWeight: 600, fill: "currentColor" }),
         Plot.text(labels, { x: "name", y: "y", text: "text", textAnchor: "end", dx: -7, fill: "currentColor", stroke: "var(--bg)", strokeWidth: 4 }),
