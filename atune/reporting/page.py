@@ -63,7 +63,7 @@ def head_section(result: TuneResult) -> str:
 def _figures(result: TuneResult) -> list[tuple[str, str]]:
     """Return the winner's figures, each with what it says: how it compares, and its latency."""
     known, default = [], result.default
-    if result.speedup_over_default is not None and default is not None:
+    if result.speedup_over_default is not None and default is not None and not _default_wins(result):
         known.append(_compared(result.speedup_over_default, "the default configuration", default.latency_ms))
     known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
     if result.reference_ratio is not None:
@@ -72,6 +72,11 @@ def _figures(result: TuneResult) -> list[tuple[str, str]]:
     if (energy := result.energy) is not None:
         known.append((f"{energy.call_j:.3g} J", f"a call, at {energy.power_w:.0f} W"))
     return known
+
+
+def _default_wins(result: TuneResult) -> bool:
+    default = result.default
+    return default is not None and result.best_index in (default.index, default.same_as)
 
 
 def _compared(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:
@@ -91,7 +96,8 @@ def _config(config: Config) -> str:
 
 def _notes(result: TuneResult) -> list[str]:
     """Return what else there is to say of the winner, a sentence each."""
-    lines = [] if result.speedup_over_default is not None else [default_line(result)]
+    compared = result.speedup_over_default is not None and not _default_wins(result)
+    lines = [] if compared else [default_line(result)]
     lines = [f"{line[0].upper()}{line[1:]}." for line in (*lines, ties_line(result)) if line]
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")
