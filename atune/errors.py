@@ -9,6 +9,31 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atune.journal.result import Result
+    from atune.model.artifact import Failure
+    from atune.model.candidate import Config
+
+__all__ = [
+    "AtuneError",
+    "CacheMiss",
+    "CompileFailed",
+    "DevicesLost",
+    "InputsMissing",
+    "JournalError",
+    "MachineError",
+    "NoWinner",
+    "SpaceError",
+    "StrategyError",
+    "TargetError",
+    "UnknownOption",
+    "UsageError",
+    "WorkerError",
+    "WorkloadError",
+]
+"""The exceptions that reach a caller; the other names are the rest of atune's."""
 
 
 def message_of(error: BaseException) -> str:
@@ -120,7 +145,7 @@ class RemoteError(WorkerError):
 def translated(error: RemoteError) -> AtuneError:
     """Return the exception that a worker reported, by the name of its class; a `WorkerError` if atune has no such."""
     found, message = globals().get(error.kind), str(error)
-    if not (isinstance(found, type) and issubclass(found, AtuneError)):
+    if not (isinstance(found, type) and issubclass(found, AtuneError)) or found in (NoWinner, CompileFailed):
         return WorkerError(message, error.detail)
     return found(message, error.detail) if issubclass(found, WorkerError) else found(message)
 
@@ -134,6 +159,22 @@ class MachineError(AtuneError):
 
 class DevicesLost(AtuneError):
     """Every device's process failed to start or was lost for good. The journal keeps what was measured."""
+
+
+class NoWinner(AtuneError):
+    """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class CompileFailed(AtuneError):
+    """Configurations failed to compile. The message counts the reasons; `failures` lists them by configuration."""
+
+    def __init__(self, message: str, failures: list[tuple[Config, Failure]]) -> None:
+        super().__init__(message)
+        self.failures = failures
 
 
 class CacheMiss(AtuneError):

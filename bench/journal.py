@@ -150,11 +150,11 @@ def replaying(folder: Path, journal: Path) -> dict[str, Any]:
     import itertools
 
     from atune.journal.reader import JournalReader
-    from atune.journal.result import TuneResult
+    from atune.journal.result import Result
 
     before = peak_bytes()
     started = time.perf_counter()
-    result = TuneResult.from_events(itertools.islice(JournalReader(journal), EVENTS))
+    result = Result.from_events(itertools.islice(JournalReader(journal), EVENTS))
     seconds = time.perf_counter() - started
     return {"seconds": round(seconds, 3), "candidates": len(result.records), "peak_bytes": peak_bytes() - before}
 

@@ -26,13 +26,14 @@ import msgspec
 from common import ROOT, report
 from spaces import FOLDER, SPACES, opened
 
-from atune import TuneResult, replay
+from atune import replay
 from atune.engine.search.devices import figures_of
 from atune.engine.search.prior import estimates
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import whole_file
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.results import Result
 
 GEMM288 = ROOT / "bench" / "results" / "gemm288" / "atune.jsonl"
 REFS = {"gemm288": f"{ROOT / 'examples' / 'gemm.py'}:WORKLOAD", **{name: space.ref for name, space in SPACES.items()}}
@@ -54,7 +55,7 @@ def journal_of(name: str) -> Iterator[Path]:
             yield journal
 
 
-def recorded(name: str) -> TuneResult:
+def recorded(name: str) -> Result:
     with journal_of(name) as journal:
         return replay(journal)
 

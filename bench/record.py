@@ -37,10 +37,11 @@ from common import ROOT
 from counted import Finished, empty_caches, run_counted
 from spaces import FOLDER, SPACES, SUFFIX, opened
 
-from atune import TuneResult, replay
+from atune import replay
 from atune.errors import AtuneError
 from atune.model.folders import whole_file
 from atune.reporting.summary import summary
+from atune.results import Result
 
 SCRATCH = "record-"
 """Begins the names of the folders in which spaces are tuned."""
@@ -178,7 +179,7 @@ def table(folder: Path) -> str:
     return "\n".join([*lines, "", *(["Failed and pruned:", "", *notes] if notes else [])]).rstrip() + "\n"
 
 
-def cells(name: str, result: TuneResult, path: Path) -> list[str]:
+def cells(name: str, result: Result, path: Path) -> list[str]:
     settled = result.total - result.remaining
     packed = path.suffix == ".xz"
     best = " ".join(f"{key}={value}" for key, value in (result.best_config or {}).items())

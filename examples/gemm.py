@@ -71,7 +71,7 @@ WORKLOAD = atune.Workload(
 
 
 async def main() -> None:
-    result = await atune.tune(WORKLOAD, target="cuda", progress=True)
+    result = await atune.tune(WORKLOAD, target="cuda")
     print(table(result))
     A, B = (torch.randn(4096, 4096, device="cuda").bfloat16() for _ in range(2))
     torch.testing.assert_close(result.kernel(A, B), A @ B.T, rtol=2e-2, atol=1.0)

@@ -50,7 +50,7 @@ WORKLOAD = atune.Workload(
 
 
 async def main() -> None:
-    result = await atune.tune(WORKLOAD, target="c", progress=True)
+    result = await atune.tune(WORKLOAD, target="c")
     print(table(result))
     A, B = torch.randn(M, K), torch.randn(K, N)
     torch.testing.assert_close(result.kernel(A, B), A @ B, rtol=1e-4, atol=1e-3)

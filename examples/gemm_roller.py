@@ -91,7 +91,7 @@ WORKLOAD = atune.Workload(
 
 
 async def main() -> None:
-    result = await atune.tune(WORKLOAD, target="cuda", progress=True)
+    result = await atune.tune(WORKLOAD, target="cuda")
     print(table(result))
 
 

@@ -77,7 +77,7 @@ UNEVEN = workload(2560)
 
 async def main() -> None:
     for work, columns in ((WIDE, 4096), (UNEVEN, 2560)):
-        result = await atune.tune(work, target="cuda", progress=True)
+        result = await atune.tune(work, target="cuda")
         print(table(result))
         X, S = torch.randn(ROWS, columns, device="cuda").half(), torch.randn(ROWS, device="cuda")
         torch.testing.assert_close(result.kernel(X, S), reference(X, S))

@@ -78,7 +78,7 @@ class OptunaStrategy:
 
 async def main() -> None:
     strategy = OptunaStrategy(optuna.samplers.TPESampler(seed=0))
-    result = await atune.tune(WORKLOAD, target="c", strategy=strategy, budget=6, progress=True)
+    result = await atune.tune(WORKLOAD, target="c", strategy=strategy, budget=6)
     print(table(result))
 
 

@@ -57,7 +57,7 @@ WORKLOAD = atune.Workload(
 
 
 async def main() -> None:
-    result = await atune.tune(WORKLOAD, target="cuda", progress=True)
+    result = await atune.tune(WORKLOAD, target="cuda")
     print(table(result))
     X = torch.randn(ROWS, COLUMNS, device="cuda").half()
     torch.testing.assert_close(result.kernel(X), reference(X), rtol=1e-2, atol=1e-3)

@@ -32,7 +32,7 @@ class Handle:
 
 
 FORMATTERS: dict[type, Any] = {}
-"""What shows a value as HTML, by its type."""
+"""What shows a value as HTML, by its type or a base of it."""
 
 
 def stand_in(log: list[dict[str, str]]) -> None:
@@ -50,8 +50,8 @@ def pictures(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     plain = {"text/plain": repr(value)}
-    if show := FORMATTERS.get(type(value)):
-        return {"text/html": str(show(value)), **plain}
+    if base := next((base for base in type(value).__mro__ if base in FORMATTERS), None):
+        return {"text/html": str(FORMATTERS[base](value)), **plain}
     for kind, name in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
         if hasattr(value, name):
             return {kind: str(getattr(value, name)()), **plain}

@@ -15,10 +15,12 @@ import pytest
 
 import atune
 import atune.compat.tilelang
-import atune.journal.events
+import atune.errors
+import atune.events
 import atune.journal.result
 import atune.layout
 import atune.model.settings
+import atune.results
 import atune.testing
 from atune.engine import interfaces
 from atune.journal.state import State
@@ -28,10 +30,12 @@ PROMISES = (interfaces.Machine, interfaces.CompileWorker, interfaces.DeviceWorke
 MODULES = (
     atune,
     atune.compat.tilelang,
-    atune.journal.events,
+    atune.errors,
+    atune.events,
     atune.journal.result,
     atune.layout,
     atune.model.settings,
+    atune.results,
     atune.testing,
 )
 METHODS = (FunctionType, property, classmethod, staticmethod, functools.cached_property)
@@ -127,7 +131,7 @@ def raising(function: FunctionType) -> bool:
 
 def test_every_attribute_of_a_result_has_a_docstring() -> None:
     """Those that its initialiser sets: named by the class docstring, or with a docstring below them."""
-    kind = atune.TuneResult
+    kind = atune.results.Result
     below = re.findall(r'self\.(\w+)\b[^\n]*\n +"""', inspect.getsource(kind.__init__))
     below += re.findall(r'self\.(\w+): [^"]*?\n        \)\n +"""', inspect.getsource(kind.__init__))
     names = [name for name in vars(kind(State())) if name[0] != "_"]

@@ -1,6 +1,6 @@
 """What happens in a run, as past-tense frozen structs decoded through one union.
 
-The journal is these events, one a line; `atune.journal.result.TuneResult` is a pure fold over them. Every event
+The journal is these events, one a line; `atune.journal.result.Result` is a pure fold over them. Every event
 carries its sequence number, wall-clock and monotonic time, and the worker or device on which it happened.
 """
 

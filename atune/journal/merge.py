@@ -28,7 +28,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.reader import JournalReader
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.journal.state import State
 from atune.journal.writer import write_journal
 
@@ -36,11 +36,11 @@ Better = tuple[int, int]
 """How much a journal's record of a candidate counts, and the journal's number: of equals the later one counts."""
 
 
-def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> TuneResult:
+def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> Result:
     """Return one result of all `journals`, and write it as a journal of its own to `output` where that is given.
 
     The work must be the same: kernel, problem, target and space. A candidate's measurement counts before a failure,
-    and of equals the later journal in the given order. `TuneResult.warnings` counts candidates with several outcomes,
+    and of equals the later journal in the given order. `Result.warnings` counts candidates with several outcomes,
     and names other differences (versions, settings). There is no final, because finals of different journals do not
     compare.
 
@@ -54,7 +54,7 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     events = [replace(event, seq=seq) for seq, event in enumerate(_joined(paths, states))]
     if output is not None:
         write_journal(str(output), events)
-    return TuneResult.from_events(events, None if output is None else str(output), replayed=True)
+    return Result.from_events(events, None if output is None else str(output), replayed=True)
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:

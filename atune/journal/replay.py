@@ -11,22 +11,22 @@ import anyio
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, RunStarted
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed, parse_line
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 
 POLL_S = 0.5
 """Seconds between looks at a journal that another process writes."""
 
 
-def replay(path: str | Path) -> TuneResult:
+def replay(path: str | Path) -> Result:
     """Return the result that the journal at `path` holds, also of a run that was interrupted or still goes on.
 
     Imports and executes nothing that the journal names. Raises `JournalError` where it cannot be read or is damaged
     before its last line.
     """
-    return TuneResult.from_events(JournalReader(path), Path(path), replayed=True)
+    return Result.from_events(JournalReader(path), Path(path), replayed=True)
 
 
-async def simulate(path: str | Path, speed: float = 1.0) -> AsyncIterator[Event]:
+async def play(path: str | Path, speed: float = 1.0) -> AsyncIterator[Event]:
     """Yield the events of the journal at `path` at the times at which they happened, `speed` times as fast.
 
     The time between two parts of a run is left out. ``math.inf`` does not wait. Raises `JournalError` as `replay`.

@@ -1,8 +1,12 @@
-"""The result of a run: its winner, and the outcome of every candidate."""
+"""The result of a run: its winner, and the outcome of every candidate.
+
+What it prints and writes is reporting's, which imports this module, and is found by its import path.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +23,16 @@ from atune.model.folders import cache_folder, is_cached, is_stored
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
-__all__ = ["NoWinner", "Record", "State", "TuneResult"]
+__all__ = ["Record", "Result", "State", "TuneResult"]
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
 
 
-class TuneResult:
-    """The result of a run, made from events alone. It is a snapshot that later events do not change.
+class Result:
+    """What a run found, made from events alone: a snapshot that later events do not change.
+
+    `Result.of` and `Result.from_events` return a `TuneResult` where there is a winner.
 
     `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its
     kernel is loaded from the cache folder only. `header`: the run's first event. `total`: candidates of the space,
@@ -92,12 +98,16 @@ class TuneResult:
         self._reference = self._pick_reference(state)
         self._final_reference = state.final.reference if state.final is not None and self.final else None
 
-    @classmethod
-    def from_events(
-        cls, events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False
-    ) -> TuneResult:
-        """Fold `events`, in order, into a result."""
-        return cls(State.of(events), journal, replayed=replayed)
+    @staticmethod
+    def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
+        """Return the result of `state`, a `TuneResult` where it has a winner."""
+        kind = TuneResult if state.best is not None or standing(state) else Result
+        return kind(state, journal, replayed=replayed)
+
+    @staticmethod
+    def from_events(events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False) -> Result:
+        """Fold `events`, in order, into a result, a `TuneResult` where it has a winner."""
+        return Result.of(State.of(events), journal, replayed=replayed)
 
     @property
     def best(self) -> Record | None:
@@ -211,18 +221,47 @@ class TuneResult:
         except OSError as error:
             raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the run's report, the page of ``atune report``, to the file `path`, in place of an earlier one.
+
+        Raises `AtuneError` where the run kept no journal, and `UsageError` where `path` cannot be written.
+        """
+        from atune.journal.output import write_output
+
+        page = importlib.import_module("atune.reporting.report").report(self._kept("report"))
+        write_output(os.fspath(path), page.encode())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Copy the run's journal to the new file `path`: `replay` reads it, and `resume` goes on from it.
+
+        Raises `AtuneError` where the run kept no journal, and `JournalError` where `path` exists or is not writable.
+        """
+        from atune.journal.reader import JournalReader
+        from atune.journal.writer import write_journal
+
+        write_journal(os.fspath(path), JournalReader(self._kept("save")))
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
         return {name: value for name, value in self.__dict__.items() if name != "kernel"}
 
-    def __copy__(self) -> TuneResult:
+    def __copy__(self) -> Result:
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)
         return found
 
+    def __str__(self) -> str:
+        """Return what the command line prints of it."""
+        return str(importlib.import_module("atune.reporting.summary").summary_text(self))
+
     def __repr__(self) -> str:
         latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"
-        return f"<TuneResult {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
+        return f"<{type(self).__name__} {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
+
+    def _kept(self, what: str) -> str:
+        if self.journal is None:
+            raise AtuneError(f"{what}: the run kept no journal; give journal=, or a cache folder that can be written")
+        return self.journal
 
     def _library(self) -> Artifact:
         if self.best is None:
@@ -255,12 +294,25 @@ class TuneResult:
         return known.get(device) or next(iter(known.values()), None)
 
 
-class NoWinner(AtuneError):
-    """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
+class TuneResult(Result):
+    """The result of a run that has a winner: what `tune`, `run` and `resume` return."""
 
-    def __init__(self, message: str, result: TuneResult) -> None:
-        super().__init__(message)
-        self.result = result
+    @property
+    def best(self) -> Record:
+        """The winner's record."""
+        assert self.best_index is not None, "Result.of makes one of a state that has a winner"
+        return self._by_index[self.best_index]
+
+    @property
+    def best_config(self) -> Config:
+        """The winner's configuration, a copy."""
+        return dict(self.best.config)
+
+    @property
+    def latency_ms(self) -> float:
+        """The winner's median latency, ms: the final's where there was one."""
+        assert self.best.latency_ms is not None, "a winner was measured"
+        return self.best.latency_ms
 
 
 def _work(state: State) -> ProblemWork:

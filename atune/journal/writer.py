@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -272,7 +272,7 @@ def _lock(fd: int, path: str) -> None:
         raise
 
 
-def write_journal(output: str, events: Sequence[AnyEvent]) -> None:
+def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
     """Write the new journal `output`, whole or not at all: under another name, and then renamed.
 
     Raises `JournalError` if `output` exists, or it cannot be written.

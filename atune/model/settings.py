@@ -13,7 +13,15 @@ from atune.errors import UsageError
 from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
 from atune.model.options import Option, Settings, options_of
 
-_BUDGETS = "give a number of candidates (40), a share of them (10%), or a time (90s)"
+_BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or several of these (40,90s)"
+
+
+def _limit(text: str) -> tuple[str, Any]:
+    """Return one limit of a budget, as its field and value. Raises ValueError."""
+    text = text.strip()
+    if text[-1:] in ("s", "m", "h"):
+        return "seconds", float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
+    return ("percent", float(text[:-1])) if text.endswith("%") else ("candidates", int(text))
 
 
 def _percent(where: str, value: float) -> float:
@@ -49,7 +57,10 @@ class Budget(Settings, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``40`` (candidates), ``"10%"``, or ``"90s"`` / ``"2m"`` (time). Raises `UsageError` for others."""
+        """Read ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time), or several: ``"40,90s"``.
+
+        Raises `UsageError` for others.
+        """
         if text is None:
             return cls()
         if isinstance(text, Budget):
@@ -59,11 +70,12 @@ class Budget(Settings, frozen=True, kw_only=True):
         if not isinstance(text, str):
             raise UsageError(f"budget {text!r}: {_BUDGETS}")
         try:
-            if text[-1:] in ("s", "m", "h"):
-                return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
-            return cls(percent=float(text[:-1])) if text.endswith("%") else cls(candidates=int(text))
-        except (TypeError, ValueError):
+            limits = dict(map(_limit, text.split(",")))
+        except ValueError:
             raise UsageError(f"budget {text!r}: {_BUDGETS}") from None
+        if len(limits) <= text.count(","):
+            raise UsageError(f"budget {text!r}: it has two limits of one kind: {_BUDGETS}")
+        return cls(**limits)
 
 
 ACCELERATORS = ("swizzle_lowering", "cicc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,17 @@ class Space:
                 for name, value in config.items() if isinstance(config, Mapping) else ():
                     normalise(value, f"Space: config {position}: {name!r}")
                     check_reserved(name, value, f"Space: config {position}")
+
+    def __repr__(self) -> str:
+        """Return what made it, its values shortened; none of the user's functions is called."""
+        if self.listed is not None:
+            given = [f"{len(self.listed)} configurations"]
+        elif self._configs is not None:
+            given = [_name_of(self._configs)]
+        else:
+            given = [f"{n}={_name_of(v) if callable(v) else reprlib.repr(list(v))}" for n, v in self._axes.items()]
+        where = [f"where={', '.join(map(_name_of, self.where))}"] if self.where else []
+        return f"Space({', '.join(given + where)})"
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -157,6 +169,10 @@ class Space:
         """Read a generator, which can be read once, and keep its configurations."""
         if isinstance(self._configs, Iterator):
             self._configs, self._cut = _read(self._configs, LARGE)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _read(configs: Iterable[Any], most: int) -> tuple[list[Any], bool]:

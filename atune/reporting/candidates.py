@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import Record, Result
 from atune.model.candidate import printable
 from atune.model.device import occupancy_of
 from atune.model.roofline import in_thousands
@@ -29,7 +29,7 @@ class Column(msgspec.Struct, frozen=True):
     show: Callable[[Any], str] = str
 
 
-def columns(result: TuneResult) -> list[Column]:
+def columns(result: Result) -> list[Column]:
     """Return the table's columns: an axis, or a fact, that is the same in all candidates has none."""
     marks, final = marks_of(result), {entry.index for entry in result.final}
     ratio = times_winner(result)
@@ -48,7 +48,7 @@ def columns(result: TuneResult) -> list[Column]:
     return [*found, Column("what became of it", lambda r: outcome(r, final))]
 
 
-def facts(result: TuneResult) -> list[Column]:
+def facts(result: Result) -> list[Column]:
     """Return a column for each static fact, and for each figure of the roofline."""
     header = result.header
     arch = "" if header is None or header.target is None else header.target.arch
@@ -85,13 +85,13 @@ def _resident_blocks(record: Record, arch: str) -> int | None:
     return None if found is None else found.blocks
 
 
-def differs(column: Column, result: TuneResult) -> bool:
+def differs(column: Column, result: Result) -> bool:
     """Tell whether two candidates differ in what a column shows; one that is not known differs from none."""
     seen = {value_text(value) for record in result.records if (value := column.read(record)) is not None}
     return len(seen) > 1
 
 
-def times_winner(result: TuneResult) -> Callable[[Record], float | None]:
+def times_winner(result: Result) -> Callable[[Record], float | None]:
     """Return a function of a record: its latency over the winner's, final timings and first timings each among them."""
     final = {entry.index: entry.timing.latency_ms for entry in result.final}
     first = {one.index: one.timing.latency_ms for one in result.measurements}
@@ -106,7 +106,7 @@ def times_winner(result: TuneResult) -> Callable[[Record], float | None]:
     return ratio
 
 
-def candidates_section(result: TuneResult) -> str:
+def candidates_section(result: Result) -> str:
     """Return the page's table of all candidates; empty where none was proposed."""
     if not result.records:
         return ""
@@ -157,7 +157,7 @@ def _row(record: Record, titles: list[Column], attributes: str = "") -> str:
     return f"<tr{kind}{attributes}>{''.join(cells)}</tr>"
 
 
-def _attributes(record: Record, result: TuneResult) -> str:
+def _attributes(record: Record, result: Result) -> str:
     """Return what the page's rows have more: the winner's mark, and the configuration as JSON, to copy."""
     config = escape(printable(json.dumps(record.config, default=str, separators=(",", ":"))))
     mark = ' class="winner"' if record.index == result.best_index else ""

@@ -13,7 +13,7 @@ import msgspec
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
 from atune.journal.reader import JournalReader
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import Record, Result
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts, source_path
 from atune.model.candidate import describe_config, printable
@@ -60,12 +60,12 @@ def candidate_story(journal: str | Path, index: int | None = None) -> CandidateS
         state.apply(event)
         if hasattr(event, "index") or hasattr(event, "indices") or isinstance(event, FinalOrdered):
             concerning.append(event)
-    result = TuneResult(state, Path(journal), replayed=True)
+    result = Result.of(state, Path(journal), replayed=True)
     record = _chosen(result, index)
     return _story(result, record, [e for e in concerning if _concerns(e, record)])
 
 
-def _chosen(result: TuneResult, index: int | None) -> Record:
+def _chosen(result: Result, index: int | None) -> Record:
     if index is None:
         index = result.best_index
     if index is None:
@@ -89,7 +89,7 @@ def _credited(record: Record) -> set[int]:
     return {record.index} if record.same_as is None else {record.index, record.same_as}
 
 
-def _story(result: TuneResult, record: Record, events: list[Event]) -> CandidateStory:
+def _story(result: Result, record: Record, events: list[Event]) -> CandidateStory:
     wanted = _credited(record)
     built = next((e for e in reversed(events) if isinstance(e, ArtifactBuilt)), None)
     measured = next((e for e in reversed(events) if isinstance(e, CandidateMeasured)), None)
@@ -114,7 +114,7 @@ def _story(result: TuneResult, record: Record, events: list[Event]) -> Candidate
     )
 
 
-def _source(result: TuneResult) -> str:
+def _source(result: Result) -> str:
     """Return where the winner's source lies; empty where it is gone."""
     if (library := result.artifact) is None:
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 from atune.errors import UsageError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured
 from atune.journal.reader import JournalReader
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import Record, Result
 from atune.model.candidate import describe_config, printable
 
 FORMATS = ("csv", "t4")
@@ -40,7 +40,7 @@ def export(journal: str | Path, to: str) -> bytes:
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
-    result = TuneResult.from_events(JournalReader(journal), Path(journal), replayed=True)
+    result = Result.from_events(JournalReader(journal), Path(journal), replayed=True)
     return _csv(result) if to == "csv" else _t4(result, journal)
 
 
@@ -75,7 +75,7 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
     return {name: getattr(part, name, None) for name in names}
 
 
-def _csv(result: TuneResult) -> bytes:
+def _csv(result: Result) -> bytes:
     table = rows(result.records)
     names = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
@@ -85,7 +85,7 @@ def _csv(result: TuneResult) -> bytes:
     return text.getvalue().encode()
 
 
-def _t4(result: TuneResult, journal: str | Path) -> bytes:
+def _t4(result: Result, journal: str | Path) -> bytes:
     """T4 auto-tuning results, schema 1.0.0, with the further fields of Kernel Tuner's `store_output_file`."""
     times: dict[int, tuple[float, float, float]] = {}
     lowered: dict[int, float] = {}
@@ -149,7 +149,7 @@ def _safe(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def data_frame(result: TuneResult) -> Any:
+def data_frame(result: Result) -> Any:
     """Return a pandas DataFrame with a row for each record, as `atune export` writes them.
 
     The configuration has a column ``config.NAME`` for each axis. Raises `UsageError` where pandas is not installed.
@@ -161,7 +161,7 @@ def data_frame(result: TuneResult) -> Any:
     return pandas.DataFrame(rows(result.records))
 
 
-def table(result: TuneResult) -> str:
+def table(result: Result) -> str:
     """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
 
     The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
@@ -174,7 +174,7 @@ def table(result: TuneResult) -> str:
     return aligned(rows, 3)
 
 
-def ranking(result: TuneResult) -> list[Record]:
+def ranking(result: Result) -> list[Record]:
     """Return the records: the winner, the others of the final, those timed once, and those without a latency.
 
     Finalists are in order of their final timing, those timed once in that of their first, failures in that of kinds.
@@ -183,7 +183,7 @@ def ranking(result: TuneResult) -> list[Record]:
     return sorted(result.records, key=lambda record: _place(record, result.best_index, final))
 
 
-def marks_of(result: TuneResult) -> dict[int, str]:
+def marks_of(result: Result) -> dict[int, str]:
     """Return the marks of candidates by index: ``winner``, ``tie`` and ``default``."""
     default = result.default
     known = [(result.best_index, "winner"), *((index, "tie") for index in result.ties or ())]
@@ -202,7 +202,7 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
     return record.latency_ms is None, record.index != winner, credited not in final, latency, kind, record.index
 
 
-def _decimals(result: TuneResult) -> int:
+def _decimals(result: Result) -> int:
     """Return how many decimals of a millisecond give the fastest candidate four digits; four at least."""
     known = [ms for record in result.records if (ms := record.latency_ms) is not None and 0 < ms < math.inf]
     return max(DECIMALS, min(MOST_DECIMALS, 3 - math.floor(math.log10(min(known))))) if known else DECIMALS

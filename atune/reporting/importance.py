@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.candidate import Config
 
 LEAST = 20
@@ -49,7 +49,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
         return f"{text}; combinations, other axes and noise {100 * left:.0f} % ({basis})"
 
 
-def axis_importance(result: TuneResult) -> Importance | None:
+def axis_importance(result: Result) -> Importance | None:
     """Return which axes mattered, by first timings, a duplicate's by its original's. None for too few measurements."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in result.records]

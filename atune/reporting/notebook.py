@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import Record, Result
 from atune.model.candidate import describe_config, printable
 from atune.model.space import Space
 from atune.reporting.candidates import columns, table
@@ -44,13 +44,13 @@ def enable() -> None:
     formatter = getattr(ipython.get_ipython(), "display_formatter", None) if ipython is not None else None
     if formatter is not None:
         html = formatter.formatters["text/html"]
-        html.for_type(TuneResult, result_html)
+        html.for_type(Result, result_html)
         html.for_type(Record, record_html)
         html.for_type(Space, space_html)
         html.for_type(Workload, workload_html)
 
 
-def result_html(result: TuneResult) -> str:
+def result_html(result: Result) -> str:
     """Return a result: the winner, the first candidates of the ranking, the commonest failures, and a plot."""
     parts = [_card(result), f"<p>Candidates {counts_line(result)}</p>"]
     if result.best is not None:
@@ -103,7 +103,7 @@ def workload_html(workload: Workload) -> str:
     return f"<b>Workload {escape(printable(workload.name))}</b>{_table(rows)}{space_html(workload.space)}"
 
 
-def _card(result: TuneResult) -> str:
+def _card(result: Result) -> str:
     name = printable(result.header.workload) if result.header else "no run"
     if result.best is None:
         return f'<div style="{CARD}"><b>{escape(name)}</b>: {no_winner_line(result)}</div>'
@@ -112,7 +112,7 @@ def _card(result: TuneResult) -> str:
     return f'<div style="{CARD}"><b>{escape(name)}: {escape(first)}</b>{below}</div>'
 
 
-def _ranked(result: TuneResult) -> str:
+def _ranked(result: Result) -> str:
     first = table(ranking(result)[:ROWS], columns(result))
     return f'<div tabindex="0" style="overflow-x: auto">{first}</div>'
 

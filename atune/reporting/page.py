@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from atune.journal.events import RunStarted
-from atune.journal.result import Ratio, TuneResult
+from atune.journal.result import Ratio, Result
 from atune.journal.state import State
 from atune.model.candidate import Config, printable
 from atune.model.options import options_of
@@ -34,7 +34,7 @@ DETAIL = 4000
 """Most characters of a compiler's or device's output that the page has of each."""
 
 
-def page_title(result: TuneResult) -> str:
+def page_title(result: Result) -> str:
     """Return the workload's name with its problem."""
     header = result.header
     if header is None:
@@ -43,7 +43,7 @@ def page_title(result: TuneResult) -> str:
     return printable(f"{header.workload} {problem}".strip())
 
 
-def head_section(result: TuneResult) -> str:
+def head_section(result: Result) -> str:
     """Return the page's head: what was tuned, the winner's card, and what became of the candidates."""
     best = result.best
     lines = [f"<h1>{unbroken(page_title(result))}</h1>", '<section id="winner">']
@@ -60,7 +60,7 @@ def head_section(result: TuneResult) -> str:
     return "\n".join([*lines, f"<p>{_counts(result)}</p>"])
 
 
-def _figures(result: TuneResult) -> list[tuple[str, str]]:
+def _figures(result: Result) -> list[tuple[str, str]]:
     """Return the winner's figures, each with what it says: how it compares, and its latency."""
     known, default = [], result.default
     if result.speedup_over_default is not None and default is not None and not _default_wins(result):
@@ -74,7 +74,7 @@ def _figures(result: TuneResult) -> list[tuple[str, str]]:
     return known
 
 
-def _default_wins(result: TuneResult) -> bool:
+def _default_wins(result: Result) -> bool:
     default = result.default
     return default is not None and result.best_index in (default.index, default.same_as)
 
@@ -94,7 +94,7 @@ def _config(config: Config) -> str:
     return f'<div id="config" data-config="{text}"><code>{shown or "the defaults of the kernel"}</code></div>'
 
 
-def _notes(result: TuneResult) -> list[str]:
+def _notes(result: Result) -> list[str]:
     """Return what else there is to say of the winner, a sentence each."""
     compared = result.speedup_over_default is not None and not _default_wins(result)
     lines = [] if compared else [default_line(result)]
@@ -110,7 +110,7 @@ def _notes(result: TuneResult) -> list[str]:
     return lines
 
 
-def _origin(result: TuneResult) -> str:
+def _origin(result: Result) -> str:
     """Return where and when the run was, and the command that starts another like it, as HTML."""
     header = result.header
     if header is None:
@@ -158,7 +158,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _counts(result: TuneResult) -> str:
+def _counts(result: Result) -> str:
     """Return what became of the candidates, as HTML: the outcomes that there were, then the others in a sentence."""
     named = {
         "measured": "measured",
@@ -175,7 +175,7 @@ def _counts(result: TuneResult) -> str:
     return f"{result.total:,} {one}: {'; '.join(filter(None, [', '.join(some), *zero]))}."
 
 
-def failures_section(result: TuneResult) -> str:
+def failures_section(result: Result) -> str:
     """Return the failures, grouped by reason, the most frequent first; empty without any."""
     groups = failure_groups(result.records)
     if not groups:
@@ -208,13 +208,13 @@ def _written(text: str) -> str:
     return f'<pre class="output" tabindex="0">{escape(text)}</pre>'
 
 
-def warnings_section(result: TuneResult) -> str:
+def warnings_section(result: Result) -> str:
     """Return the run's warnings; empty without any."""
     items = [f"<li>{breakable(text)}</li>" for text in dict.fromkeys([*result.warnings, *result.noise])]
     return "\n".join(["<h2>Warnings</h2>", "<ul>", *items, "</ul>"]) if items else ""
 
 
-def environment_section(result: TuneResult, state: State) -> str:
+def environment_section(result: Result, state: State) -> str:
     """Return where and with what the run was, as a table."""
     rows = [
         f'<tr><th scope="row">{escape(printable(name))}</th><td>{breakable(value)}</td></tr>'
@@ -236,7 +236,7 @@ def unbroken(text: str) -> str:
     return " ".join(f'<span class="word">{breakable(word)}</span>' for word in text.split(" ") if word)
 
 
-def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
+def _environment(result: Result, state: State) -> list[tuple[str, str]]:
     header = result.header
     assert header is not None
     rows = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]

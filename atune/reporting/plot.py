@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import Record, Result
 from atune.model.candidate import describe_config
 from atune.model.layouts import Picture
 
@@ -39,7 +39,7 @@ class Plot(msgspec.Struct, frozen=True):
         return f"<Plot, {len(self.svg):,} characters of SVG>"
 
 
-def rank_plot(result: TuneResult) -> Plot:
+def rank_plot(result: Result) -> Plot:
     """Return all measured latencies by rank, fastest first, on a log scale, with the reference as a line."""
     measured = sorted(filter(_is_timed, result.records), key=lambda record: (record.latency_ms or 0.0, record.index))
     if not measured:

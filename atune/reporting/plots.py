@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from atune.journal.candidate_state import Improvement
-from atune.journal.result import Record, TuneResult
+from atune.journal.result import Record, Result
 from atune.model.candidate import printable
 from atune.reporting.candidates import value_text
 from atune.reporting.importance import Importance, axis_importance
@@ -22,7 +22,7 @@ LONG = 24
 """Characters of an axis value from which on a plot cuts it."""
 
 
-def plot_data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
+def plot_data(result: Result, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
     """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
     measured = sorted((r for r in result.records if _timed(r)), key=lambda r: (r.latency_ms or 0.0, r.index))
     mattered = axis_importance(result)
@@ -53,7 +53,7 @@ def plot_data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[st
     }
 
 
-def improvements(result: TuneResult) -> list[Improvement]:
+def improvements(result: Result) -> list[Improvement]:
     """Return when the best so far changed, where its latency can be drawn."""
     return [step for step in result.best_over_time if step.latency_ms > 0 and math.isfinite(step.latency_ms)]
 
@@ -93,7 +93,7 @@ def _cut(labels: list[str]) -> list[str]:
     return short if len(set(short)) == len(labels) else labels
 
 
-def plot_sections(result: TuneResult, data: dict[str, Any]) -> str:
+def plot_sections(result: Result, data: dict[str, Any]) -> str:
     """Return the sections of the plots, empty and hidden until the script draws them, and the axes that mattered."""
     steps, axes, n = improvements(result), data["axes"], len(data["candidates"])
     parts = []
@@ -131,7 +131,7 @@ def _section(name: str, title: str, text: str, instead: str = "") -> str:
     return f'<section id="{name}" data-plot{hidden}><h2>{escape(title)}</h2>{caption}{instead}</section>'
 
 
-def _search_text(result: TuneResult, steps: Sequence[Improvement]) -> str:
+def _search_text(result: Result, steps: Sequence[Improvement]) -> str:
     tried, last = result.total - result.remaining, steps[-1]
     return (
         f"By first timings. The last improvement came after {last.seconds:.1f} s, when {last.tried:,} of the {tried:,} "
@@ -149,7 +149,7 @@ def _steps(steps: Sequence[Improvement]) -> str:
     return f"<noscript><table><tr>{heads}</tr>{rows}</table></noscript>"
 
 
-def _mattered(result: TuneResult) -> str:
+def _mattered(result: Result) -> str:
     """Return the axes that mattered as a table with bars, which needs no script."""
     found, best = axis_importance(result), result.best
     if found is None:

@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import sys
+import threading
 from contextlib import suppress
 from html import escape
 from types import TracebackType
@@ -52,17 +53,23 @@ class Progress:
         if self._in_notebook:
             self._bars = NotebookBars()
         elif self._stream is not None and able:
-            self._bars = _Bars(self._stream)
+            bars = _Bars(self._stream)
+            self._bars = bars if _ON_SCREEN.acquire(blocking=False) else None
+            self._stream = self._stream if self._bars is not None else None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bars is not None:
-            with suppress(OSError):  # the terminal is gone
-                if self._state.header is not None:
-                    self._bars.show(self)
-                self._bars.stop()
+            try:
+                with suppress(OSError):  # the terminal is gone
+                    if self._state.header is not None:
+                        self._bars.show(self)
+                    self._bars.stop()
+            finally:
+                if isinstance(self._bars, _Bars):
+                    _ON_SCREEN.release()
         elif self._state.header is not None:
             self._line()
 
@@ -195,6 +202,8 @@ class Progress:
                 self._stream = None  # the result is still wanted
 
 
+_ON_SCREEN = threading.Lock()
+"""Held by the run whose bars are on the terminal. Others at the same time show nothing: the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 BEST_LINES = 2
 """Lines of the terminal that the best so far takes at most."""
@@ -280,6 +289,11 @@ def duration(seconds: float | None) -> str:
     """Return `seconds` for people: ``42 s`` or ``3 min 05 s``."""
     whole = round(seconds or 0)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02} s"
+
+
+def is_watched() -> bool:
+    """Tell whether somebody sees what is shown: stderr is a terminal, or this program is the kernel of a notebook."""
+    return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _in_notebook() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atune.journal.events import Event
 from atune.journal.reader import JournalReader
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.journal.state import State
 from atune.reporting.candidates import candidates_section
 from atune.reporting.libraries import scripts
@@ -38,7 +38,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         state.apply(event)
         timeline.add(event)
         clocks.add(event)
-    result = TuneResult(state, journal, replayed=True)
+    result = Result.of(state, journal, replayed=True)
     data = plot_data(result, timeline, clocks)
     # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import Ratio, Record, TuneResult
+from atune.journal.result import Ratio, Record, Result
 from atune.model.candidate import describe_config, printable
 from atune.model.roofline import Roofline
 from atune.reporting.importance import axis_importance
@@ -29,7 +29,7 @@ MOVED = 0.02
 """Share by which the ratio of two latencies may differ from the ratio round by round without a remark."""
 
 
-def summary(result: TuneResult) -> dict[str, Any]:
+def summary(result: Result) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
     read = {"axis_importance": axis_importance}
     found = {name: msgspec.to_builtins(read[name](result) if name in read else getattr(result, name)) for name in KEYS}
@@ -37,7 +37,7 @@ def summary(result: TuneResult) -> dict[str, Any]:
     return {**found, "untried": left, "failures": failures_data(result)}
 
 
-def summary_text(result: TuneResult) -> str:
+def summary_text(result: Result) -> str:
     """Return the result's summary as text."""
     lines = []
     if result.best is None or result.latency_ms is None:
@@ -62,7 +62,7 @@ def summary_text(result: TuneResult) -> str:
     return "\n".join(lines)
 
 
-def counts_line(result: TuneResult) -> str:
+def counts_line(result: Result) -> str:
     """Return how many candidates there are, how many had which outcome, and how long it took."""
     counts = (
         f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
@@ -71,7 +71,7 @@ def counts_line(result: TuneResult) -> str:
     return f"{result.total}: {counts}{left}; {duration(result.wall_s)}"
 
 
-def _unfinished(result: TuneResult) -> str:
+def _unfinished(result: Result) -> str:
     on = ""
     if result.journal is not None:
         named = result.header is not None and result.header.origin
@@ -80,7 +80,7 @@ def _unfinished(result: TuneResult) -> str:
     return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"
 
 
-def headline_lines(result: TuneResult) -> list[str]:
+def headline_lines(result: Result) -> list[str]:
     """Return the first lines of a result that has a winner."""
     assert result.best is not None
     lines = [f"latency    {latency_line(result)}"]
@@ -94,14 +94,14 @@ def headline_lines(result: TuneResult) -> list[str]:
     return lines
 
 
-def no_winner_line(result: TuneResult) -> str:
+def no_winner_line(result: Result) -> str:
     """Return the text for a result without a winner. One that did not finish, or tried nothing, is no failure."""
     if not result.finished:
         return "no candidate has been measured"
     return "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
 
 
-def latency_line(result: TuneResult) -> str:
+def latency_line(result: Result) -> str:
     """Return the winner's latency, next to the reference's, with its rate where the work of the problem is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     if result.reference_ms is not None and result.reference_ratio is not None:
@@ -111,7 +111,7 @@ def latency_line(result: TuneResult) -> str:
     return f"{text}; {rate}" if (rate := _rate(result.roofline)) else text
 
 
-def _reference_latency(result: TuneResult, known: Ratio) -> str:
+def _reference_latency(result: Result, known: Ratio) -> str:
     """Return the reference's latency, and the winner's of its rounds where all of the winner's suggest otherwise.
 
     The final's later rounds have the best alone, and the machine may have become faster since.
@@ -128,7 +128,7 @@ def _reference_latency(result: TuneResult, known: Ratio) -> str:
     return f"{text}, and the winner {reference / ratio:.4g} ms in the same rounds"
 
 
-def default_line(result: TuneResult) -> str:
+def default_line(result: Result) -> str:
     """Return how the winner compares with the default configuration; empty where that is not known."""
     default = result.default
     if default is None:
@@ -145,7 +145,7 @@ def default_line(result: TuneResult) -> str:
     return f"{comparison(ratio, 'the default configuration')} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f})"
 
 
-def ties_line(result: TuneResult) -> str:
+def ties_line(result: Result) -> str:
     """Return which candidates are statistically tied with the winner, and what chose among them; empty without such."""
     ties = result.ties or ()
     if not ties:
@@ -182,7 +182,7 @@ def _rate(found: Roofline | None) -> str:
     return number if share is None else f"{number}, {100 * share:.0f} % of the {found.peaks} peak"
 
 
-def why_unchecked(result: TuneResult) -> str:
+def why_unchecked(result: Result) -> str:
     """Return why no output was checked; empty where one was, where nothing was measured, or where it is not known."""
     if not result.measurements or any(one.checked for one in result.measurements) or result.header is None:
         return ""
@@ -237,7 +237,7 @@ def failure_summary(records: Iterable[Record]) -> list[tuple[str, str, int]]:
     return [(group.kind, group.message, group.count) for group in failure_groups(records)]
 
 
-def failures_data(result: TuneResult) -> list[dict[str, Any]]:
+def failures_data(result: Result) -> list[dict[str, Any]]:
     """Return the groups as ``--json`` prints them: kind, count, message, where and example."""
     return [
         {
@@ -251,7 +251,7 @@ def failures_data(result: TuneResult) -> list[dict[str, Any]]:
     ]
 
 
-def first_failure_lines(result: TuneResult) -> list[str]:
+def first_failure_lines(result: Result) -> list[str]:
     """Return what teaches of the largest group that failed: an example, where it failed, and how to see more.
 
     Empty where nothing failed.
@@ -267,7 +267,7 @@ def first_failure_lines(result: TuneResult) -> list[str]:
     return lines + _all_mismatch(result)
 
 
-def _all_mismatch(result: TuneResult) -> list[str]:
+def _all_mismatch(result: Result) -> list[str]:
     """Say what it means that every candidate that ran differs from the reference: it is hardly the configurations."""
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
@@ -281,7 +281,7 @@ def _last_lines(group: FailureGroup) -> list[str]:
     return [line for line in lines if line.strip() not in group.message][-DETAIL_LINES:]
 
 
-def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
+def failure_lines(result: Result, limit: int = 8) -> list[str]:
     """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
     groups = failure_summary(result.records)
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
@@ -289,7 +289,7 @@ def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
     return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
 
 
-def roofline_lines(result: TuneResult) -> list[str]:
+def roofline_lines(result: Result) -> list[str]:
     """Return the rooflines of winner and reference, a line each. Empty if the winner's is unknown."""
     if not result.roofline:
         return []

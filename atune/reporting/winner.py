@@ -6,7 +6,7 @@ import shlex
 from html import escape
 
 from atune.errors import AtuneError
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.candidate import printable
 from atune.model.roofline import Roofline
 from atune.reporting.explanation import fact_rows
@@ -16,7 +16,7 @@ SOURCE = 100_000
 """Most characters of the winner's source on the page."""
 
 
-def kernel_section(result: TuneResult) -> str:
+def kernel_section(result: Result) -> str:
     """Return the facts, layouts and rooflines of the winner; empty where none is known."""
     best, header = result.best, result.header
     if best is None or header is None:
@@ -30,7 +30,7 @@ def kernel_section(result: TuneResult) -> str:
     return f'<section id="kernel"><h2>The winner\'s kernel</h2><div class="pair">{parts}</div></section>'
 
 
-def _rooflines(result: TuneResult) -> str:
+def _rooflines(result: Result) -> str:
     """Return how near winner and reference come to the device's peaks, as a table with bars."""
     named = [("winner", result.roofline), ("reference", result.reference_roofline)]
     rows = [row for name, found in named if found is not None for row in _roofline_rows(name, found)]
@@ -54,7 +54,7 @@ def _roofline_rows(name: str, found: Roofline) -> list[str]:
     return rows
 
 
-def source_section(result: TuneResult) -> str:
+def source_section(result: Result) -> str:
     """Return the winner's generated source, where it was kept, or the command that makes it again."""
     best, header = result.best, result.header
     if best is None or header is None:

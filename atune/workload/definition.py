@@ -84,6 +84,13 @@ class Workload:
         self.source = given["source"]
         check_names(self)
 
+    def __repr__(self) -> str:
+        """Return what made it, without what is drawn or left at its default; none of the user's functions is called."""
+        parts = [f"arguments={self.arguments!r}"] if self.arguments else []
+        functions = {"inputs": self.inputs, "reference": self.reference, "check": self.check}
+        parts += [f"{n}={getattr(f, '__name__', '…')}" for n, f in functions.items() if f is not None]
+        return f"Workload({', '.join([self.name, repr(self.space), *parts])})"
+
 
 def parts_of(workload: Workload) -> list[tuple[str, Any]]:
     parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]

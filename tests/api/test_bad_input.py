@@ -105,7 +105,11 @@ async def test_budgets_that_are_none(text: Any, message: str) -> None:
         ({"devices": []}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
         ({"devices": 0}, UsageError, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
         ({"devices": ["cuda:0"]}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
-        ({"compile": {"workers": 2}}, UsageError, "compile must be atune.CompileSettings(…), got {'workers': 2}"),
+        (
+            {"compile": {"workers": 2}},
+            UsageError,
+            "compile must be atune.CompileSettings(…), got {'workers': 2}",
+        ),
         ({"benchmark": CompileSettings()}, UsageError, "benchmark must be atune.BenchmarkSettings(…), got"),
         ({"pipeline": "no"}, UsageError, "pipeline must be True or False, got 'no'"),
         ({"log": logging.getLogger()}, UsageError, "log: give a logger of structlog, such as structlog.get_logger()"),

@@ -37,7 +37,7 @@ def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
 
 def test_what_fails_is_told_after_the_others_are_compiled() -> None:
     configs = [{"block": block} for block in (8, 12, 16, 24)]
-    with pytest.raises(atune.CompileFailed, match="2 of 4 configurations failed to compile") as caught:
+    with pytest.raises(atune.errors.CompileFailed, match="2 of 4 configurations failed to compile") as caught:
         atune.compile_all(picky, configs, target="c")
     assert [config for config, _ in caught.value.failures] == [{"block": 12}, {"block": 24}]
     assert "1 × lower: ValueError: block 12 is no power of two" in str(caught.value)
@@ -63,7 +63,7 @@ def test_configurations_may_be_generated_and_arguments_given_apart() -> None:
         scale, lambda n: ({"block": b} for b in (8, 16) if n % b == 0), arguments={"n": 24}, target="c"
     )
     assert [kernel.config for kernel in kernels] == [{"block": 8}]
-    with pytest.raises(atune.SpaceError, match="takes no argument 'tile'"):
+    with pytest.raises(atune.errors.SpaceError, match="takes no argument 'tile'"):
         atune.compile_all(scale, [{"tile": 8}], target="c")
 
 

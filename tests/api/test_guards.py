@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from atune.errors import UsageError, WorkloadError
+from atune.errors import NoWinner, UsageError, WorkloadError
 from atune.frontends.api.tuner import Tuner, run, tune
-from atune.journal.result import NoWinner
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeMachine
 from atune.workload.workload import Workload

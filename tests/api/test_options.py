@@ -19,6 +19,7 @@ from atune.frontends.api.options import RunOptions, TuneOptions
 from atune.frontends.cli.parsing import first_sentence
 from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.options import MEANT, options_of
+from atune.model.settings import Budget
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine
 from atune.workload.options import WorkloadOptions
@@ -58,11 +59,11 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.CompileSettings(worker=3), "CompileSettings: there is no option 'worker'; did you mean"),
         (lambda: atune.BenchmarkSettings(timeout=3), "did you mean 'benchmark_timeout_s'?"),
         (lambda: atune.BenchmarkSettings(configs=[]), "did you mean @atune.autotune(space=…)?"),
-        (lambda: atune.Budget(candidate=3), "Budget: there is no option 'candidate'; did you mean 'candidates'?"),
+        (lambda: Budget(candidate=3), "Budget: there is no option 'candidate'; did you mean 'candidates'?"),
     ],
 )  # fmt: skip
 def test_a_wrong_keyword_says_what_was_meant(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(atune.UsageError) as caught:
+    with pytest.raises(atune.errors.UsageError) as caught:
         call()
     assert message in str(caught.value)
     assert isinstance(caught.value, TypeError)  # as whoever checks for Python's own error expects
@@ -70,15 +71,21 @@ def test_a_wrong_keyword_says_what_was_meant(call: Callable[[], Any], message: s
 
 @pytest.mark.anyio
 async def test_a_wrong_keyword_is_refused_where_it_is_awaited_and_before_a_file_is_read(tmp_path: Path) -> None:
-    with pytest.raises(atune.UsageError, match="tune: there is no option 'strateggy'; did you mean 'strategy'"):
+    with pytest.raises(atune.errors.UsageError, match="tune: there is no option 'strateggy'; did you mean 'strategy'"):
         await tuned(strateggy="random")
     journal = tmp_path / "run.jsonl"
     await atune.tune(machine=FakeMachine(), journal=journal)
-    with pytest.raises(atune.UsageError, match="resume: there is no option 'budgt'; did you mean 'budget'"):
+    with pytest.raises(atune.errors.UsageError, match="resume: there is no option 'budgt'; did you mean 'budget'"):
         await atune.resume(journal, budgt=3)  # type: ignore[call-arg]  # also where the run is finished
 
 
-GROUPS = (TuneOptions, WorkloadOptions, AutotuneOptions, atune.CompileSettings, atune.BenchmarkSettings)
+GROUPS = (
+    TuneOptions,
+    WorkloadOptions,
+    AutotuneOptions,
+    atune.CompileSettings,
+    atune.BenchmarkSettings,
+)
 
 
 def test_every_other_name_that_is_understood_leads_to_an_option() -> None:
@@ -133,9 +140,9 @@ async def test_a_run_goes_on_by_a_blocking_call(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     first = await atune.tune(machine=FakeMachine(8), journal=journal, budget=3)
     assert first.remaining == 5
-    seen: list[atune.Event] = []
+    seen: list[atune.events.Event] = []
     result = atune.run_resume(journal, machine=FakeMachine(8), budget=8, on_event=seen.append)
     assert result.measured == 8 and not result.remaining
-    assert [type(event) for event in seen].count(atune.RunStarted) == 1
-    assert any(isinstance(event, atune.RunResumed) for event in seen)
+    assert [type(event) for event in seen].count(atune.events.RunStarted) == 1
+    assert any(isinstance(event, atune.events.RunResumed) for event in seen)
     assert summary(atune.run_resume(journal, budget=8)) == summary(result)  # finished: needs no workload

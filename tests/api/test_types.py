@@ -38,17 +38,17 @@ def tuned(M: int, block: int = 32) -> object:
 WORKLOAD = atune.Workload(kernel, atune.Space(block=[32, 64]), arguments={"M": 64})
 
 
-def seen(event: atune.Event) -> None:
+def seen(event: atune.events.Event) -> None:
     match event:
-        case atune.CandidateMeasured():
+        case atune.events.CandidateMeasured():
             print(event.index, event.timing.latency_ms)
-        case atune.BuildFailed() | atune.BenchmarkFailed():
+        case atune.events.BuildFailed() | atune.events.BenchmarkFailed():
             print(event.kind, event.message)
         case _:
             pass
 
 
-def failed(config: dict[str, object], failure: atune.Failure) -> None:
+def failed(config: dict[str, object], failure: atune.results.Failure) -> None:
     print(config, failure.kind)
 
 
@@ -57,7 +57,11 @@ async def go() -> None:
     compile = atune.CompileSettings(flags=("-O2",), pass_configs={"tl.enable_fast_math": True})
     benchmark = atune.BenchmarkSettings(n_warmup=1)
     result = await atune.tune(WORKLOAD, target="c", devices=[0, "1"], budget="90s", log=log, on_event=seen)
-    config: dict[str, object] | None = result.best_config
+    config: dict[str, object] = result.best_config
+    block = atune.run(WORKLOAD).best_config["block"]
+    known = atune.replay("run.jsonl")
+    if isinstance(known, atune.TuneResult):
+        print(block, known.best_config["block"], known.latency_ms * 1000, known.best.index)
     async with atune.Tuner(WORKLOAD, compile=compile, benchmark=benchmark) as tuner:
         async for event in tuner.events():
             seen(event)
@@ -65,7 +69,7 @@ async def go() -> None:
     print(config, again, tuned.best_config(64))
 
 
-records: Sequence[atune.Record] = atune.run(WORKLOAD, machine=FakeMachine()).records
+records: Sequence[atune.results.Record] = atune.run(WORKLOAD, machine=FakeMachine()).records
 kernels = atune.compile_all(kernel, [{"block": 1}], on_failure=failed)
 print(records, kernels, atune.run_resume("run.jsonl", accept=["versions"]).latency_ms)
 """

@@ -45,14 +45,14 @@ WORKLOADS: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("option", "value", "message"), WORKLOADS)
 def test_a_value_that_a_workload_cannot_have_is_refused(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.WorkloadError, match=re.escape(f"Workload: {option} {message}")):
+    with pytest.raises(atune.errors.WorkloadError, match=re.escape(f"Workload: {option} {message}")):
         atune.Workload(kernel, SPACE, **{option: value})
 
 
 @pytest.mark.parametrize(("option", "value", "message"), [case for case in WORKLOADS if case[0] != "arguments"])
 def test_a_decorator_refuses_what_a_workload_refuses(option: str, value: Any, message: str) -> None:
     """When it is made, and not at the first call, which may be far away."""
-    with pytest.raises(atune.WorkloadError, match=re.escape(f"autotune: {option} {message}")):
+    with pytest.raises(atune.errors.WorkloadError, match=re.escape(f"autotune: {option} {message}")):
         atune.autotune(kernel, space=SPACE, **{option: value})
 
 
@@ -76,7 +76,7 @@ def test_a_decorator_refuses_what_a_workload_refuses(option: str, value: Any, me
     ],
 )
 def test_a_decorator_refuses_wrong_values_of_its_own_options(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.UsageError, match=re.escape(message)):
+    with pytest.raises(atune.errors.UsageError, match=re.escape(message)):
         atune.autotune(kernel, **{"space": SPACE, option: value})
 
 
@@ -92,7 +92,7 @@ def test_a_decorator_refuses_wrong_values_of_its_own_options(option: str, value:
     ],
 )
 def test_a_run_refuses_wrong_values_before_it_starts(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.UsageError, match="^" + re.escape(message)):
+    with pytest.raises(atune.errors.UsageError, match="^" + re.escape(message)):
         atune.run(machine=FakeMachine(1), **{option: value})
 
 
@@ -101,6 +101,6 @@ def test_none_stands_for_no_positions() -> None:
 
 
 def test_a_host_that_tilelang_does_not_generate_for_is_refused() -> None:
-    with pytest.raises(atune.UsageError, match="target_host 'yes' is unknown: use 'c' or 'llvm'"):
+    with pytest.raises(atune.errors.UsageError, match="target_host 'yes' is unknown: use 'c' or 'llvm'"):
         atune.CompileSettings(target_host="yes")
     assert atune.CompileSettings(target_host="llvm -mcpu=native").target_host == "llvm -mcpu=native"

@@ -18,7 +18,7 @@ from strategies import interval
 from atune.frontends.api.resume import read_state
 from atune.journal.events import BestChanged, Event
 from atune.journal.reader import read
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -30,8 +30,8 @@ def stored(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
-def journal(name: str) -> TuneResult:
-    return TuneResult(read_state(RESULTS / name))
+def journal(name: str) -> Result:
+    return Result(read_state(RESULTS / name))
 
 
 @cache
@@ -233,7 +233,7 @@ def test_known_runs() -> None:
     says("known_runs", f"measured after {min(known):.2f} to {max(known):.2f} of the exhaustive")
     ends = [seconds_of(search) / seconds_of(whole) for search, whole in runs]
     says("known_runs", f"with the winner proven, after {min(ends):.2f} to {max(ends):.2f} of them")
-    results = [[TuneResult.from_events(run) for run in pair] for pair in runs]
+    results = [[Result.from_events(run) for run in pair] for pair in runs]
     assert all(one.proven for pair in results for one in pair)
     slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
     says("known_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")

@@ -20,9 +20,9 @@ from event_streams import Stream
 
 from atune.engine.plan import PARTS
 from atune.engine.search.registry import SHOWN
-from atune.errors import TargetError, WorkerError
+from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli.main import main
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.settings import ACCELERATORS, METHODS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
@@ -42,7 +42,7 @@ class Scripted:
         self.options: dict[str, Any] = {}
         self.workload: Any = None
 
-    async def tune(self, workload: Any, **options: Any) -> TuneResult:
+    async def tune(self, workload: Any, **options: Any) -> Result:
         self.workload, self.options = workload, options
         with Journal.create(options["journal"]) as journal:
             for event in self.stream.events:
@@ -50,7 +50,7 @@ class Scripted:
                 options["on_event"](event)
         if self.error is not None:
             raise self.error
-        result = TuneResult.from_events(self.stream.events, options["journal"])
+        result = Result.from_events(self.stream.events, options["journal"])
         if result.best is None:
             raise NoWinner("no candidate worked: 2 × compile: g++ said no", result)
         return result

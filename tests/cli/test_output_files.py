@@ -53,7 +53,7 @@ def test_an_output_in_a_journals_place_is_refused(
     before = other.read_bytes(), journal.read_bytes()
     assert main([str(journal) if word == "J" else word.format(other) for word in command.split()]) == 2
     assert capsys.readouterr().err == (
-        f"atune: error: {other} is a journal, which is never overwritten: give another file with -o\n"
+        f"atune: error: {other} is a journal, which is never overwritten: give another file\n"
     )
     assert (other.read_bytes(), journal.read_bytes()) == before
     assert {path.name for path in tmp_path.iterdir()} <= {"run.jsonl", "other"}

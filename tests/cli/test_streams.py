@@ -16,8 +16,8 @@ DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 ENGINE = r"""
 import sys, types
 from event_streams import Stream
-from atune.journal.result import NoWinner
-from atune.journal.result import TuneResult
+from atune.errors import NoWinner
+from atune.journal.result import Result
 from atune.journal.writer import Journal
 module = types.ModuleType("atune.frontends.api.tuner")
 async def tune(workload, *, journal, on_event, **options):
@@ -29,7 +29,7 @@ async def tune(workload, *, journal, on_event, **options):
         for event in stream.finished(2.5).events:
             file.append(event)
             on_event(event)
-    result = TuneResult.from_events(stream.events, journal)
+    result = Result.from_events(stream.events, journal)
     if result.best is None:
         raise NoWinner("no candidate worked", result)
     return result

@@ -37,6 +37,7 @@ from atune.compat.tilelang import (
 )
 from atune.compat.tilelang.arguments import ProfileArgs, RunArgs
 from atune.compat.tilelang.environment import plan
+from atune.errors import NoWinner
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.machines import discover
 from atune.journal.events import (
@@ -44,7 +45,6 @@ from atune.journal.events import (
     BenchmarkStarted,
     Event,
 )
-from atune.journal.result import NoWinner
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure import benchmark
 from atune.stages.measure.timer import Timed
@@ -135,7 +135,7 @@ def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) ->
 
     async def tune(work: Any, **options: Any) -> Any:
         asked.append(options["benchmark"])
-        raise NoWinner("enough", atune.TuneResult(atune.journal.result.State()))
+        raise NoWinner("enough", atune.results.Result(atune.journal.result.State()))
 
     monkeypatch.setattr(cached, "tune", tune)
     profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")

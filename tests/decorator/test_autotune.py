@@ -15,10 +15,9 @@ import torch
 from decorated import TUNING, doubled, multiply, scale, scale_jit, shift, shift_any
 
 import atune
-from atune.errors import UsageError
+from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.decorator.autotuned import Autotuned
-from atune.journal.result import NoWinner
 
 
 @pytest.fixture

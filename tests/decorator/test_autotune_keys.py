@@ -22,7 +22,7 @@ from atune.frontends.decorator import winners
 from atune.frontends.decorator.arguments import raw_key
 from atune.frontends.decorator.options import PRESETS, tuning_options
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
@@ -38,7 +38,7 @@ class Engine:
         self.seconds = 0.0
         self.error: BaseException | None = None
 
-    async def __call__(self, workload: Workload, **options: Any) -> TuneResult:
+    async def __call__(self, workload: Workload, **options: Any) -> Result:
         self.runs.append((workload, options))
         await anyio.sleep(self.seconds)
         if self.error is not None:
@@ -65,7 +65,7 @@ class Engine:
         for event in events:
             if options.get("on_event"):
                 options["on_event"](event)
-        return TuneResult.from_events(events)
+        return Result.from_events(events)
 
 
 @pytest.fixture
@@ -274,12 +274,12 @@ def test_presets_and_options() -> None:
 
 def test_what_a_miss_does(tuned: Any, engine: Engine) -> None:
     kernel = tuned()
-    assert atune.best_config(kernel, 64, on_miss="default") == {"block": 64}
+    assert kernel.best_config(64, on_miss="default") == {"block": 64}
     with pytest.raises(CacheMiss, match=r"scale: no result is known for .*\"n\":64"):
-        atune.best_config(kernel, 64, on_miss="error")
+        kernel.best_config(64, on_miss="error")
     assert not engine.runs
-    assert atune.best_config(kernel, 64) == {"block": 64} and len(engine.runs) == 1
-    assert atune.best_config(kernel, 64, on_miss="error") == {"block": 64}
+    assert kernel.best_config(64) == {"block": 64} and len(engine.runs) == 1
+    assert kernel.best_config(64, on_miss="error") == {"block": 64}
     strict = tuned(on_miss="error")
     assert strict.best_config(64) == {"block": 64}  # from the result cache
     with pytest.raises(CacheMiss):
@@ -288,9 +288,7 @@ def test_what_a_miss_does(tuned: Any, engine: Engine) -> None:
         strict.compile(128)
     assert tuned(space={"block": [8]}, default={"block": 8}).best_config(8, on_miss="default") == {"block": 8}
     with pytest.raises(UsageError, match="on_miss: give"):
-        atune.best_config(kernel, 64, on_miss="guess")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="give a kernel under"):
-        atune.best_config(scale_jit, 64)
+        kernel.best_config(64, on_miss="guess")  # type: ignore[arg-type]
 
 
 def test_the_default_stands_until_something_is_tuned(tuned: Any, engine: Engine) -> None:
@@ -375,15 +373,11 @@ def test_a_comment_leaves_known_and_shipped_results_where_they_are(tuned: Any, e
 def test_clear_cache(tuned: Any, engine: Engine) -> None:
     kernel, other = tuned(), tuned(shift)
     kernel.tune(64), kernel.tune(128), other.tune(torch.zeros(64))
-    assert atune.clear_cache(kernel, key={"n": 64, "factor": 1}) == 1
+    assert kernel.clear_cache(key={"n": 64, "factor": 1}) == 1
     assert not kernel.tune(64).cache_hit and kernel.tune(128).cache_hit
-    assert atune.clear_cache(kernel=kernel) == 2
+    assert kernel.clear_cache() == 2
     assert not kernel.tune(128).cache_hit
     assert other.tune(torch.zeros(64)).cache_hit and tuned(shift).tune(torch.zeros(64)).cache_hit
-    with pytest.raises(UsageError, match="give kernel= too"):
-        atune.clear_cache(key={"n": 1})
-    atune.clear_cache()
-    assert kernel.tune(128).cache_hit  # its cache is not the user's, but its memory is emptied
     assert len(engine.runs) == 5
 
 
@@ -414,7 +408,7 @@ def test_tunings_are_a_table_of_what_kernels_use(tuned: Any, engine: Engine) -> 
 def test_one_thread_tunes_and_the_others_wait(tuned: Any, engine: Engine) -> None:
     engine.seconds = 0.3
     kernel = tuned()
-    results: list[TuneResult] = []
+    results: list[Result] = []
     threads = [threading.Thread(target=lambda: results.append(kernel.tune(64))) for _ in range(6)]
     threads += [threading.Thread(target=lambda: kernel.best_config(64)) for _ in range(2)]
     for thread in threads:
@@ -429,7 +423,7 @@ def test_one_thread_tunes_and_the_others_wait(tuned: Any, engine: Engine) -> Non
 def test_one_task_tunes_and_the_others_await_it(tuned: Any, engine: Engine, anyio_backend: str) -> None:
     engine.seconds = 0.2
     kernel = tuned()
-    results: list[TuneResult] = []
+    results: list[Result] = []
 
     async def tune() -> None:
         results.append(await kernel.tune_async(64))
@@ -447,7 +441,7 @@ def test_one_task_tunes_and_the_others_await_it(tuned: Any, engine: Engine, anyi
 def test_who_waits_takes_over_where_the_first_is_cancelled(tuned: Any, engine: Engine, anyio_backend: str) -> None:
     engine.seconds = 0.3
     kernel = tuned()
-    results: list[TuneResult] = []
+    results: list[Result] = []
 
     async def tune(scope: anyio.CancelScope) -> None:
         with scope:

@@ -48,7 +48,7 @@ class NoStrategy:
     ids=without_addresses,
 )
 def test_a_wrong_value_is_refused_when_the_decorator_is_made(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(atune.UsageError, match=re.escape(message)):
+    with pytest.raises(atune.errors.UsageError, match=re.escape(message)):
         atune.autotune(shift, **{"space": {"block": [16, 64]}, **options})
 
 
@@ -83,7 +83,7 @@ def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tune
     ids=without_addresses,
 )
 def test_a_function_that_returns_no_space_is_told_so(space: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(atune.SpaceError, match=re.escape(message)):
+    with pytest.raises(atune.errors.SpaceError, match=re.escape(message)):
         atune.autotune(shift, space=lambda A: space, cache=tmp_path)(torch.zeros(64))
 
 
@@ -94,7 +94,7 @@ def test_an_eager_kernel_that_cannot_be_traced_is_shown_with_its_line(tmp_path: 
         A: T.Tensor[[n], T.float32]
         return T.empty((n,), "float32")
 
-    with pytest.raises(atune.WorkloadError, match="NameError: name 'missing' is not defined") as raised:
+    with pytest.raises(atune.errors.WorkloadError, match="NameError: name 'missing' is not defined") as raised:
         atune.autotune(broken, space={"block": [16, 64]}, cache=tmp_path)(torch.zeros(64))
     _, place, source, caret = str(raised.value).splitlines()
     assert place.startswith(f'  File "{__file__}", line ') and place.endswith(", in broken")

@@ -19,7 +19,7 @@ from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
 from atune.engine.search.fixed_orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.engine.search.interface import Searched
-from atune.errors import DevicesLost, UsageError, WorkloadError
+from atune.errors import DevicesLost, NoWinner, UsageError, WorkloadError
 from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.events import (
     ArtifactBuilt,
@@ -44,7 +44,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.reader import read
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
@@ -463,7 +463,7 @@ async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
     run = await finish(FakeMachine(20, script, devices=2, limits=DeviceLimits(smem_bytes=1500)), journal=path)
     events = read(path)
     assert events == run.events
-    folded = TuneResult.from_events(events, path)
+    folded = Result.from_events(events, path)
     assert summary(folded) == summary(run.result) and folded.records == run.result.records
     assert table(folded) == table(run.result) and folded.final == run.result.final
     times = [e.mono for e in events]
@@ -487,7 +487,7 @@ async def test_run_inside_a_running_loop() -> None:
 
 
 def test_run_in_a_thread() -> None:
-    results: list[TuneResult] = []
+    results: list[Result] = []
     thread = threading.Thread(target=lambda: results.append(run(machine=FakeMachine(6))))
     thread.start()
     thread.join(10)

@@ -11,8 +11,8 @@ import pytest
 from event_streams import write
 from own_strategy import Own
 
-from atune import UsageError, resume, tune
-from atune.errors import StrategyError
+from atune import resume, tune
+from atune.errors import StrategyError, UsageError
 from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed
 from atune.journal.reader import read
 from atune.journal.replay import replay

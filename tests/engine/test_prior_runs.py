@@ -10,9 +10,10 @@ import anyio
 import msgspec
 import pytest
 
-from atune import UsageError, resume, tune
+from atune import resume, tune
 from atune.engine import proposing
 from atune.engine.proposing import CHUNK, MOST, Survey, drawn
+from atune.errors import UsageError
 from atune.frontends.api.cached_tune import history
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read

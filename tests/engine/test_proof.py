@@ -12,7 +12,7 @@ import pytest
 from event_streams import Stream
 from fake_runs import SLOW_S, slow_last, tuned
 
-from atune.errors import WorkerError
+from atune.errors import NoWinner, WorkerError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import Tuner, tune
 from atune.journal.events import (
@@ -29,7 +29,7 @@ from atune.journal.events import (
 )
 from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result
 from atune.model.artifact import Lowered
 from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -216,7 +216,7 @@ async def test_cancelling_kills_a_proof_and_the_run_is_not_proven() -> None:
             if isinstance(event, FinalOrdered):
                 break
     assert machine.running == 0 and machine.closed == 1 and machine.cancelled["prove"] == 1
-    assert not TuneResult.from_events(events).proven
+    assert not Result.from_events(events).proven
 
 
 async def cut(journal: Path, moment: Callable[[Event], bool], script: Script) -> None:
@@ -277,7 +277,7 @@ async def test_the_header_names_the_active_accelerators_and_why_not_the_others(t
 
 def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:
     def proven(stream: Stream) -> bool:
-        return TuneResult.from_events(stream.events).proven
+        return Result.from_events(stream.events).proven
 
     def measured() -> Stream:
         return Stream(total=2).ready().candidate(0, 2.0).candidate(1, 1.0)
@@ -293,5 +293,5 @@ def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:
 
 def test_a_measurement_after_the_final_has_the_last_word() -> None:
     stream = Stream(total=2).ready().candidate(0, 2.0).candidate(1, 1.0).final({1: [1.0], 0: [2.0]})
-    assert TuneResult.from_events(stream.events).best_index == 1
-    assert TuneResult.from_events(stream.measured(1, 3.0).events).best_index == 0
+    assert Result.from_events(stream.events).best_index == 1
+    assert Result.from_events(stream.measured(1, 3.0).events).best_index == 0

@@ -106,5 +106,5 @@ def test_a_cache_folder_that_cannot_be_used_costs_no_run(tmp_path: Path, monkeyp
     result = atune.run(f"{WORKLOADS}:SCALE", target="c")
     assert result.measured == 2
     assert any("could not be kept" in warning for warning in result.warnings)
-    with pytest.raises(atune.AtuneError, match="could not be kept"):
+    with pytest.raises(atune.errors.AtuneError, match="could not be kept"):
         _ = result.kernel

@@ -11,7 +11,7 @@ import pytest
 
 from atune.frontends.api.tuner import tune
 from atune.journal.reader import JournalReader
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.testing import FakeMachine, InstantClock, Script
 
 LIMIT_MS = 1.0
@@ -42,6 +42,6 @@ def test_replay_takes_ten_microseconds_an_event(tmp_path: Path) -> None:
     taken = []
     for _ in range(3):
         started = time.process_time()
-        assert TuneResult.from_events(JournalReader(path)).measured == 5000
+        assert Result.from_events(JournalReader(path)).measured == 5000
         taken.append(time.process_time() - started)
     assert events > 20_000 and min(taken) / events < 10e-6

@@ -10,10 +10,12 @@ from cache_entries import key
 from event_streams import Stream, write
 from own_strategy import Own
 
-from atune import TuneResult, UsageError, resume, tune
+from atune import resume, tune
 from atune.engine.search.warm_start import Experience, advice_of, elsewhere, nearest_first
+from atune.errors import UsageError
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
+from atune.journal.result import Result
 from atune.model.candidate import Advice, config_key
 from atune.testing import FakeMachine, Script
 from atune.workers.storage.result_cache import ResultCache
@@ -189,5 +191,5 @@ async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest
     ResultCache().put(key(kernel="other"), read(journal))
     await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
     assert proposals(tmp_path / "here")[:4] == BEST_THERE
-    found: TuneResult = TuneResult.from_events(read(tmp_path / "here"))
+    found = Result.from_events(read(tmp_path / "here"))
     assert found.header is not None and [a.source[:6] for a in found.header.advice] == ["cache "]

@@ -17,7 +17,7 @@ from atune.errors import JournalError
 from atune.frontends.cli.main import main
 from atune.journal.reader import MAX_DEPTH, JournalReader, read
 from atune.journal.replay import replay
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.reporting.export import table
 from atune.reporting.summary import failure_summary, summary
 
@@ -165,7 +165,7 @@ def test_replay_is_the_same_byte_for_byte_each_time() -> None:
         return [subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout]
 
     assert texts() == texts()
-    assert isinstance(TuneResult.from_events(JournalReader(DATA / "schema-1.jsonl")), TuneResult)
+    assert isinstance(Result.from_events(JournalReader(DATA / "schema-1.jsonl")), Result)
 
 
 def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(

@@ -7,7 +7,7 @@ import pytest
 from event_streams import Stream, timing
 
 from atune.journal.events import CandidateLowered, DeviceReady, ReferenceMeasured, RunStarted
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo
 from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
@@ -23,7 +23,7 @@ def product(m: int, blocks: int, dtype: str = "bfloat16", asked: float = 1e9) ->
     return StaticFacts(grid=(blocks, 1, 1), work=work)
 
 
-def run(peaks: Peaks | None = PEAKS, **header: float) -> TuneResult:
+def run(peaks: Peaks | None = PEAKS, **header: float) -> Result:
     stream = Stream(total=2)
     started = stream.events[0]
     assert isinstance(started, RunStarted)
@@ -36,7 +36,7 @@ def run(peaks: Peaks | None = PEAKS, **header: float) -> TuneResult:
         for event in stream.events
     ]
     stream.add(ReferenceMeasured, device="cpu", timing=timing(2.0))
-    return TuneResult.from_events(stream.finished().events)
+    return Result.from_events(stream.finished().events)
 
 
 def test_work_is_the_least_that_any_candidate_does_and_the_same_for_all() -> None:
@@ -75,7 +75,7 @@ def test_without_peaks_there_are_rates_and_no_shares() -> None:
 
 
 def test_a_problem_of_unknown_work_has_no_roofline() -> None:
-    result = TuneResult.from_events(Stream().ready(1.0).candidate(0, 1.0).finished().events)
+    result = Result.from_events(Stream().ready(1.0).candidate(0, 1.0).finished().events)
     assert result.roofline is None is result.reference_roofline and roofline_lines(result) == []
     assert roofline(0.0, problem_work([], 1e9), PEAKS) is None
 

@@ -12,7 +12,7 @@ from event_streams import Stream, write
 from atune.journal.events import Warned
 from atune.journal.record import noise_of
 from atune.journal.replay import replay
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.measurement import DISTURBS, Conditions, Timing
 from atune.reporting.report import report
 from atune.reporting.summary import summary, summary_text
@@ -62,16 +62,16 @@ def test_clocks_that_stand_are_not_reported(other: tuple[str, Timing]) -> None:
 def test_a_noisy_run_says_so_in_its_summary_and_its_json() -> None:
     wide = [1.0, 2.0] * 5
     stream = Stream(total=3).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 9.0)
-    result = TuneResult.from_events(stream.final({0: wide, 1: wide[::-1], 2: [9.0] * 2}).finished().events)
+    result = Result.from_events(stream.final({0: wide, 1: wide[::-1], 2: [9.0] * 2}).finished().events)
     assert result.noise == tuple(summary(result)["noise"]) and "scatter" in result.noise[0]
     assert f"\nnoise      {result.noise[0]}" in summary_text(result)
-    assert "scatter" not in summary_text(TuneResult.from_events(Stream().candidate(0, 1.0).finished().events))
+    assert "scatter" not in summary_text(Result.from_events(Stream().candidate(0, 1.0).finished().events))
 
 
 def test_another_user_of_the_device_stays_in_the_summary_and_stands_on_the_page_once(tmp_path: Path) -> None:
     other, rest = f"device 0 is also used by process 7 (python, 9 MiB): that {DISTURBS}; end it", "slower than asked"
     stream = Stream(total=1).add(Warned, message=other).add(Warned, message=rest).candidate(0, 1.0).finished()
-    result = TuneResult.from_events(stream.events)
+    result = Result.from_events(stream.events)
     assert result.noise == (other,)
     assert f"\nnoise      {other}" in summary_text(result) and rest not in summary_text(result)
     page = html.unescape(report(write(tmp_path / "j", stream.events)).replace("<wbr>", ""))

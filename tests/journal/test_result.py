@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import pickle
 from pathlib import Path
 
 import msgspec
 import pytest
-from event_streams import Stream, timing
+from event_streams import Stream, timing, write
 
-from atune.errors import AtuneError
+from atune.errors import AtuneError, JournalError, UsageError
 from atune.journal.events import CandidateMeasured, DeviceExcluded, decode, encode
-from atune.journal.result import TuneResult
+from atune.journal.replay import replay
+from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Artifact
 from atune.model.folders import artifacts_folder, cache_folder
 from atune.reporting.export import table
-from atune.reporting.summary import failure_summary, summary
+from atune.reporting.report import report
+from atune.reporting.summary import failure_summary, summary, summary_text
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
@@ -26,8 +30,8 @@ KEYS = [
 ]  # fmt: skip
 
 
-def folded(stream: Stream) -> TuneResult:
-    return TuneResult.from_events(stream.events)
+def folded(stream: Stream) -> Result:
+    return Result.from_events(stream.events)
 
 
 def test_counts_add_up_to_total_at_the_end_of_a_run() -> None:
@@ -131,14 +135,14 @@ def test_a_result_does_not_change_when_its_state_goes_on() -> None:
     state = State()
     for event in Stream(total=2).candidate(0, 2.0).events:
         state.apply(event)
-    result = TuneResult(state)
+    result = Result(state)
     state.apply(CandidateMeasured(seq=9, time=0, mono=0, index=1, device="cpu", timing=timing(1.0), checked=False))
     assert (result.best_index, result.measured) == (0, 1)
 
 
 def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
     stream = Stream(total=1).candidate(0, 1.0, tile=(64, (1, 2)))
-    result = TuneResult.from_events(decode(encode(e)) for e in stream.events)
+    result = Result.from_events(decode(encode(e)) for e in stream.events)
     assert result.best_config == {"tile": (64, (1, 2))}
 
 
@@ -210,15 +214,15 @@ def test_a_replayed_result_loads_only_what_was_kept_under_its_hash(tmp_path: Pat
         path.unlink()
 
 
-def replayed(kernel: Artifact) -> TuneResult:
+def replayed(kernel: Artifact) -> Result:
     events = Stream(total=1).candidate(0, 1.0).finished(kernel=kernel).events
-    return TuneResult.from_events(events, replayed=True)
+    return Result.from_events(events, replayed=True)
 
 
 def test_a_replayed_result_loads_no_library_from_outside_the_cache(tmp_path: object) -> None:
     stream = Stream(total=1).candidate(0, 1.0).finished(kernel=artifact(cache_folder() / ".." / "evil.so"))
     with pytest.raises(AtuneError, match="outside the cache folder"):
-        TuneResult.from_events(stream.events, replayed=True).kernel  # noqa: B018
+        Result.from_events(stream.events, replayed=True).kernel  # noqa: B018
 
 
 def steps(stream: Stream) -> list[tuple[int, int, float]]:
@@ -270,3 +274,41 @@ def test_the_axes_that_mattered_are_in_the_summary() -> None:
     found = summary(folded(stream.proposed(24).finished()))["axis_importance"]
     assert found == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
     assert summary(folded(Stream(total=2).candidate(0, 1.0)))["axis_importance"] is None
+
+
+def test_a_result_prints_as_the_command_line_does(tmp_path: Path) -> None:
+    for stream in (Stream(total=2).candidate(0, 2.0).candidate(1, 1.0), Stream(total=1).proposed(0).build_failed(0)):
+        result = Result.from_events(stream.finished().events, tmp_path / "j")
+        assert str(result) == f"{result}" == summary_text(result) and str(tmp_path / "j") in str(result)
+
+
+def test_a_result_with_a_winner_is_a_tune_result_and_another_is_none() -> None:
+    stream = Stream(total=2).proposed(0)
+    nothing = folded(stream)
+    assert type(nothing) is Result and (nothing.best, nothing.best_config, nothing.latency_ms) == (None, None, None)
+    found = folded(stream.candidate(1, 2.0, block=64))
+    assert isinstance(found, TuneResult) and isinstance(copy.copy(found), TuneResult)
+    assert (found.best.index, found.best_config, found.latency_ms) == (1, {"block": 64}, 2.0)
+    assert isinstance(pickle.loads(pickle.dumps(found)), TuneResult)
+
+
+def test_a_result_saves_its_journal_and_its_report(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", Stream(total=2).candidate(0, 2.0).candidate(1, 1.0).finished().events)
+    result = replay(path)
+    result.save(tmp_path / "kept.jsonl")
+    assert (tmp_path / "kept.jsonl").read_bytes() == path.read_bytes()
+    result.report(str(tmp_path / "x.html"))
+    assert (tmp_path / "x.html").read_text() == report(path)
+    result.report(tmp_path / "x.html")  # again: a page is made anew, and a journal never
+    with pytest.raises(JournalError, match="exists"):
+        result.save(tmp_path / "kept.jsonl")
+    with pytest.raises(UsageError, match="is a journal, which is never overwritten"):
+        result.report(path)
+
+
+def test_a_result_without_a_journal_says_so(tmp_path: Path) -> None:
+    result = folded(Stream(total=1).candidate(0, 1.0).finished())
+    for write_it in (result.save, result.report):
+        with pytest.raises(AtuneError, match=r"the run kept no journal; give journal="):
+            write_it(tmp_path / "x")
+    assert not list(tmp_path.iterdir())

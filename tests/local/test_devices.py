@@ -14,7 +14,7 @@ from fake_runs import finish, valley
 
 from atune.engine.benchmark_stage import implausible
 from atune.engine.ranking import final_order, speed_outliers, unsettled
-from atune.errors import DevicesLost, ServerLost, WorkerError
+from atune.errors import DevicesLost, NoWinner, ServerLost, WorkerError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     BenchmarkFailed,
@@ -30,7 +30,7 @@ from atune.journal.events import (
 )
 from atune.journal.reader import read
 from atune.journal.recorder import Recorder
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result
 from atune.model.device import DeviceInfo, fastest_ms
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
@@ -80,7 +80,7 @@ async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_n
     assert [set(finalists) for finalists in machine.finals[:2]] == [{0, 1, 2, 7}, {1, 3, 4, 7}]
     assert run.result.best_index == 1 and (run.result.measured, run.result.failed) == (6, 2)
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceLost)) == (kind == "out_of_bounds")
-    replayed = TuneResult.from_events(read(tmp_path / "j"))
+    replayed = Result.from_events(read(tmp_path / "j"))
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
@@ -109,7 +109,7 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert run.result.measured == 24 and run.result.best_index == 9
     assert slow not in {r.device for r in run.result.records} and run.of(FinalOrdered)[0].device != slow
     assert any(slow in warning for warning in run.result.warnings)
-    replayed = TuneResult.from_events(read(tmp_path / "j"))
+    replayed = Result.from_events(read(tmp_path / "j"))
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
@@ -270,7 +270,7 @@ async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(
         await tune(machine=FakeMachine(20), journal=tmp_path / "j")
     events = read(tmp_path / "j")
     assert isinstance(events[-1], RunInterrupted) and "DevicesLost" in events[-1].reason
-    measured = TuneResult.from_events(events).measured
+    measured = Result.from_events(events).measured
     assert measured == sum(isinstance(e, CandidateMeasured) for e in events) > 0
 
 

@@ -20,7 +20,7 @@ from services import built_by
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.reader import read
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.artifact import Artifact, Failure
 from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
@@ -94,7 +94,7 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
     assert [e.standby for e in ready] == [False, *[standby] * 8]
     [late] = [e.kill_s for e in lost if e.reason.startswith("timeout")]
     assert 0 < late < 1 and all(0 < e.start_s < 10 for e in ready)
-    assert TuneResult.from_events(read(tmp_path / "j")).records == result.records
+    assert Result.from_events(read(tmp_path / "j")).records == result.records
 
 
 async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
@@ -205,7 +205,7 @@ async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None
     assert failures["Speechless"].message == "Speechless: <no message: str() raised RuntimeError>"
     assert failures["SpeechlessPanic"].message == "SpeechlessPanic: <no message: str() raised KeyboardInterrupt>"
     assert failures["ValueError"].message == "ValueError: a lone \\udcff surrogate"
-    assert TuneResult.from_events(read(tmp_path / "j")).records == result.records
+    assert Result.from_events(read(tmp_path / "j")).records == result.records
 
 
 async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atune import Budget, UsageError
+from atune.errors import UsageError
+from atune.model.settings import Budget
 
 
 @pytest.mark.parametrize(("text", "total", "most"), [("10%", 288, 29), ("10%", 5, 1), ("0.1%", 80, 1), ("100%", 7, 7)])
@@ -12,12 +13,17 @@ def test_a_share_is_rounded_up(text: str, total: int, most: int) -> None:
     assert Budget.parse(text).most(total) == most
 
 
+def test_a_text_may_have_several_limits() -> None:
+    assert Budget.parse("40, 2m") == Budget(candidates=40, seconds=120)
+    assert Budget.parse("10%,90s") == Budget(percent=10, seconds=90)
+
+
 def test_the_smaller_limit_counts() -> None:
     assert Budget(candidates=5, percent=50).most(8) == 4 and Budget(candidates=5, percent=50).most(80) == 5
     assert Budget(seconds=3).most(8) is None and Budget(seconds=3).limited and not Budget().limited
 
 
-@pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten"])
+@pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten", "40,50", "40,", "10%,x"])
 def test_what_is_no_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"[Bb]udget"):
         Budget.parse(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from event_streams import Stream, write
 
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.roofline import Roofline
 from atune.reporting import summary as headline
 from atune.reporting.export import table
@@ -24,11 +24,11 @@ from atune.reporting.summary import (
 )
 
 
-def folded(stream: Stream) -> TuneResult:
-    return TuneResult.from_events(stream.events)
+def folded(stream: Stream) -> Result:
+    return Result.from_events(stream.events)
 
 
-def final_of(reference_ms: float, *, default: int = 0, ties: tuple[int, ...] | None = ()) -> TuneResult:
+def final_of(reference_ms: float, *, default: int = 0, ties: tuple[int, ...] | None = ()) -> Result:
     """Return a run of three whose final took 1, 1.002 and 4 ms, by index."""
     stream = Stream(total=3, default=default).ready(reference_ms)
     for index, first_ms in enumerate((1.1, 1.1, 0.9)):
@@ -126,8 +126,8 @@ def test_the_rate_of_what_limits_the_problem_is_shown(
     roofline: Roofline | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = final_of(2.5)
-    monkeypatch.setattr(TuneResult, "roofline", roofline)
-    monkeypatch.setattr(TuneResult, "reference_ms", None)
+    monkeypatch.setattr(Result, "roofline", roofline)
+    monkeypatch.setattr(Result, "reference_ms", None)
     assert headline.latency_line(result) == text
 
 

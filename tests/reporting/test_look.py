@@ -28,7 +28,7 @@ from atune.frontends.cli.main import main
 from atune.journal.events import Event, RunFinished, RunInterrupted
 from atune.journal.merge import merge
 from atune.journal.reader import read
-from atune.journal.replay import follow, replay, simulate
+from atune.journal.replay import follow, play, replay
 from atune.reporting.export import export
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
@@ -186,7 +186,7 @@ def test_simulation_yields_the_events_at_their_times(tmp_path: Path) -> None:
     async def times(speed: float) -> list[float]:
         started, seen = time.monotonic(), []
         got: list[Event] = []
-        async for event in simulate(path, speed):
+        async for event in play(path, speed):
             got.append(event)
             seen.append(time.monotonic() - started)
         assert got == expected
@@ -197,7 +197,7 @@ def test_simulation_yields_the_events_at_their_times(tmp_path: Path) -> None:
     assert anyio.run(times, math.inf)[-1] < expected[-1].mono / 2
     with pytest.raises(UsageError, match="speed must be above zero"):
         anyio.run(times, 0.0)
-    assert atune.simulate is simulate
+    assert atune.events.play is play
 
 
 @pytest.fixture

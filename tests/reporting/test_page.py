@@ -21,7 +21,7 @@ from reporting.test_report import BROWSER, opened, without_script
 from atune.frontends.cli.parsing import add_options, with_flags
 from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.artifact import StaticFacts
 from atune.model.options import Field
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -84,13 +84,13 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
 
 def test_an_axis_of_one_value_is_no_column() -> None:
     stream = Stream(total=2).candidate(0, 1.0, block=1, fixed="a").candidate(1, 2.0, block=2, fixed="a")
-    assert "fixed" not in {c.title for c in columns(TuneResult.from_events(stream.finished().events))}
+    assert "fixed" not in {c.title for c in columns(Result.from_events(stream.finished().events))}
 
 
 def test_values_that_begin_alike_are_kept_apart() -> None:
     long = "x" * LONG
     stream = Stream(total=2).candidate(0, 1.0, x=1, layout=f"{long}1").candidate(1, 2.0, x=2, layout=f"{long}2")
-    section = candidates_section(TuneResult.from_events(stream.finished().events))
+    section = candidates_section(Result.from_events(stream.finished().events))
     assert [row["layout"] for row in table_of(section)] == [f"{long[1:]}…"] * 2
     assert f'title="{long}1"' in section and f'title="{long}2"' in section
 
@@ -98,7 +98,7 @@ def test_values_that_begin_alike_are_kept_apart() -> None:
 def test_a_table_too_long_for_a_page_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atune.reporting.candidates.MOST", 500)
     stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
-    section = candidates_section(TuneResult.from_events(stream.finished().events))
+    section = candidates_section(Result.from_events(stream.finished().events))
     assert [row["candidate"] for row in table_of(section)] == ["1", "2"] and "Shown are 2 of 3" in section
     assert MOST > 500
 
@@ -197,7 +197,7 @@ def test_the_command_starts_such_a_run() -> None:
 
 def test_times_the_winner_compares_timings_of_one_kind() -> None:
     stream = Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 4.0).final({0: [2.0] * 3, 1: [3.0] * 3})
-    section = candidates_section(TuneResult.from_events(stream.finished().events))
+    section = candidates_section(Result.from_events(stream.finished().events))
     assert [(row["candidate"], row["× winner"]) for row in table_of(section)] == [
         ("0", "1.00"), ("1", "1.50"), ("2", "4.00"),
     ]  # fmt: skip
@@ -244,7 +244,7 @@ def test_parallel_coordinates_begin_at_three_axes() -> None:
         stream = Stream(total=4)
         for i in range(4):
             stream.candidate(i, 1.0 + i, a=i % 2, b=i // 2, **dict.fromkeys(more, i))
-        result = TuneResult.from_events(stream.finished().events)
+        result = Result.from_events(stream.finished().events)
         return plot_sections(result, plot_data(result, Timeline(), Clocks()))
 
     assert 'id="parallel"' in sections(c=1) and 'id="parallel"' not in sections() and 'id="heat"' in sections()
@@ -384,6 +384,6 @@ def test_the_winner_is_marked_and_copied_as_python(seen: dict[int, Any]) -> None
 
 def test_facts_that_are_not_known_differ_from_none() -> None:
     stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished()
-    result = TuneResult.from_events(stream.events)
+    result = Result.from_events(stream.events)
     assert result.records[0].facts == StaticFacts(threads=128)
     assert "threads a block" not in {c.title for c in columns(result)}

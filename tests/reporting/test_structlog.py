@@ -35,7 +35,7 @@ def capturing(wrapper: Any = structlog.BoundLogger) -> tuple[Any, list[MutableMa
 async def test_a_run_is_logged_with_the_fields_of_its_events() -> None:
     """One entry an event, in their order, with what the logger was bound to."""
     log, entries = capturing()
-    events: list[atune.Event] = []
+    events: list[atune.events.Event] = []
     machine = FakeMachine(5, Script(fails={2: "compile"}))
     result = await atune.tune(machine=machine, log=log.bind(job=7), on_event=events.append)
     tags = [str(type(event).__struct_config__.tag) for event in events]
@@ -55,7 +55,7 @@ async def test_msgspec_renders_each_entry() -> None:
     out = io.BytesIO()
     processors = [structlog.processors.add_log_level, as_json]
     log = structlog.wrap_logger(structlog.BytesLogger(out), processors=processors, wrapper_class=structlog.BoundLogger)
-    events: list[atune.Event] = []
+    events: list[atune.events.Event] = []
     await atune.tune(machine=FakeMachine(3), log=log, on_event=events.append)
     lines = out.getvalue().splitlines()
     times = {"time": 0.0}

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from atune import JournalError, UsageError, replay, tune
+from atune import replay, tune
 from atune.engine.search.interface import Searched
 from atune.engine.search.recording import Recording, Tried, read_recording
 from atune.engine.search.registry import make_strategy
 from atune.engine.search.simulation import simulate, simulate_run
+from atune.errors import JournalError, UsageError
 from atune.frontends.cli.main import main
 from atune.journal.writer import Journal
 from atune.testing import FakeMachine, Script

@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atune import UsageError, tune
+from atune import tune
 from atune.engine.search.fixed_orders import Ranked
 from atune.engine.search.interface import Searched
 from atune.engine.search.prior import estimates
 from atune.engine.search.recording import Recording, Tried, read_recording
 from atune.engine.search.simulation import simulate
 from atune.engine.search.survey_columns import columns, fields_of_facts, figures_for, survey_fields
+from atune.errors import UsageError
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.device import DeviceInfo, Target

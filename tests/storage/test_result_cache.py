@@ -20,13 +20,13 @@ from cache_entries import events, key
 from decorated import QUICK, doubled, run_cached, scale, workload
 
 import atune
-from atune.errors import UsageError
+from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.machines import discover
 from atune.journal.events import BenchmarkFailed, CandidateMeasured, CandidateProposed, Event, RunResumed
 from atune.journal.reader import read
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result
 from atune.journal.writer import line_of
 from atune.model.device import DeviceInfo, Target
 from atune.workers.storage.result_cache import ResultCache
@@ -311,7 +311,7 @@ def test_the_key_holds_space_settings_and_problem() -> None:
 # With the engine
 
 
-def run_here(cache: ResultCache, space: atune.Space | None = None, on_event: Any = None, **options: Any) -> TuneResult:
+def run_here(cache: ResultCache, space: atune.Space | None = None, on_event: Any = None, **options: Any) -> Result:
     work = CachedWork(workload(space), target="c", benchmark=QUICK, on_event=on_event)
     return run_cached(work, cache, **options)
 
@@ -370,11 +370,11 @@ def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache
 def standing_in(calls: list[dict[str, Any]]) -> Any:
     """Return what can stand for `tune`: one measurement, and its options in `calls`."""
 
-    async def tune(workload: Any, **options: Any) -> TuneResult:
+    async def tune(workload: Any, **options: Any) -> Result:
         calls.append(options)
         for event in events(1.0):
             options["on_event"](event)
-        return TuneResult.from_events(events(1.0))
+        return Result.from_events(events(1.0))
 
     return tune
 

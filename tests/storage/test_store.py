@@ -224,7 +224,11 @@ def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:
 @pytest.mark.usefixtures("own_store")
 def test_a_second_run_compiles_nothing() -> None:
     builds: list[list[ArtifactBuilt]] = []
-    for settings in (atune.CompileSettings(), atune.CompileSettings(), atune.CompileSettings(store=False)):
+    for settings in (
+        atune.CompileSettings(),
+        atune.CompileSettings(),
+        atune.CompileSettings(store=False),
+    ):
         events: list[Event] = []
         result = atune.run(f"{WORKLOADS}:SCALE", target="c", compile=settings, on_event=events.append)
         assert (result.measured, result.failed) == (2, 4)

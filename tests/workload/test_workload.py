@@ -465,3 +465,22 @@ def test_work_may_be_numbers_or_functions_of_the_arguments_that_they_name() -> N
 def test_a_function_that_gives_no_amount_is_refused_by_name(flops: Any, says: str) -> None:
     with pytest.raises(WorkloadError, match=says):
         work_of(flops=flops)
+
+
+def test_a_workload_and_a_space_show_what_made_them() -> None:
+    def fits(block: int, N: int) -> bool:
+        raise AssertionError("nothing is called to show one")
+
+    def blocks(N: int) -> list[int]:
+        raise AssertionError
+
+    def kernel(N: int, block: int, stages: int = 1) -> None: ...
+
+    space = Space(block=blocks, stages=[1, 2, 3], where=fits)
+    workload = Workload(kernel, space, arguments={"N": 64}, reference=max)
+    shown = "Space(block=blocks, stages=[1, 2, 3], where=fits)"
+    assert repr(space) == shown
+    assert repr(workload) == f"Workload(kernel, {shown}, arguments={{'N': 64}}, reference=max)"
+    assert repr(Space([{"block": 1}, {"block": 2}])) == "Space(2 configurations)"
+    assert repr(Space(blocks)) == "Space(blocks)" and repr(Space({"block": b} for b in (1, 2))) == "Space(<genexpr>)"
+    assert len(repr(Space(block=list(range(1000))))) < 50

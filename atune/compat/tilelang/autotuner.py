@@ -33,12 +33,12 @@ from atune.compat.tilelang.inputs import (
     get_autotune_inputs,
     supplied,
 )
-from atune.errors import AtuneError, InputsMissing, SpaceError, UsageError
+from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
 from atune.frontends.decorator.arguments import KeyRule
 from atune.frontends.decorator.autotuned import made
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import Options, lazy_callback
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import TuneResult
 from atune.model.candidate import PASS_CONFIGS
 from atune.model.device import device_names
 from atune.model.folders import cache_folder_at

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs
-from atune.errors import InputsMissing, SpaceError, UsageError, warn_caller
-from atune.journal.result import NoWinner
+from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.system.inherited_state import VARIABLE, before_import, is_own

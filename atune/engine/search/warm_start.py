@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atune.errors import UsageError
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.candidate import Advice, Config, config_key
 from atune.workload.workload import WorkloadSpec
 
@@ -37,7 +37,7 @@ class Experience:
     measured: Measured
 
 
-def experience_of(result: TuneResult, source: str) -> Experience:
+def experience_of(result: Result, source: str) -> Experience:
     """Return the experience in a result. Raises `UsageError` if nothing was measured."""
     header = result.header
     measured = {

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 
-from atune.errors import AtuneError, UsageError
-from atune.journal.result import TuneResult
+from atune.errors import AtuneError, NoWinner, UsageError
+from atune.journal.result import Result, TuneResult
 from atune.model.folders import cache_folder_at, chosen_cache_folder
 from atune.workers.local.retry import machine_error
 from atune.workers.system.resources import shortage_of
@@ -61,7 +61,7 @@ def of_the_machine(error: OSError) -> Exception:
     return raised
 
 
-def no_winner_message(result: TuneResult) -> str:
+def no_winner_message(result: Result) -> str:
     """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
     from atune.reporting.summary import failure_lines, first_failure_lines  # rare, and not needed to import atune
 
@@ -73,6 +73,13 @@ def no_winner_message(result: TuneResult) -> str:
     lines = [f"  {line}" for line in failure_lines(result, 10)]
     example = [f"    {line}" for line in first_failure_lines(result)]
     return "\n".join([f"no candidate worked ({counts}):", *lines, *example])
+
+
+def winning(result: Result) -> TuneResult:
+    """Return `result`, which has a winner. Raises `NoWinner` where it has none."""
+    if isinstance(result, TuneResult):
+        return result
+    raise NoWinner(no_winner_message(result), result)
 
 
 T = TypeVar("T")

@@ -17,14 +17,14 @@ import msgspec
 from atune.engine.search.registry import AUTO
 from atune.engine.search.survey_columns import figures_for
 from atune.engine.start import EngineSettings
-from atune.errors import JournalError
+from atune.errors import JournalError, NoWinner
 from atune.frontends.api.blocking import no_winner_message
 from atune.frontends.api.machines import discover
-from atune.frontends.api.options import completed
+from atune.frontends.api.options import completed, shows_progress
 from atune.frontends.api.tuner import tune
 from atune.frontends.api.warm_start import chosen_prior, key_of
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import Config, config_key
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
@@ -192,7 +192,7 @@ async def _tune_and_keep(
         if listener is not None:
             listener(event)
 
-    options = {**work.options, "on_event": listen}
+    options = {**work.options, "on_event": listen, "progress": shows_progress(work.options)}
     if journal is not None:
         await anyio.to_thread.run_sync(_begin, work, cache, journal, refresh)
         options["journal"] = journal
@@ -226,7 +226,7 @@ async def _tune_again_if_useless(
         return await tune(work.workload, **options)
 
 
-def _drop(journal: Path, result: TuneResult) -> None:
+def _drop(journal: Path, result: Result) -> None:
     """Remove the cache's own journal of a run that ended, which `result` then names no more."""
     result.journal = None
     journal.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from atune.engine.interfaces import Machine
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Verdict
-from atune.errors import AtuneError
+from atune.errors import CompileFailed
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.events import BuildFailed
@@ -32,15 +32,6 @@ from atune.workers.processes.server import in_worker, refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workload.options import WorkloadOptions
 from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, candidates_of, describe, ship
-
-
-class CompileFailed(AtuneError):
-    """Configurations failed to compile. The message counts the reasons; `failures` lists them by configuration."""
-
-    def __init__(self, message: str, failures: list[tuple[Config, Failure]]) -> None:
-        super().__init__(message)
-        self.failures = failures
-
 
 _OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
 

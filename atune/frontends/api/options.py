@@ -82,9 +82,9 @@ class EngineOptions(TypedDict, total=False):
         default=0, flag="--seed", metavar="N", zero=True, group="search",
     )]
     budget: Annotated[int | str | Budget | None, Option(
-        "Stop after N candidates, a share of them (10%), or a time (90s, 2m, 1h). Or a `Budget`. None tries the whole "
-        "space. Under a budget, candidates that will probably spill registers are skipped. A budget covers all parts "
-        "of a resumed run.",
+        "Stop after N candidates, a share of them (10%), or a time (90s, 2m, 1h), or at the first of several (40,90s). "
+        "None tries the whole space. Under a budget, candidates that will probably spill registers are skipped. A "
+        "budget covers all parts of a resumed run.",
         flag="--budget", metavar="N|10%|90s", unset="all", group="search",
     )]
     pipeline: Annotated[bool, Option(
@@ -121,7 +121,11 @@ class ListenOptions(TypedDict, total=False):
     log: Annotated[EventLog | None, Option(
         "A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.",
     )]
-    progress: Annotated[bool, Option("Show progress on stderr.", default=False)]
+    progress: Annotated[bool | None, Option(
+        "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, unless "
+        "`on_event` or `log` is given. A `Tuner` shows it for True alone.",
+        unset="where somebody sees it",
+    )]
     # fmt: on
 
 
@@ -145,6 +149,15 @@ class TuneOptions(RunOptions, total=False):
         flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
     )]
     # fmt: on
+
+
+def shows_progress(given: Mapping[str, Any]) -> bool:
+    """Tell whether a run with the options `given` shows its progress: as they say, else where somebody sees it."""
+    from atune.reporting.progress import is_watched
+
+    progress: bool | None = given.get("progress")
+    listened = given.get("on_event") is not None or given.get("log") is not None
+    return progress if progress is not None else not listened and is_watched()
 
 
 def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:

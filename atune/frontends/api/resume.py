@@ -10,12 +10,12 @@ import msgspec
 
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, UsageError
-from atune.frontends.api.blocking import no_winner_message, run_blocking
+from atune.frontends.api.blocking import run_blocking, winning
 from atune.frontends.api.options import RunOptions, named
 from atune.frontends.api.tuner import tune
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.model.device import Target
 from atune.model.options import documents
@@ -53,10 +53,7 @@ async def resume(
     state = read_state(journal)
     chosen: dict[str, Any] = {**options_of(state.header), **given}
     if finished(state, Budget.parse(chosen["budget"])):
-        result = TuneResult(state, Path(journal), replayed=True)
-        if result.best is None:
-            raise NoWinner(no_winner_message(result), result)
-        return result
+        return winning(Result.of(state, Path(journal), replayed=True))
     known = str((state.header.settings if state.header else {}).get("prior", "off"))
     if known != "off" and state.surveyed is None and "prior" not in given:
         raise UsageError(f"the run had not asked its prior {known} yet, which no journal has: give prior= again")

@@ -20,14 +20,14 @@ from atune.engine.search.prior import OwnPrior
 from atune.engine.search.registry import check_given
 from atune.engine.start import EngineSettings
 from atune.errors import AtuneError, UsageError, name_and_message
-from atune.frontends.api.blocking import no_winner_message, of_the_machine, run_blocking, unwrapped
+from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.default_journal import kept_line, opened_journal
 from atune.frontends.api.machines import machine_for
-from atune.frontends.api.options import TuneOptions, completed, named
+from atune.frontends.api.options import TuneOptions, completed, named, shows_progress
 from atune.frontends.api.warm_start import adviser, chosen_prior
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result, TuneResult
 from atune.journal.writer import Journal
 from atune.model.device import device_names
 from atune.model.options import documents
@@ -192,11 +192,11 @@ class Tuner:
         if self._engine is not None:
             self._engine.stop()
 
-    async def _made_result(self) -> TuneResult:
+    async def _made_result(self) -> Result:
         """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""
         assert self._recorder is not None
         path = None if self._journal_path is None else str(self._journal_path)
-        return await anyio.to_thread.run_sync(partial(TuneResult, self._recorder.state, journal=path))
+        return await anyio.to_thread.run_sync(partial(Result.of, self._recorder.state, journal=path))
 
     async def _run(self) -> None:
         try:
@@ -207,9 +207,7 @@ class Tuner:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
-            self._result = result = await self._made_result()
-            if result.best_config is None:
-                raise NoWinner(no_winner_message(result), result)
+            self._result = winning(await self._made_result())
         except OSError as error:
             self._error = of_the_machine(error)
         except Exception as error:
@@ -275,7 +273,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
     and compiler within a second. The journal keeps all measurements.
     """
-    given = named("tune", options)
+    given = {**named("tune", options), "progress": shows_progress(options)}
     make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
     return await _finished(make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True))
 
@@ -320,7 +318,7 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    given = named("run", options)
+    given = {**named("run", options), "progress": shows_progress(options)}
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
     return run_blocking(_finished, Tuner(workload, **given))

@@ -21,7 +21,7 @@ from atune.engine.search.warm_start import (
 from atune.engine.start import Advise
 from atune.errors import UsageError
 from atune.journal.reader import JournalReader
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import ResultCache
@@ -55,7 +55,7 @@ def key_of(prior: Chosen) -> dict[str, str]:
     return {"prior": "off" if prior is None else kernel_fingerprint(prior.function)}
 
 
-Source = str | os.PathLike[str] | TuneResult
+Source = str | os.PathLike[str] | Result
 Warm = Source | Sequence[Source] | None
 
 CACHE = "cache"
@@ -66,14 +66,14 @@ MOST_CACHED = 8
 
 def adviser(warm: Warm) -> Advise:
     """Return a function that reads `warm` once the kernel is known. Raises `UsageError`."""
-    given = (warm,) if isinstance(warm, (str, os.PathLike, TuneResult)) else () if warm is None else warm
-    wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
+    given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
+    wrong = f"warm: give a journal's path, a Result, {CACHE!r}, or a list of these, got {warm!r}"
     if not isinstance(given, Sequence):
         raise UsageError(wrong)
     for source in given:
-        if not isinstance(source, (str, os.PathLike, TuneResult)) or source == "":
+        if not isinstance(source, (str, os.PathLike, Result)) or source == "":
             raise UsageError(wrong)
-        if not isinstance(source, TuneResult) and source != CACHE and not os.path.exists(source):
+        if not isinstance(source, Result) and source != CACHE and not os.path.exists(source):
             raise UsageError(f"warm {os.fspath(source)}: there is no such file; give a journal's path, or {CACHE!r}")
     return partial(_advise, tuple(given)) if given else no_advice
 
@@ -85,7 +85,7 @@ def _advise(
     experiences: list[Experience] = []
     remarks: list[str] = []
     for source in sources:
-        if isinstance(source, TuneResult):
+        if isinstance(source, Result):
             experiences.append(experience_of(source, source.journal or "result"))
         elif source == CACHE:
             found = nearest_first(_cached(ResultCache(), spec), spec, [device.name for device in devices])
@@ -96,7 +96,7 @@ def _advise(
                 )
         else:
             path = os.fspath(source)
-            experiences.append(experience_of(TuneResult.from_events(JournalReader(path), path, replayed=True), path))
+            experiences.append(experience_of(Result.from_events(JournalReader(path), path, replayed=True), path))
     advice, more = advice_of(experiences, spec)
     return advice, remarks + more
 

@@ -16,8 +16,9 @@ import anyio
 
 from atune.errors import UsageError
 from atune.frontends.api.resume import read_state
-from atune.frontends.cli.output import print_message, print_out, read_input, write_output
-from atune.journal.result import TuneResult
+from atune.frontends.cli.output import print_message, print_out, read_input
+from atune.journal.output import write_output
+from atune.journal.result import Result
 from atune.model.candidate import RESERVED, Config, describe_config, printable, thaw
 from atune.workers.local.workload_queries import locate_kernel
 from atune.workload.kernel_defaults import Change, KernelSite, Sought, write_defaults
@@ -60,7 +61,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
 
 def _winner(state: State, journal: str) -> Config:
     """Return the configuration that won. Raises `UsageError` if no candidate won."""
-    result = TuneResult(state, journal, replayed=True)
+    result = Result.of(state, journal, replayed=True)
     if result.best_config is None:
         counts = f"{result.measured} measured, {result.failed} failed, {result.remaining} not tried"
         raise UsageError(f"{journal} has no winner ({counts}): there is nothing to apply")

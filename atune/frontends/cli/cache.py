@@ -7,8 +7,9 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from atune.frontends.cli.output import print_bytes, print_message, print_out, read_input, write_output
+from atune.frontends.cli.output import print_bytes, print_message, print_out, read_input
 from atune.frontends.cli.parsing import add_command
+from atune.journal.output import write_output
 
 if TYPE_CHECKING:
     from atune.workers.storage.result_cache import ResultCache

@@ -169,7 +169,7 @@ def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
 
 
 def _draw(found: Explained, arguments: argparse.Namespace) -> None:
-    from atune.frontends.cli.output import write_output
+    from atune.journal.output import write_output
     from atune.reporting.plot import fragment_svg
 
     if found.picture is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from atune.engine.search.recording import Recording
     from atune.engine.search.simulation import Summary
     from atune.journal.events import Event
-    from atune.journal.result import TuneResult
+    from atune.journal.result import Result
     from atune.workers.system.terminal import Interrupts
 
 
@@ -116,7 +116,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if workload is not None:  # printed first, because resuming runs that file
         print_message(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
 
-    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+    def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
 
     return drive(call, budget, arguments.journal, arguments, interrupts)
@@ -136,8 +136,8 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.frontends.cli.main import show
     from atune.frontends.cli.output import print_message
-    from atune.journal.replay import follow, simulate
-    from atune.journal.result import TuneResult
+    from atune.journal.replay import follow, play
+    from atune.journal.result import Result
     from atune.journal.state import State
     from atune.reporting.progress import Progress
 
@@ -145,7 +145,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     async def look(progress: Progress) -> None:
         if arguments.speed is not None:
-            async for event in simulate(arguments.journal, arguments.speed):
+            async for event in play(arguments.journal, arguments.speed):
                 state.apply(event)
                 progress.on_event(event)
             return
@@ -163,7 +163,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     with Progress(interval_s=1.0) as progress:
         anyio.run(look, progress)
-    return show(TuneResult(state, arguments.journal, replayed=True), arguments)
+    return show(Result.of(state, arguments.journal, replayed=True), arguments)
 
 
 QUIET_S = 60
@@ -207,7 +207,8 @@ def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -
     """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
     import json
 
-    from atune.frontends.cli.output import print_bytes, print_out, write_output
+    from atune.frontends.cli.output import print_bytes, print_out
+    from atune.journal.output import write_output
 
     if output == "-":
         print_bytes(data)

@@ -24,7 +24,7 @@ from atune.version import __version__
 from atune.workers.system.terminal import Interrupts, discard, prepare
 
 if TYPE_CHECKING:
-    from atune.journal.result import TuneResult
+    from atune.journal.result import Result
 
 OK, INTERRUPTED = 0, 130
 
@@ -83,7 +83,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
             return report_error(error, debug=arguments is not None and arguments.debug, json=wanted)
 
 
-def show(result: TuneResult, arguments: argparse.Namespace) -> int:
+def show(result: Result, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
     from atune.reporting.summary import summary, summary_text
 
@@ -95,7 +95,7 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     return OK if result.best is not None else NO_WINNER
 
 
-def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
+def show_kept(result: Result, arguments: argparse.Namespace) -> int:
     """Print the result of a run as `show` does. The exit status is the run's, even if stdout fails."""
     try:
         return show(result, arguments)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
-import os
 import shutil
-import stat
 import sys
 import textwrap
 from pathlib import Path
@@ -16,7 +14,7 @@ from atune.model.requirements import not_installed
 from atune.workers.system.terminal import discard
 
 if TYPE_CHECKING:
-    from atune.journal.result import TuneResult
+    from atune.journal.result import Result
 
 
 class OutputLost(UsageError):
@@ -81,7 +79,7 @@ def print_detail(detail: str) -> None:
 NO_WINNER, USAGE = 1, 2
 
 
-def report_error(error: BaseException, *, debug: bool, json: bool = False, result: TuneResult | None = None) -> int:
+def report_error(error: BaseException, *, debug: bool, json: bool = False, result: Result | None = None) -> int:
     """Print the error on stderr and return the exit status. A caller's mistake takes one line, and its place more.
 
     `json`: the last line of stdout has it, too, in addition to what `result` has.
@@ -123,7 +121,7 @@ def error_data(error: BaseException) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": message.partition("\n  File ")[0], "where": where}
 
 
-def _print_error_data(error: BaseException, result: TuneResult | None) -> None:
+def _print_error_data(error: BaseException, result: Result | None) -> None:
     known = {}
     if result is not None:
         from atune.reporting.summary import summary
@@ -141,36 +139,3 @@ def read_input(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def write_output(path: str, data: bytes, *, private: bool = True) -> None:
-    """Write `data` to a temporary file, then rename it to `path`. On failure, the old file stays.
-
-    An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
-    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable.
-    """
-    from atune.journal.reader import is_journal
-    from atune.model.folders import whole_file
-
-    try:
-        real = os.path.realpath(path)  # a symbolic link stays a link
-        there = os.stat(real) if os.path.exists(real) else None
-        if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
-            with open(path, "wb") as special:
-                special.write(data)
-            return
-        if is_journal(real):
-            raise UsageError(f"{path} is a journal, which is never overwritten: give another file with -o")
-        with whole_file(Path(real)) as part:
-            with open(part, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            if there is not None:
-                os.chmod(part, stat.S_IMODE(there.st_mode))
-            elif not private:
-                mask = os.umask(0o077)
-                os.umask(mask)
-                os.chmod(part, 0o666 & ~mask)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, fitted, print_message, print_out
 from atune.journal.reader import read
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
@@ -120,7 +120,7 @@ def begun_in(journal: str | None, space: SpaceSurvey) -> JournalProgress | None:
     """Return what `journal` holds of this work, or None if the file is missing or empty."""
     if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
         return None
-    result = TuneResult.from_events(read(Path(journal)), journal)
+    result = Result.from_events(read(Path(journal)), journal)
     keys = set(space.keys)
     done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
     counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from atune.engine.search.registry import check_name
-from atune.errors import UsageError
+from atune.errors import NoWinner, UsageError
 from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.cli.main import INTERRUPTED, show_kept
 from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.frontends.cli.parsing import with_flags
 from atune.journal.events import Event, RunResumed, RunStarted
-from atune.journal.result import NoWinner, TuneResult
+from atune.journal.result import Result
 from atune.journal.state import State
 from atune.model.candidate import printable
 from atune.model.device import device_names
@@ -56,7 +56,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.frontends.api.tuner import tune
 
-    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+    def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return tune(workload, **options, on_event=on_event)
 
     return drive(call, budget, journal, arguments, interrupts)
@@ -90,7 +90,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
 
 
 def drive(
-    call: Callable[[Callable[[Event], None]], Awaitable[TuneResult]],
+    call: Callable[[Callable[[Event], None]], Awaitable[Result]],
     budget: Budget,
     journal: str,
     arguments: argparse.Namespace,
@@ -127,9 +127,9 @@ def drive(
 
 async def _interruptible(
     call: Callable[[], Any], interrupts: Interrupts, when_done: Callable[[], None]
-) -> TuneResult | BaseException | None:
+) -> Result | BaseException | None:
     """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
-    ended: TuneResult | BaseException | None = None
+    ended: Result | BaseException | None = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:
@@ -151,7 +151,7 @@ async def _interruptible(
 
 
 def _report(
-    ended: TuneResult | BaseException | None,
+    ended: Result | BaseException | None,
     state: State,
     journal: str,
     arguments: argparse.Namespace,
@@ -162,11 +162,11 @@ def _report(
 
     `begun`: whether a part of it began in this process. Otherwise `state` may be of other work, which was refused.
     """
-    if isinstance(ended, TuneResult):
+    if isinstance(ended, Result):
         return show_kept(ended, arguments)
     if ended is None:
         kept = os.path.exists(journal)
-        result = TuneResult(state, journal if kept else None)
+        result = Result.of(state, journal if kept else None)
         if arguments.table or arguments.json:
             show_kept(result, arguments)
         how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
@@ -180,7 +180,7 @@ def _report(
         if arguments.table or arguments.json:
             show_kept(ended.result, arguments)
         return NO_WINNER
-    known = TuneResult(state, journal if os.path.exists(journal) else None) if begun else None
+    known = Result.of(state, journal if os.path.exists(journal) else None) if begun else None
     status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
     if known is not None and known.journal is not None:
         print_err(f"  journal: {printable(known.journal)}\n")

@@ -1,4 +1,4 @@
-"""The decorator `autotune`, and functions over decorated kernels: `best_config`, `clear_cache` and `tunings`."""
+"""The decorator `autotune`, and `tunings`, what decorated kernels use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import msgspec
 from atune.errors import UsageError
 from atune.frontends.decorator import prewarm
 from atune.frontends.decorator.autotuned import Autotuned
-from atune.frontends.decorator.options import TUNING, AutotuneOptions, OnMiss, checked_options
+from atune.frontends.decorator.options import TUNING, AutotuneOptions, checked_options
 from atune.frontends.decorator.winners import Winner
-from atune.model.candidate import Config, describe_config, printable
+from atune.model.candidate import describe_config, printable
 from atune.model.options import documents, refuse_unknown
 from atune.reporting.export import aligned
-from atune.workers.storage.result_cache import ResultCache
 from atune.workload.source_text import parse_module
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
@@ -70,30 +69,6 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
     return decorate if kernel is None else decorate(kernel)
 
 
-def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
-    """Return the fastest configuration of a kernel under `autotune` for a call with these arguments.
-
-    The lookup covers memory, the result cache and shipped files. `on_miss` decides if nothing is known: ``tune``,
-    use the ``default`` configuration, or raise `CacheMiss` (``error``). None takes the kernel's own `on_miss`.
-    """
-    return _autotuned("best_config", kernel).best_config(*args, on_miss=on_miss, **kwargs)
-
-
-def clear_cache(kernel: Any = None, key: Any = None) -> int:
-    """Forget results and their measurements, in memory and in the result cache. Returns the number removed.
-
-    `kernel`: a kernel under `autotune`, or None for every kernel of this program and the user's whole result cache.
-    `key`: forget only this key of that kernel. Raises `UsageError` for a key without a kernel.
-    """
-    if kernel is not None:
-        return _autotuned("clear_cache", kernel).clear_cache(key)
-    if key is not None:
-        raise UsageError("clear_cache: a key belongs to one kernel: give kernel= too")
-    for known in list(_all):
-        known.forget()
-    return ResultCache().clear()
-
-
 class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
@@ -129,12 +104,6 @@ def tunings() -> TunedTable:
         for key, winner in kernel.known().items()
     ]
     return TunedTable(sorted(found, key=lambda one: (one.kernel, msgspec.json.encode(one.key, order="deterministic"))))
-
-
-def _autotuned(what: str, kernel: Any) -> Autotuned:
-    if not isinstance(kernel, Autotuned):
-        raise UsageError(f"{what}: give a kernel under @atune.autotune, got {kernel!r}")
-    return kernel
 
 
 def _refuse_jit_above(function: Any) -> None:

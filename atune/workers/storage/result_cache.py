@@ -29,7 +29,7 @@ from atune.journal.events import (
     decode,
     encode,
 )
-from atune.journal.result import TuneResult
+from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key, thaw
@@ -104,12 +104,12 @@ class ResultCache:
         if packed is None:
             return None
         try:
-            result = TuneResult.from_events(_unpacked(packed), replayed=True)
+            result = Result.from_events(_unpacked(packed), replayed=True)
         except (zlib.error, msgspec.MsgspecError, ValueError) as error:
             _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
             self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)
             return None
-        if result.best is None:
+        if not isinstance(result, TuneResult):
             return None
         result.cache_hit = True
         return result
@@ -132,7 +132,7 @@ class ResultCache:
     def put(self, key: ResultKey, events: Sequence[Event]) -> None:
         """Store all measurements of a run, and its result if it has a winner."""
         state = State.of(events)
-        result, now = TuneResult(state), time.time()
+        result, now = Result.of(state), time.time()
         measured = list(known_of(state))
         row = None
         if result.best is not None and result.finished:

@@ -10,7 +10,7 @@ import pytest
 from event_streams import Stream
 
 from atune.journal.events import FinalOrdered, decode, encode
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.measurement import Energy, FinalEntry, Timing
 from atune.reporting.summary import summary, summary_text
 from atune.stages.measure import benchmark
@@ -82,7 +82,7 @@ def test_energy_is_in_the_record_the_journal_and_the_summary() -> None:
     timing = Timing(timing.latency_ms, timing.spread, timing.samples_us, timing.method, None, energy)
     assert timing.and_more(Timing.of([900.0], "events")).energy == energy  # measured once, in the first look
     stream = Stream(total=1).candidate(0, 1.0).add(FinalOrdered, device="cpu", entries=(FinalEntry(0, timing),))
-    result = TuneResult.from_events(decode(encode(event)) for event in stream.finished().events)
+    result = Result.from_events(decode(encode(event)) for event in stream.finished().events)
     assert result.best is not None and result.best.timing is not None and result.best.timing.energy == energy
     assert summary(result)["energy"] == {"power_w": 512.5, "call_j": 0.0912, "calls": 1500}
     assert "\nenergy     512 W, 0.0912 J a call\n" in summary_text(result)

@@ -1,0 +1,16 @@
+"""The parts of a result, and `merge`, which makes one result of several journals."""
+
+from atune.journal.merge import merge
+from atune.journal.record import Record
+from atune.journal.result import Result
+from atune.model.artifact import Failure
+from atune.model.measurement import Measurement, Timing
+
+__all__ = [
+    "Failure",
+    "Measurement",
+    "Record",
+    "Result",
+    "Timing",
+    "merge",
+]

@@ -1,0 +1,109 @@
+"""What `run` and `tune` show by themselves: progress where somebody sees it, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from processes import environment
+
+from atune import Tuner
+from atune.frontends.api.options import shows_progress
+from atune.testing import FakeMachine
+
+RUN = """
+import atune
+from atune.testing import FakeMachine
+
+events = []
+print(atune.{call}.measured, len(events))
+"""
+TOGETHER = """
+import anyio
+import atune
+from atune.testing import FakeMachine
+
+async def main() -> None:
+    async with anyio.create_task_group() as tasks:
+        for number in (3, 5):
+            tasks.start_soon(lambda: atune.tune(machine=FakeMachine(number)))
+
+anyio.run(main)
+"""
+
+
+def on_a_terminal(code: str) -> tuple[str, str]:
+    """Run a program whose stderr is a terminal, and return its stdout and what the terminal got."""
+    parent, child = pty.openpty()
+    got: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                got.append(os.read(parent, 65536))
+            except OSError:  # the program has ended
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**environment(), "TERM": "xterm"}, timeout=60, stdout=subprocess.PIPE,
+        stderr=child, text=True,
+    )  # fmt: skip
+    os.close(child)
+    reader.join()
+    os.close(parent)
+    text = b"".join(got).decode()
+    assert done.returncode == 0, text
+    return done.stdout, text
+
+
+@pytest.mark.parametrize("call", ["run(machine=FakeMachine(4))", "run(machine=FakeMachine(4), progress=True)"])
+def test_a_run_shows_its_progress_on_a_terminal(call: str) -> None:
+    printed, shown = on_a_terminal(RUN.format(call=call))
+    assert printed == "4 0\n" and "4/4" in shown and "compiled" in shown
+
+
+@pytest.mark.parametrize("option", ["progress=False", "on_event=events.append"])
+def test_what_ends_the_progress(option: str) -> None:
+    """A listener shows the run itself, and bars would stand between its lines."""
+    printed, shown = on_a_terminal(RUN.format(call=f"run(machine=FakeMachine(4), {option})"))
+    assert printed.startswith("4 ") and shown == ""
+
+
+def test_elsewhere_nothing_is_shown() -> None:
+    command = [sys.executable, "-c", RUN.format(call="run(machine=FakeMachine(4))")]
+    done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("4 0\n", "")
+
+
+def test_of_runs_at_the_same_time_one_has_the_terminal() -> None:
+    _, shown = on_a_terminal(TOGETHER)
+    assert len(set(re.findall(r"tried \d+ of (\d+)", shown))) == 1
+
+
+def test_a_given_choice_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.reporting.progress.is_watched", lambda: True)
+    assert shows_progress({}) and not shows_progress({"log": object()})
+    assert shows_progress({"progress": True, "on_event": print}) and not shows_progress({"progress": False})
+
+
+def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its reader shows the events."""
+    monkeypatch.setattr("atune.reporting.progress.is_watched", lambda: True)
+
+    async def main(**options: Any) -> None:
+        async with Tuner(machine=FakeMachine(4), **options) as tuner:
+            await tuner.result()
+
+    anyio.run(main)
+    assert capsys.readouterr().err == ""
+    anyio.run(lambda: main(progress=True))
+    assert "4/4 compiled" in capsys.readouterr().err
