@@ -6,6 +6,7 @@ A candidate that fails is never an exception: it is a `Failure` record. An excep
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import warnings
@@ -35,6 +36,20 @@ __all__ = [
 ]
 """The exceptions that reach a caller; the other names are the rest of atune's."""
 
+MESSAGE_CHARACTERS = 500
+"""Of what an exception says, at most this many are kept as a candidate's message."""
+DETAIL_CHARACTERS = 4000
+"""Of what it wrote in all, at most this many."""
+_CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S)")
+"""What TVM puts before the sentence that a failed check was given."""
+_NO_SENTENCE = re.compile(
+    r"[\s|^~-]*$"  # a caret, alone or in a margin
+    r"|\s*\d* \| |\s*-->"  # a line of source that a diagnostic shows, and where it is
+    r"|\s*\d+: \S*(?:::|0x)|\s*(?:\[bt\]|at (?:0x|/)|#\d+ )"  # a C++ frame
+    r'|\s*File "|\s*(?:Traceback|Stack trace|Backtrace)\b|\s*collect2: error: ld returned'
+)
+"""Lines of a message that show where something happened, and not what."""
+
 
 def message_of(error: BaseException) -> str:
     """Return what `error` says, in text that can be encoded. Cannot fail, whatever its `__str__` does."""
@@ -52,6 +67,25 @@ def name_of(error: BaseException) -> str:
 def name_and_message(error: BaseException) -> str:
     """Return an exception's class and what it says, as Python shows them. Cannot fail."""
     return f"{name_of(error)}: {message_of(error)}"
+
+
+def cause_in(text: str) -> str:
+    """Return the sentence of a message that names the cause: its first that shows no source, caret or C++ frame."""
+    lines = text.splitlines()
+    told = next((line for line in lines if not _NO_SENTENCE.match(line)), "")
+    return _CHECK.sub("", told).strip().removesuffix(":")
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return an exception's class and the sentence that names the cause, without TVM's class, which says nothing."""
+    cause, name = cause_in(message_of(error)), name_of(error)
+    return (cause if cause and name == "InternalError" else f"{name}: {cause}")[:MESSAGE_CHARACTERS]
+
+
+def whole_message(error: BaseException) -> str:
+    """Return all that an exception says, where that is more than a line; empty otherwise."""
+    text = message_of(error).strip()
+    return text[:DETAIL_CHARACTERS] if "\n" in text else ""
 
 
 def traceback_of(error: BaseException, limit: int | None = None) -> str:

@@ -276,8 +276,8 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def _last_lines(group: FailureGroup) -> list[str]:
-    """Return the end of what was written, without lines that repeat the message."""
-    lines = [line.rstrip() for line in group.first.detail.splitlines() if line.strip()]
+    """Return the end of what was written, without empty lines and those that repeat the message."""
+    lines = [line.rstrip() for line in group.first.detail.splitlines() if line.strip(" |")]
     return [line for line in lines if line.strip() not in group.message][-DETAIL_LINES:]
 
 

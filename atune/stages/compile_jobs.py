@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from atune.engine.search.prior import asked
-from atune.errors import message_of, name_of
+from atune.errors import in_one_line
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, source_path
 from atune.model.candidate import Candidate, thaw
 from atune.model.device import occupancy_of
@@ -114,13 +114,11 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
         return work(candidate)
     except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
         check_machine(error)
-        return Failure(candidate.index, "lower", _one_line(error), detail_of(error))
+        return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 
-def _one_line(error: BaseException) -> str:
-    lines = [line for line in message_of(error).strip().splitlines() if line.strip()]
-    # TVM puts the C++ stack first and the message last.
-    text = f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
+def _message(error: BaseException) -> str:
+    text = in_one_line(error)
     if isinstance(error, OSError) and "source code" in text:  # the message of `inspect`
         return f"{text}; a kernel that exec made needs its text, too: Workload(source=...)"
     return text

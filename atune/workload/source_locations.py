@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 
 import msgspec
 
-from atune.errors import traceback_of
+from atune.errors import DETAIL_CHARACTERS, traceback_of
 
 FOREIGN_PATHS = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^<unknown>$|"
@@ -25,7 +25,7 @@ REWRITTEN = "/tilelang/language/"
 """Whose functions call kernels that tilelang has rewritten."""
 EVALUATED = "<string>"
 """File of text that Python evaluates."""
-DETAIL_FRAMES, DETAIL_CHARACTERS = 6, 4000
+DETAIL_FRAMES = 6
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import message_of, name_of
+from atune.errors import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, cause_in, in_one_line, message_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.model.settings import CPU_FLAGS
 from atune.stages.compile import elf
@@ -95,24 +95,26 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
         check_compiled(error, message.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
         if len(group) > 1:
             raise
-        first = _alike(_first_error(message))
-        kind = "compile" if isinstance(error, CompileError) or "Compilation error" in message else "codegen"
-        return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], message[-4000:])]  # type: ignore[arg-type]
+        if isinstance(error, CompileError) or "Compilation error" in message:
+            first = _alike(_first_error(message)).strip()[:MESSAGE_CHARACTERS]
+            return [Failure(group[0].index, "compile", first, message[-DETAIL_CHARACTERS:])]
+        return [Failure(group[0].index, "codegen", in_one_line(error), message[-DETAIL_CHARACTERS:])]
 
 
 def _first_error(text: str) -> str:
-    """Return the most informative line of compiler output: the linker's missing symbol, the first error, the first
-    line."""
-    lines = text.splitlines()
-    for wanted in ("undefined reference", "error: ", "error", "fatal"):
+    """Return the most informative line of compiler output: the linker's missing symbol, the first error, or the first
+    that names a cause."""
+    lines = [line for line in text.splitlines() if cause_in(line)]
+    for wanted in ("undefined reference", "multiple definition", "error: ", "error", "fatal"):
         if found := next((line for line in lines if wanted in line.lower()), None):
             return found
-    return lines[0] if lines else ""
+    return cause_in(text)
 
 
 def _alike(line: str) -> str:
-    """Return a compiler's line without its library's name and offsets, so that failures of one kind count together."""
-    return re.sub(r":\(\.text[^)]*\)", "", re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", line))
+    """Return a compiler's line without names of temporary files and offsets: failures of one kind count together."""
+    named = re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", re.sub(r"\S*/tvm_kernels(?=\.cu\b)", "kernel", line))
+    return re.sub(r":\(\.text[^)]*\)", "", named)
 
 
 def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:

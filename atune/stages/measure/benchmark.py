@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import UsageError, message_of
+from atune.errors import UsageError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -20,7 +20,7 @@ from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import Guards, KernelArguments
 from atune.stages.measure.check import Expected, Mismatch, expected_outputs, explained, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
-from atune.stages.measure.telemetry import Observer, energy_of, kind_of, message_in_short
+from atune.stages.measure.telemetry import Observer, energy_of, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.processes.messages import Begin
@@ -88,12 +88,12 @@ def measure(payload: bytes) -> bytes:
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
-        result = Failure(artifact.index, "load", message_in_short(error))
+        result = Failure(artifact.index, "load", in_one_line(error), whole_message(error))
     except UsageError:
         raise  # the workload's mistake, not this candidate's
     except BaseException as error:
         check_machine(error, but=OWN)
-        result = Failure(artifact.index, kind_of(error), message_in_short(error))
+        result = Failure(artifact.index, kind_of(error), in_one_line(error), whole_message(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
@@ -236,12 +236,12 @@ def _called_and_judged(
 
 def _after(error: BaseException, artifact: Artifact) -> Failure:
     """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
-    kind, message = kind_of(error), message_in_short(error)
+    kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and _device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
             if damage := _device.arguments.guards.damage():
                 kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
-    return Failure(artifact.index, kind, message)
+    return Failure(artifact.index, kind, message, whole_message(error))
 
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import message_of, name_and_message, name_of
+from atune.errors import name_and_message
 from atune.model.artifact import FailureKind
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import Conditions, Energy
@@ -207,9 +207,3 @@ def kind_of(error: BaseException) -> FailureKind:
     if _BEYOND_REPAIR.search(text):
         return "fault"
     return "out_of_memory" if _NO_MEMORY.search(text) else "launch"
-
-
-def message_in_short(error: BaseException) -> str:
-    """Return the first lines of an error's message, in one."""
-    lines = [line for line in message_of(error).splitlines() if line.strip()]
-    return f"{name_of(error)}: {' '.join(lines[:2])}"[:500]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import atune
+from atune.errors import in_one_line, whole_message
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.telemetry import kind_of, message_in_short
+from atune.stages.measure.telemetry import kind_of
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
 
@@ -64,15 +65,11 @@ def test_what_does_not_costs_no_process(message: str, kind: str) -> None:
     assert kind_of(RuntimeError(message)) == kind
 
 
-def test_the_message_is_the_devices_in_short() -> None:
-    error = RuntimeError(
-        "CUDA error: device-side assert triggered\n\nCompile with TORCH_USE_CUDA_DSA\nmore\n" + "x" * 900
-    )
-    assert (
-        message_in_short(error)
-        == "RuntimeError: CUDA error: device-side assert triggered Compile with TORCH_USE_CUDA_DSA"
-    )
-    assert len(message_in_short(RuntimeError("x" * 900))) == 500
+def test_the_message_is_the_devices_in_short_and_the_rest_is_kept() -> None:
+    said = "CUDA error: device-side assert triggered\n\nCompile with TORCH_USE_CUDA_DSA\nmore"
+    assert in_one_line(RuntimeError(said)) == "RuntimeError: CUDA error: device-side assert triggered"
+    assert whole_message(RuntimeError(said)) == said and whole_message(RuntimeError("one line")) == ""
+    assert len(in_one_line(RuntimeError("x" * 900))) == 500
 
 
 @pytest.mark.gpu

@@ -1,0 +1,75 @@
+"""What is said of a kernel that does not lower or compile: the sentence that names the cause, first."""
+
+from __future__ import annotations
+
+import pytest
+
+from atune.errors import cause_in, in_one_line
+from atune.stages.compile.codegen import _alike, _first_error
+
+SHOWN = """Check failed: layout_map.count(C) != 0 (0 vs. 0) : The layout for fragment C can not be inferred correctly.
+  --> /tmp/bad.py:49:1
+     |
+ 49 |             C = T.alloc_fragment((block, block), "float32")
+     |             ^"""
+"""As tilelang 0.1.15 says it, with the line of the kernel."""
+CONFLICT = """Layout infer conflict between A_frag and B_frag in T.Parallel loop:
+    loop Fragment((128, 4) -> (4,), replicate: 1, thread: 128, forward_thread: _i)
+    fragment Fragment((128, 4) -> (4,), replicate: 1, thread: 128, forward_thread: (_i + 1) % 128)
+"""
+STACKED = """Traceback (most recent call last):
+  File "python/tvm_ffi/cython/function.pxi", line 968, in tvm_ffi.core.Function.__call__
+  0: tvm::tl::LayoutInferencer::Substitute(tvm::tirx::PrimFunc)
+  [bt] (1) libtvm.so(+0x1234)
+Need to load/store by multiple of bytes"""
+
+
+class InternalError(RuntimeError):
+    """As TVM's is called."""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (SHOWN, "The layout for fragment C can not be inferred correctly."),
+        (CONFLICT, "Layout infer conflict between A_frag and B_frag in T.Parallel loop"),
+        (STACKED, "Need to load/store by multiple of bytes"),
+        ("Check failed: (M % kMPerWarp == 0) is false: M must be divisible by 16", "M must be divisible by 16"),
+        ("Check failed: a::b(x) == 0U (1 vs. 0) : Need bytes", "Need bytes"),
+        ("Check failed: (x) is false:", "Check failed: (x) is false"),
+        ("name 'q' is not defined", "name 'q' is not defined"),
+        ("     |        ^", ""),
+        ("", ""),
+    ],
+)
+def test_the_sentence_that_names_the_cause_is_found(text: str, cause: str) -> None:
+    assert cause_in(text) == cause
+
+
+def test_the_class_is_named_unless_it_is_tvms_own() -> None:
+    assert in_one_line(ValueError("no such block")) == "ValueError: no such block"
+    assert in_one_line(InternalError(CONFLICT)).startswith("Layout infer conflict between A_frag and B_frag")
+    assert in_one_line(InternalError("  |  ^")) == "InternalError: "
+    assert in_one_line(KeyError()) == "KeyError: "
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (
+            '/tmp/a/tmpx1/tvm_kernels.cu(19): error: identifier "f" is undefined\n      x = f();\n          ^\n',
+            'kernel.cu(19): error: identifier "f" is undefined',
+        ),
+        (
+            "/usr/bin/ld: /tmp/x/12.part:(.text+0x1): undefined reference to `g'\ncollect2: error: ld returned 1",
+            "/usr/bin/ld: kernel: undefined reference to `g'",
+        ),
+        (
+            "/usr/bin/ld: a.o: multiple definition of `h'\ncollect2: error: ld returned 1 exit status",
+            "/usr/bin/ld: a.o: multiple definition of `h'",
+        ),
+        ("         ^\nthe compiler is out of sorts", "the compiler is out of sorts"),
+    ],
+)
+def test_of_a_compilers_output_the_line_that_names_the_cause_is_taken(output: str, line: str) -> None:
+    assert _alike(_first_error(output)) == line
