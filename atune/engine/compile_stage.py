@@ -6,7 +6,7 @@ is built, and `deliver` hands its artifact on.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -29,6 +29,7 @@ from atune.journal.events import (
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import FindJob, GroupFailed, LowerJob
+from atune.workload.source_locations import place_in
 
 Deliver = Callable[[Lowered, Artifact], Awaitable[None]]
 """Hands a candidate's artifact on, as soon as there is room."""
@@ -62,6 +63,8 @@ class CompileStage:
         """Candidates that were put back, to be lowered again."""
         self._repeated: set[int] = set()
         """Candidates that lost a worker once, which is not held against them. A second loss is."""
+        self._unlowered = Counter[str]()
+        """How often lowering failed with each message, through no line of the user's."""
         self._idle = anyio.Lock(fast_acquire=True)
         """Held by the idle worker that looks for work. The others would find what it finds, so they queue."""
 
@@ -242,6 +245,11 @@ class CompileStage:
         why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail}
         self.emit(BuildFailed, worker=worker.name, index=failure.index, **why)
         self.run.outcomes.settled(failure.index)
+        if failure.kind == "lower" and place_in(failure.detail) is None:
+            self._unlowered[failure.message] += 1
+            alike, lowered = self._unlowered[failure.message], self.run.recorder.state.lowered
+            if self._proofs is not None and not lowered and 0 < self.state.hints.alike <= alike:
+                self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
         """Tell whether to repeat these because of `doubt`: yes, if any member was not repeated yet."""

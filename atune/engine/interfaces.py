@@ -23,6 +23,8 @@ class CompileHints(msgspec.Struct, frozen=True):
     """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper."""
     resting: int = 0
     """How many workers start nothing new, because measuring devices need their cores."""
+    alike: int = 0
+    """After how many equal failures of lowering a run ends in which nothing could be lowered; 0: after none."""
 
 
 class CompileWorker(Protocol):

@@ -304,7 +304,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     wall_s: float
     """Seconds of this part of the run; a resumed run has several."""
     reason: str
-    """``exhausted``, ``budget`` or ``stopped``; ``merged`` where journals were merged."""
+    """``exhausted``, ``budget`` or ``stopped``; ``unlowered`` where the first candidates all failed to lower, for one
+    reason; ``merged`` where journals were merged."""
     kernel: Artifact | None = None
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     out_idx: tuple[int, ...] = ()

@@ -92,6 +92,7 @@ ENDED = {
     "budget": "the budget ended the run before them",
     "stopped": "the run was stopped before them",
     "exhausted": "the strategy proposed no more",
+    "unlowered": "the first ones all failed to lower, for one reason",
 }
 """Why candidates were not tried, by how a run finished."""
 

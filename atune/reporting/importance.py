@@ -39,11 +39,11 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
     """How many latencies this rests on."""
 
     def describe(self) -> str:
-        """Return it as a line of text, such as ``block_M 61 %, num_stages 22 %; …``."""
+        """Return it as a line of text, such as ``block_M 61 %, num_stages 22 %; …``; empty where no axis stands out."""
         named = [(name, share) for name, share in self.shares.items() if share >= WORTH][:NAMED]
         basis = f"by {self.candidates:,} candidates"
         if not named:
-            return f"none by itself ({basis})"
+            return ""
         text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in named)
         left = max(0.0, 1.0 - sum(share for _, share in named))
         return f"{text}; combinations, other axes and noise {100 * left:.0f} % ({basis})"

@@ -141,7 +141,7 @@ class Progress:
             return ""
         index, latency_ms = self._state.best
         config: Config = self._state.entry(index).config
-        return f"best {latency_ms:.4g} ms: {describe_config(config)}"
+        return f"best {latency_ms:.4g} ms (first timing): {describe_config(config)}"
 
     @property
     def all_failed(self) -> bool:
@@ -172,10 +172,10 @@ class Progress:
         """Whether the winner is proven to be tilelang's own code, or will be next. Empty before all is measured."""
         state = self._state
         if self.proving:
-            return "proving the winner plain"
+            return "proving that the winner is TileLang's own code"
         if state.finished is None or state.best is None:
             return ""
-        return "winner proven plain" if state.proven is not None else "winner not proven plain"
+        return "winner proven to be TileLang's own code" if state.proven is not None else "winner not proven"
 
     @property
     def failed(self) -> int:
@@ -241,6 +241,7 @@ class _Bars:
             refresh_per_second=10,
             redirect_stdout=False,
             redirect_stderr=False,
+            transient=True,  # the result says all of it
         )
 
     def show(self, state: Progress) -> None:

@@ -10,9 +10,11 @@ import msgspec
 
 from atune.journal.result import Ratio, Record, Result
 from atune.model.candidate import describe_config, printable
+from atune.model.device import Target
 from atune.model.roofline import Roofline
 from atune.reporting.importance import axis_importance
-from atune.reporting.progress import duration
+from atune.reporting.progress import duration, shortened
+from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
 
 KEYS = (
@@ -39,58 +41,91 @@ def summary(result: Result) -> dict[str, Any]:
 
 def summary_text(result: Result) -> str:
     """Return the result's summary as text."""
-    lines = []
+    return plain(result_lines(result))
+
+
+def result_lines(result: Result) -> list[Line]:
+    """Return the result for a screen: the answer, counts, what needs attention, what else is known, and what is next.
+
+    Nothing stands there twice, and there is no line that says that there is nothing.
+    """
+    attention = attention_lines(result)
+    return [
+        *(answer_lines(result)),
+        Line(f"candidates {counts_line(result)}"),
+        *([Line(""), *attention] if attention else []),
+        *([Line(""), *rest] if (rest := [*detail_lines(result), *next_lines(result)]) else []),
+    ]
+
+
+def answer_lines(result: Result) -> list[Line]:
+    """Return the winner's configuration and figures, or why there is no winner."""
     if result.best is None or result.latency_ms is None:
-        lines.append(f"no winner: {no_winner_line(result)}")
-    else:
-        lines += headline_lines(result)
-        if why := why_unchecked(result):
-            lines.append(f"outputs    not checked: {why}")
-        lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
-    lines.append(f"candidates {counts_line(result)}")
-    lines += [f"           {line}" for line in failure_lines(result)]
-    lines += [f"             {line}" for line in first_failure_lines(result)]
-    if (mattered := axis_importance(result)) is not None:
-        lines.append(f"axes that mattered: {printable(mattered.describe())}")
+        return [Line(f"no winner: {no_winner_line(result)}", "strong")]
+    first, *further = headline_lines(result)
+    return [Line(first, "answer"), *(Line(line, "strong") for line in further)]
+
+
+def attention_lines(result: Result) -> list[Line]:
+    """Return what the user may want to do something about: unchecked outputs, failures, noise, a run cut short."""
+    lines = [Line(f"outputs    not checked: {why}", "attention")] if (why := why_unchecked(result)) else []
+    failed = [group for group in failure_groups(result.records) if group.kind != PRUNED]
+    label = "failures"
+    for line in group_lines(failed):
+        lines.append(Line(f"{label:11}{line}", "attention"))
+        label = ""
+    lines += [Line(f"             {line}", "dim") for line in first_failure_lines(result)]
+    lines += [Line(f"{'' if n else 'noise':11}{printable(text)}", "attention") for n, text in enumerate(result.noise)]
+    if not result.finished:
+        how = "interrupted" if result.interrupted else "not yet: the run is under way, or was killed"
+        lines.append(Line(f"ended      {how}", "attention"))
+    return lines
+
+
+def detail_lines(result: Result) -> list[Line]:
+    """Return what else is known: ties, energy, rooflines, the axes that mattered, what was pruned and reused."""
+    lines = [f"ties       {ties_line(result)}"] if result.ties else []
+    if (energy := result.energy) is not None:
+        lines.append(f"energy     {energy.power_w:.0f} W, {energy.call_j:.3g} J a call")
+    lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
+    if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
+        lines.append(f"axes       {printable(text)}")
+    pruned = group_lines(group for group in failure_groups(result.records) if group.kind == PRUNED)
+    lines += [f"{'' if n else 'left out':11}{line}" for n, line in enumerate(pruned)]
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
+    return [Line(line, "dim") for line in lines]
+
+
+def next_lines(result: Result) -> list[Line]:
+    """Return where the journal is, and the command to type next."""
+    if result.journal is None:
+        return []
+    journal = shlex.quote(printable(result.journal))
+    lines = [Line(f"journal    {printable(result.journal)}", "dim")]
     if not result.finished:
-        lines.append(f"ended      {_unfinished(result)}")
-    lines += [f"noise      {printable(text)}" for text in result.noise]
-    if result.journal is not None:
-        lines.append(f"journal    {printable(result.journal)}")
-    return "\n".join(lines)
+        named = result.header is not None and result.header.origin
+        workload = "" if named else " --workload FILE.py:NAME"  # it came by value, from a script or a notebook
+        lines.append(Line(f"next       atune resume {journal}{workload}"))
+    elif result.best is not None:
+        lines.append(Line(f"next       atune report {journal}"))
+    return lines
 
 
 def counts_line(result: Result) -> str:
     """Return how many candidates there are, how many had which outcome, and how long it took."""
-    counts = (
-        f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
-    )
-    left = f", {result.remaining} remaining" if result.remaining else ""
-    return f"{result.total}: {counts}{left}; {duration(result.wall_s)}"
-
-
-def _unfinished(result: Result) -> str:
-    on = ""
-    if result.journal is not None:
-        named = result.header is not None and result.header.origin
-        workload = "" if named else " --workload FILE.py:NAME"  # it came by value, from a script or a notebook
-        on = f"; atune resume {shlex.quote(result.journal)}{workload} goes on"
-    return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"
+    names = {"measured": "measured", "failed": "failed", "pruned": "pruned", "duplicates": "duplicates"}
+    counts = [f"{count} {word}" for name, word in names.items() if (count := getattr(result, name))]
+    counts += [f"{result.remaining} not tried"] if result.remaining else []
+    return f"{result.total}: {', '.join(counts) or 'none tried'}; {duration(result.wall_s)}"
 
 
 def headline_lines(result: Result) -> list[str]:
-    """Return the first lines of a result that has a winner."""
+    """Return the first lines of a result that has a winner: its configuration, then its figures."""
     assert result.best is not None
-    lines = [f"latency    {latency_line(result)}"]
+    lines = [f"winner     {describe_config(result.best.config) or DEFAULTS}", f"latency    {latency_line(result)}"]
     if against := default_line(result):
         lines.append(f"           {against}")
-    lines.append(f"winner     {describe_config(result.best.config)}")
-    if result.ties:
-        lines.append(f"ties       {ties_line(result)}")
-    if (energy := result.energy) is not None:
-        lines.append(f"energy     {energy.power_w:.0f} W, {energy.call_j:.3g} J a call")
     return lines
 
 
@@ -156,8 +191,8 @@ def ties_line(result: Result) -> str:
     known = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     default, one = result.default, len(ties) == 1
     chosen = default is not None and result.best_index in (default.index, default.same_as)
-    rule = "the default is preferred among equals" if chosen else "the smallest key was chosen among equals"
-    return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner; {rule}"
+    rule = "; the default is preferred among equals" if chosen else ""
+    return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner{rule}"
 
 
 def comparison(ratio: Ratio, than: str) -> str:
@@ -193,6 +228,30 @@ def why_unchecked(result: Result) -> str:
     return "the check was switched off (--skip-check)" if asked is False else ""
 
 
+DEFAULTS = "the kernel's defaults"
+"""What an empty configuration is called."""
+PRUNED = "pruned"
+KIND_WORDS = {
+    "lower": "failed to lower",
+    "codegen": "failed to generate code",
+    "compile": "failed to compile",
+    "crash": "crashed while compiling",
+    "timeout": "timed out",
+    "hopeless": "took too long to compile",
+    "load": "failed to load",
+    "launch": "failed to launch",
+    "fault": "faulted on the device",
+    "out_of_memory": "ran out of memory",
+    "out_of_bounds": "wrote out of bounds",
+    "mismatch": "gave wrong outputs",
+    "non_finite": "gave NaN or infinity",
+    "unwritten": "left outputs unwritten",
+    "worker_lost": "lost their process",
+    "suspect": "may have ended the program",
+}
+"""What candidates of each kind of failure did."""
+LINE_CHARACTERS = 240
+"""Of the line for a group, the screen shows at most this many."""
 MOST_GROUPS = 50
 """Groups that ``--json`` prints."""
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
@@ -217,7 +276,12 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def example(self) -> str:
         """The configuration of the first, as text."""
-        return describe_config(self.first.config) or "the kernel's defaults"
+        return describe_config(self.first.config) or DEFAULTS
+
+    @property
+    def line(self) -> str:
+        """Their number, what they did, and why."""
+        return f"{self.count} {KIND_WORDS.get(self.kind, self.kind)}: {printable(self.message)}"
 
 
 def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
@@ -256,15 +320,30 @@ def first_failure_lines(result: Result) -> list[str]:
 
     Empty where nothing failed.
     """
-    group = next((g for g in failure_groups(result.records) if g.kind != "pruned"), None)
+    group = next((g for g in failure_groups(result.records) if g.kind != PRUNED), None)
     if group is None:
         return []
-    lines = [f"for example {group.kind} of candidate {group.first.index}: {group.example}"]
+    lines = [f"for example candidate {group.first.index}: {group.example}"]
     text = where.lines() if (where := group.where) is not None else _last_lines(group)
     lines += [f"  {printable(line)[:300]}" for line in text]
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
-    return lines + _all_mismatch(result)
+    return lines + _all_mismatch(result) + _for_cuda(result, group)
+
+
+def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
+    """Say what to do with a kernel that seems to be written for CUDA: for the CPU, TileLang lowered no candidate."""
+    header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
+    if header is None or header.target != Target("c") or tried != {"lower"} or group.where is not None:
+        return []
+    workload = printable(shlex.quote(header.origin)) if header.origin else "FILE.py:NAME"
+    command = f"atune tune {workload} --compile-only --target sm_90a"
+    lines = ["this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"]
+    lines.append(f"  {command}")
+    if result.reason == "unlowered" and result.journal is not None:
+        resume = f"atune resume {shlex.quote(printable(result.journal))}"
+        lines.append(f"the run ended after {group.count} equal failures; the others are tried by: {resume}")
+    return lines
 
 
 def _all_mismatch(result: Result) -> list[str]:
@@ -283,10 +362,15 @@ def _last_lines(group: FailureGroup) -> list[str]:
 
 def failure_lines(result: Result, limit: int = 8) -> list[str]:
     """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
-    groups = failure_summary(result.records)
-    lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
-    rest = sum(n for _, _, n in groups[limit:])
-    return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
+    return group_lines(failure_groups(result.records), limit)
+
+
+def group_lines(groups: Iterable[FailureGroup], limit: int = 8) -> list[str]:
+    """Return a line for each of the first groups, and one for the rest."""
+    known = list(groups)
+    rest = sum(group.count for group in known[limit:])
+    more = [f"{rest} more, for {len(known) - limit} other reasons"] if rest else []
+    return [*(shortened(group.line, LINE_CHARACTERS) for group in known[:limit]), *more]
 
 
 def roofline_lines(result: Result) -> list[str]:

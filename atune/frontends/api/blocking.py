@@ -67,12 +67,11 @@ def no_winner_message(result: Result) -> str:
 
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
-    counts = (
-        f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
-    )
+    numbers = {"failed": result.failed, "pruned": result.pruned, "duplicates": result.duplicates}
+    counts = ", ".join(f"{n} {name}" for name, n in (numbers | {"not tried": result.remaining}).items() if n)
     lines = [f"  {line}" for line in failure_lines(result, 10)]
     example = [f"    {line}" for line in first_failure_lines(result)]
-    return "\n".join([f"no candidate worked ({counts}):", *lines, *example])
+    return "\n".join([f"no candidate worked: {counts}", *lines, *example])
 
 
 def winning(result: Result) -> TuneResult:

@@ -15,7 +15,7 @@ from atune.frontends.cli.output import (
     NO_WINNER,
     USAGE,
     OutputLost,
-    fitted,
+    print_lines,
     print_message,
     print_out,
     report_error,
@@ -85,13 +85,17 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
 
 def show(result: Result, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
-    from atune.reporting.summary import summary, summary_text
+    from atune.reporting.summary import result_lines, summary
 
     if arguments.table:
         from atune.reporting.export import table
+        from atune.reporting.screen import fitted_table
 
-        print_out(table(result))
-    print_out(json.dumps(summary(result)) if arguments.json else fitted(summary_text(result)))
+        print_out(fitted_table(table(result), "config", sys.stdout) + "\n")
+    if arguments.json:
+        print_out(json.dumps(summary(result)))
+    else:
+        print_lines(result_lines(result))
     return OK if result.best is not None else NO_WINNER
 
 

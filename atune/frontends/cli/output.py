@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json as json_text
-import shutil
 import sys
-import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
 from atune.model.requirements import not_installed
+from atune.reporting.screen import Line, fitted
 from atune.workers.system.terminal import discard
 
 if TYPE_CHECKING:
@@ -42,19 +42,9 @@ def print_bytes(data: bytes | None, text: str = "") -> None:
         raise OutputLost(f"cannot write to stdout: {error.strerror or error}") from error
 
 
-def fitted(text: str) -> str:
-    """Return `text` with its lines broken between words, as wide as stdout's terminal; as it is elsewhere."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return text
-    columns = shutil.get_terminal_size().columns
-    indent = " " * (11 if columns >= 60 else 2)  # under the values, where there is room
-    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
-    wrapper.subsequent_indent = indent
-    lines = []
-    for line in text.split("\n"):
-        wrapper.initial_indent = indent if line.startswith(" ") else ""
-        lines += wrapper.wrap(line.lstrip(" ")) or [line]
-    return "\n".join(lines)
+def print_lines(lines: Iterable[Line]) -> None:
+    """Print `lines` on stdout, as wide as its terminal and in its colours. Raises like `print_out`."""
+    print_out(fitted(lines, sys.stdout))
 
 
 def print_message(message: str, kind: str = "error: ") -> None:

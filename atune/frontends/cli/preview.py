@@ -19,13 +19,15 @@ from atune.engine.search.registry import AUTO
 from atune.errors import TargetError, UsageError
 from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
-from atune.frontends.cli.output import NO_WINNER, USAGE, fitted, print_message, print_out
+from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
+from atune.reporting.screen import Line
+from atune.reporting.summary import KIND_WORDS
 from atune.workers.local.workload_queries import discover, survey_space
 from atune.workload.workload import FileRef, Refusals, SpaceSurvey
 
@@ -46,7 +48,8 @@ class JournalProgress(msgspec.Struct, frozen=True):
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a tuning would do, as ``--json`` prints it.
 
-    `impossible`: why nothing can be tuned here, and then there is no `target`. `to_do`: most candidates that would be
+    `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU
+    only because there is no GPU. `to_do`: most candidates that would be
     compiled; None if the space is larger than the part examined. `seconds`: an estimate by the pace of the journal's
     run; None without one. The space's figures are those of `SpaceSurvey`.
     """
@@ -56,6 +59,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None
     devices: tuple[str, ...]
     impossible: str | None
+    fallback: str = ""
     points: int | None
     looked_at: int
     exact: bool
@@ -71,8 +75,10 @@ def dry_run_command(
 ) -> int:
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     found = anyio.run(dry_run, workload, journal, options)
-    text = "\n".join(dry_run_lines(found, options["strategy"] or AUTO))
-    print_out(json.dumps(msgspec.to_builtins(found)) if arguments.json else text)
+    if arguments.json:
+        print_out(json.dumps(msgspec.to_builtins(found)))
+    else:
+        print_lines(map(Line, dry_run_lines(found, options["strategy"] or AUTO)))
     if found.candidates == 0:
         print_message("the space is empty: no configuration satisfies the constraints")
     return USAGE if found.candidates == 0 or found.impossible else OK
@@ -84,11 +90,12 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     Raises `WorkloadError` and `SpaceError` like `tune`, and `JournalError` if `journal` cannot be read.
     """
     budget: Budget = options["budget"]
-    target, devices, impossible = None, tuple[str, ...](), None
+    target, devices, impossible, fallback = None, tuple[str, ...](), None, ""
     try:
         where = options["target"], options["devices"]
         found = await discover(workload, *where, options["compile"], options["benchmark"])
         target, devices = str(found.target), tuple(device.name for device in found.devices)
+        fallback = found.fallback
     except TargetError as error:
         impossible = str(error)
     space = await survey_space(workload)
@@ -105,6 +112,7 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
         target=target,
         devices=devices,
         impossible=impossible,
+        fallback=fallback,
         points=space.points,
         looked_at=space.looked_at,
         exact=space.exact,
@@ -135,6 +143,8 @@ def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
         yield f"target     cannot be tuned here: {printable(run.impossible or '')}"
     else:
         yield f"target     {run.target} on {printable(', '.join(run.devices)) or 'no device'}"
+        if run.fallback:
+            yield f"           {run.fallback}"
     points = "an unknown number of" if run.points is None else f"{run.points:,}"
     about = "" if run.exact else "about "
     candidates = "an unknown number" if run.candidates is None else f"{about}{run.candidates:,}"
@@ -175,6 +185,8 @@ class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct ones of those that compiled."""
     failed: int
     wall_s: float
+    fallback: str = ""
+    """As in `DryRun`."""
     compiler: str = ""
     """Which compiler was chosen, and why; empty if there was no choice."""
     failures: tuple[CompileReason, ...] = ()
@@ -184,8 +196,10 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
     most = options["budget"].most
     found = anyio.run(partial(_compile, workload, options["target"], options["compile"], most))
-    data = json.dumps(msgspec.to_builtins(found)) if arguments.json else fitted("\n".join(compile_lines(found)))
-    print_out(data)
+    if arguments.json:
+        print_out(json.dumps(msgspec.to_builtins(found)))
+    else:
+        print_lines(map(Line, compile_lines(found)))
     return OK if found.compiled else NO_WINNER
 
 
@@ -209,6 +223,7 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
         codes=len({(one.path, one.symbol) for one in good}),
         failed=reasons.total(),
         wall_s=round(time.monotonic() - began, 3),
+        fallback=machine.found.fallback,
         compiler=compiler,
         failures=tuple(CompileReason(*reason, count) for reason, count in reasons.most_common()),
     )
@@ -218,8 +233,10 @@ def compile_lines(found: CompileSummary) -> list[str]:
     """Return what became of a space, a line each."""
     counts = f"{found.compiled} of {found.total} candidates, {found.codes} distinct codes, {found.failed} failed"
     lines = [f"compiled   {counts}; {duration(found.wall_s)}", f"target     {found.target}; nothing was measured"]
+    lines += [f"           {found.fallback}"] if found.fallback else []
     lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
-    lines += [f"           {one.count} × {one.kind}: {printable(one.message)}" for one in found.failures[:REASONS]]
+    for one in found.failures[:REASONS]:
+        lines.append(f"           {one.count} {KIND_WORDS.get(one.kind, one.kind)}: {printable(one.message)}")
     if more := len(found.failures) - REASONS:
         lines += [f"           {more} other reasons"] if more > 0 else []
     return lines

@@ -13,6 +13,8 @@ from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
 from atune.workers.processes.messages import Discovery
 
+NO_GPU = "no GPU found: tuning for the CPU"
+
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
     """Resolve a target text and list its devices. `mixed`: they may be of several models.
@@ -29,6 +31,7 @@ def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discov
     if wanted == ("cpu",) and target is None:
         target = Target("c")
     gpus = visible_gpus() if target is None or target.kind == "cuda" else []
+    fallback = NO_GPU if target is None and not gpus else ""
     if target is None:
         target = Target("cuda") if gpus else Target("c")
     if target.kind == "c":
@@ -36,7 +39,7 @@ def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discov
             raise TargetError(f"device {bad[0]!r} is not there: target c runs on the CPU alone (--devices cpu)")
         if shutil.which("g++") is None and shutil.which("c++") is None:
             raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
-        return Discovery(target, (cpu,))
+        return Discovery(target, (cpu,), fallback=fallback)
     if "cpu" in wanted:
         raise TargetError("target cuda does not run on device 'cpu': use --target c, or --devices all")
     if not gpus:

@@ -152,6 +152,8 @@ class ClusterMachine:
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
         check_discovery(self._found, self.benchmark)
+        if self._found.fallback:
+            self._warn(self._found.fallback)
         return self._found.target, devices
 
     async def _share_out(self, without: Mapping[str, TargetError]) -> None:

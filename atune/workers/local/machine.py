@@ -47,6 +47,9 @@ PLAIN = "with so few candidates each is compiled plain"
 NEIGHBOURS = 2
 """Successive candidates for one worker, if candidates that differ only in the order of blocks share a lowering."""
 
+ALIKE = 16
+"""So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
+
 
 class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
@@ -161,6 +164,8 @@ class LocalMachine:
         check_discovery(found, self.benchmark)
         found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
+        if found.fallback and self._most_cores is None:  # an agent's is told by the machine of the cluster
+            self._warn(found.fallback)
         self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
         return found.target, list(found.devices)
 
@@ -239,6 +244,7 @@ class LocalMachine:
             row=NEIGHBOURS if "swizzle_lowering" in self._accelerators and not self._on_cpu else 1,
             builds=builds,
             resting=0 if self._cores_left is None else max(0, measuring - self._cores_left),
+            alike=ALIKE if self.found.fallback else 0,
         )
 
     async def sleep(self, seconds: float) -> None:

@@ -55,6 +55,8 @@ class Discovery(msgspec.Struct, frozen=True):
     """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
     unused: dict[str, str] = {}
     """Why each other accelerator cannot be used, by name."""
+    fallback: str = ""
+    """That ``auto`` means the CPU because there is no GPU; empty where the CPU was asked for."""
     nvcc: bool = True
     """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
 

@@ -1,0 +1,83 @@
+"""Lines of text for a screen: broken between words to its width, and in colours where it has them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TextIO
+
+Style = Literal["", "answer", "strong", "attention", "dim"]
+CODES = {"answer": "1;32", "strong": "1", "attention": "33", "dim": "2"}
+"""Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, faint."""
+LABEL = 11
+"""Columns of a line's label. A line without one begins with blanks."""
+_LABEL = re.compile(r"[a-z ]{10} (?=\S)")
+_WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
+NARROW = 60
+"""On fewer columns, values are not indented as far as their labels are wide."""
+
+
+class Line(NamedTuple):
+    """A line of text, and how important it is."""
+
+    text: str
+    style: Style = ""
+
+
+def plain(lines: Iterable[Line]) -> str:
+    """Return `lines` as they go into a file."""
+    return "\n".join(line.text for line in lines)
+
+
+def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
+    """Return `lines` as wide as the terminal of `stream`, in its colours; as they are elsewhere."""
+    if stream is None or not stream.isatty():
+        return plain(lines)
+    columns, coloured = shutil.get_terminal_size().columns, has_colours()
+    return "\n".join(shown for line in lines for shown in _broken(line, columns, coloured))
+
+
+def has_colours() -> bool:
+    """Tell whether a terminal may be sent colours: not where NO_COLOR is set (no-color.org), or it has none."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def fitted_table(table: str, column: str, stream: TextIO | None) -> str:
+    """Return a table's rows as wide as the terminal of `stream`; what is too long goes on below the title `column`."""
+    if stream is None or not stream.isatty():
+        return table
+    columns = shutil.get_terminal_size().columns
+    margin = " " * (table.index(column) if columns >= NARROW else 2)
+    return "\n".join(line for row in table.split("\n") for line in _wrapped(row, columns, "", margin) or [row])
+
+
+def _broken(line: Line, columns: int, coloured: bool) -> list[str]:
+    found = _LABEL.match(line.text)
+    label, blanks = (found.group() if found else ""), _blanks(line.text)
+    margin = " " * ((LABEL if columns >= NARROW else 2) + max(0, blanks - LABEL))
+    start = label or (margin if blanks else "")
+    lines = _wrapped(line.text[len(label) :].strip(" "), columns, start, margin) or [line.text]
+    if not coloured or not line.style:
+        return lines
+    return [_coloured(text, len(label) * (not number), line.style) for number, text in enumerate(lines)]
+
+
+def _wrapped(text: str, columns: int, start: str, margin: str) -> list[str]:
+    """Break `text` between words. Numbers keep their units, and commands stay whole, so that they can be copied."""
+    kept = _WHOLE.sub(lambda found: found.group().replace(" ", "\0"), text)
+    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = start, margin
+    return [line.replace("\0", " ") for line in wrapper.wrap(kept)]
+
+
+def _blanks(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _coloured(text: str, label: int, style: Style) -> str:
+    """Return `text` in a style, its label faint."""
+    begun = f"\x1b[{CODES['dim']}m{text[:label]}\x1b[0m" if label else text[: _blanks(text)]
+    return f"{begun}\x1b[{CODES[style]}m{text[label or _blanks(text) :]}\x1b[0m"
