@@ -175,7 +175,7 @@ class Progress:
             return "proving that the winner is TileLang's own code"
         if state.finished is None or state.best is None:
             return ""
-        return "winner proven to be TileLang's own code" if state.proven is not None else "winner not proven"
+        return f"winner {'' if state.proven is not None else 'not '}proven to be TileLang's own code"
 
     @property
     def failed(self) -> int:

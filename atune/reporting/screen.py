@@ -14,7 +14,7 @@ CODES = {"answer": "1;32", "strong": "1", "attention": "33", "dim": "2"}
 """Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, faint."""
 LABEL = 11
 """Columns of a line's label. A line without one begins with blanks."""
-_LABEL = re.compile(r"[a-z ]{10} (?=\S)")
+_LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 _WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
 NARROW = 60
 """On fewer columns, values are not indented as far as their labels are wide."""

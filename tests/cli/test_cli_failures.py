@@ -32,8 +32,8 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
     assert main(tuned) == 1
     out, err = capsys.readouterr()
     lines, number = err.splitlines(), line_of("A[bx * block + q]")
-    at = lines.index("    for example lower of candidate 0: block=16")
-    assert lines[at - 1] == "  2 × lower: NameError: name 'q' is not defined"
+    at = lines.index("    for example candidate 0: block=16")
+    assert lines[at - 1] == "  2 failed to lower: NameError: name 'q' is not defined"
     assert lines[at + 1] == f'      File "{KERNELS}", line {number}, in main'
     source, caret = lines[at + 2 : at + 4]
     assert source[caret.index("^")] == "q" and caret.strip() == "^"

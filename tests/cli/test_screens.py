@@ -8,12 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from event_streams import Stream, write
 
 from atune.frontends.cli.main import main
-from atune.frontends.cli.output import fitted
 from atune.frontends.cli.preview import CompileReason, CompileSummary, compile_lines
+from atune.journal.events import BuildFailed, RunFinished
+from atune.journal.result import TuneResult
+from atune.model.device import Target
+from atune.reporting.screen import Line, fitted, fitted_table, plain
+from atune.reporting.summary import result_lines
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """
@@ -40,25 +45,98 @@ def journal(tmp_path: Path) -> Path:
     return write(tmp_path / "run.jsonl", run_of("finished").events)
 
 
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, **environment: str) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in ({"TERM": "xterm", "NO_COLOR": "", "COLUMNS": str(columns)} | environment).items():
+        monkeypatch.setenv(name, value)
+
+
 def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "latency    0.1816 ms, 1.03 times slower than the reference (0.1758 ms)\njournal    /a/" + "long" * 20
-    assert fitted(text) == text  # no terminal
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = fitted(text).splitlines()
-    assert lines[:2] == ["latency    0.1816 ms, 1.03 times slower", "  than the reference (0.1758 ms)"]
-    assert fitted("           2.88 times") == "  2.88 times"
-    assert lines[-1].strip() == "/a/" + "long" * 20  # what is copied stays whole
-    monkeypatch.setenv("COLUMNS", "60")
-    assert fitted(text).splitlines()[1] == "           (0.1758 ms)"
+    lines = [Line(line) for line in text.split("\n")]
+    assert fitted(lines, sys.stdout) == text  # no terminal
+    on_terminal(monkeypatch, 40)
+    shown = fitted(lines, sys.stdout).splitlines()
+    assert shown[:2] == ["latency    0.1816 ms, 1.03 times slower", "  than the reference (0.1758 ms)"]
+    assert fitted([Line("           2.88 times")], sys.stdout) == "  2.88 times"
+    assert shown[-1] == "journal    /a/" + "long" * 20  # what is copied stays whole
+    on_terminal(monkeypatch, 60)
+    assert fitted(lines, sys.stdout).splitlines()[1] == "           (0.1758 ms)"
+
+
+def test_commands_and_numbers_with_their_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch, 40)
+    command = "             all of it: atune show /a/journal/with/a/path.jsonl 17"
+    assert fitted([Line(command)], sys.stdout).splitlines()[1] == "    atune show /a/journal/with/a/path.jsonl 17"
+    counts = [Line("candidates 288: 243 measured, 45 failed; 9 s")]
+    on_terminal(monkeypatch, 43)
+    assert fitted(counts, sys.stdout).splitlines() == ["candidates 288: 243 measured, 45 failed;", "  9 s"]
+
+
+def test_the_answer_comes_first_and_bold_where_a_terminal_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(total=3, default=1).ready(2.0).candidate(0, 1.0).candidate(1, 4.0).candidate(2)
+    result = TuneResult.from_events(stream.final({0: [1.0], 1: [4.0]}, [2.0]).finished().events, "j.jsonl")
+    lines = result_lines(result)
+    on_terminal(monkeypatch, 80)
+    shown = fitted(lines, sys.stdout).splitlines()
+    assert shown[0] == "\x1b[2mwinner     \x1b[0m\x1b[1;32mblock=0\x1b[0m"
+    assert shown[1].startswith("\x1b[2mlatency    \x1b[0m\x1b[1m1 ms, ")
+    counts = shown.index("candidates 3: 2 measured, 1 failed; 1 s")
+    assert shown[counts + 1] == ""
+    assert shown[counts + 2].startswith("\x1b[2mfailures   \x1b[0m\x1b[33m1 gave wrong outputs: wrong")
+    assert shown[-2:] == ["\x1b[2mjournal    \x1b[0m\x1b[2mj.jsonl\x1b[0m", "next       atune report j.jsonl"]
+    for without in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        on_terminal(monkeypatch, 120, **without)
+        assert fitted(lines, sys.stdout) == plain(lines)
+    assert "\x1b" not in plain(lines)
+
+
+def test_there_is_no_line_where_there_is_nothing_to_say() -> None:
+    result = TuneResult.from_events(Stream(total=1).ready().candidate(0, 1.0).finished().events)
+    assert plain(result_lines(result)).splitlines() == [
+        "winner     block=0",
+        "latency    1 ms by first timing",
+        "candidates 1: 1 measured; 1 s",
+    ]
+
+
+def test_a_table_goes_on_below_its_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = "latency ms  index  config   note\n    1.0000      0  block=0  winner, final timing"
+    assert fitted_table(table, "config", sys.stdout) == table
+    on_terminal(monkeypatch, 60)
+    wide = fitted_table(table.replace("final timing", "final timing, and more of it"), "config", sys.stdout)
+    assert wide.splitlines()[1:] == [
+        "    1.0000      0  block=0  winner, final timing, and more",
+        "                   of it",
+    ]
+
+
+def failing(detail: str, target: str = "", reason: str = "exhausted") -> str:
+    """Return the summary of a run in which two candidates of three failed to lower, as `detail` shows."""
+    stream = Stream(total=3)
+    if target:
+        stream.events[0] = msgspec.structs.replace(stream.events[0], target=Target("cuda", target))
+    for index in range(2):
+        stream.proposed(index).add(BuildFailed, index=index, kind="lower", message="no layout", detail=detail)
+    events = stream.add(RunFinished, wall_s=1.0, reason=reason).events
+    return plain(result_lines(TuneResult.from_events(events, "j")))
+
+
+def test_who_tunes_a_kernel_that_lowers_for_no_cpu_is_told_what_needs_no_gpu() -> None:
+    command = "atune tune toy.py:WORKLOAD --compile-only --target sm_90a"
+    assert command in failing("by tvm") and "resume" not in failing("by tvm")
+    ended = failing("by tvm", reason="unlowered")
+    assert "the run ended after 2 equal failures; the others are tried by: atune resume j" in ended
+    for other in (failing('  File "mine.py", line 3, in kernel\n    raise'), failing("by tvm", "sm_90a")):
+        assert "--compile-only" not in other
 
 
 @pytest.mark.parametrize(
     ("parts", "reported"),
     [
         (["finished"], None),
-        (["interrupted"], "interrupted; atune resume {journal} goes on"),
-        ([], "not yet: the run is under way, or was killed; atune resume {journal} goes on"),
+        (["interrupted"], "interrupted"),
+        ([], "not yet: the run is under way, or was killed"),
         (["interrupted", "resumed", "finished"], None),
     ],
 )
@@ -67,8 +145,10 @@ def test_replay_says_how_a_run_ended_that_did_not_finish(
 ) -> None:
     path = write(tmp_path / "run.jsonl", run_of(*parts).events)
     assert main(["replay", str(path)]) == 0
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ended")]
-    assert printed == ([] if reported is None else [f"ended      {reported.format(journal=path)}"])
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line for line in lines if line.startswith("ended")]
+    assert printed == ([] if reported is None else [f"ended      {reported}"])
+    assert lines[-1] == f"next       atune {'report' if reported is None else 'resume'} {path}"
 
 
 def test_resume_of_a_finished_run_says_so(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +189,7 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
     out = capsys.readouterr().out
     assert out.startswith("compiled   0 of 2 candidates, 0 distinct codes, 2 failed; ")
     assert "target     cuda (sm_90a); nothing was measured" in out
-    assert "2 × lower: ValueError: no such block" in out
+    assert "2 failed to lower: ValueError: no such block" in out
 
 
 def test_many_reasons_are_counted() -> None:

@@ -301,7 +301,7 @@ def test_when_nothing_works_the_error_says_why() -> None:
     message = str(caught.value)
     assert isinstance(caught.value, atune.NoWinner) and len(caught.value.result.failures) == 3
     for block in (12, 24, 48):
-        assert f"1 × lower: ValueError: block {block} is no power of two" in message
+        assert f"1 failed to lower: ValueError: block {block} is no power of two" in message
     wrong = tuner(scale, [{"factor": 3}], ref_prog=doubled)
     with pytest.raises(TuningFailed, match=r"1 × mismatch: output 0: \d+ of 64 elements differ"):
         wrong.run()

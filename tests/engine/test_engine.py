@@ -440,10 +440,14 @@ async def test_no_winner_has_the_reasons_grouped_and_counted(tmp_path: Path) -> 
     with pytest.raises(NoWinner) as caught:
         await tune(machine=FakeMachine(8, Script(fails=fails)), journal=tmp_path / "j")
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("no candidate worked (8 failed")
-    assert [line.split(":")[0].strip() for line in lines[1:4]] == ["5 × compile", "2 × mismatch", "1 × lower"]
+    assert lines[0].startswith("no candidate worked: 8 failed")
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == [
+        "5 failed to compile",
+        "2 gave wrong outputs",
+        "1 failed to lower",
+    ]
     assert lines[4:] == [
-        "    for example compile of candidate 0: x=0",
+        "    for example candidate 0: x=0",
         "      output of the fake",
         f"    all of it: atune show {tmp_path / 'j'} 0",
         "    every candidate that ran differs from the reference: look at the kernel, the reference and the inputs",

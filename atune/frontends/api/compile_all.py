@@ -159,8 +159,10 @@ async def compiled(
 def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
     failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
     if failures:
+        from atune.reporting.summary import KIND_WORDS  # rare, and not needed to import atune
+
         reasons = Counter((failure.kind, failure.message) for _, failure in failures)
-        lines = [f"  {n} × {kind}: {message}" for (kind, message), n in reasons.most_common(10)]
+        lines = [f"  {n} {KIND_WORDS[kind]}: {message}" for (kind, message), n in reasons.most_common(10)]
         message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
         raise CompileFailed("\n".join([message, *lines]), failures)
 
