@@ -64,6 +64,12 @@ def name_of(error: BaseException) -> str:
     return _encodable(type(error).__name__)
 
 
+def type_of(value: object) -> str:
+    """Return the name of a value's class with its article, such as ``an int``."""
+    name = _encodable(type(value).__name__)
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def name_and_message(error: BaseException) -> str:
     """Return an exception's class and what it says, as Python shows them. Cannot fail."""
     return f"{name_of(error)}: {message_of(error)}"

@@ -149,15 +149,15 @@ def check_same_work(
     if header.space != now.space:
         now_has = f"has {now.total:,}" if header.total != now.total else "has others"
         raise JournalError(
-            f"the journal is of another space: it had {header.total:,} candidates and {now_has}. Give the space as it "
-            "was, or begin a new journal that takes this one as advice (--warm, warm=)"
+            f"the journal records another space: it had {header.total:,} candidates and {now_has}. Give the space as "
+            "it was, or begin a new journal that takes this one as advice (--warm, warm=)"
         )
     found = _differences(header, state, now, devices)
     if refused := [(part, text) for part, text in found if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
         raise JournalError(
-            f"the journal is of other work, and cannot be resumed:{lines}\n"
+            f"the journal records other work, and cannot be resumed:{lines}\n"
             f"Give another journal, or accept this: atune resume JOURNAL {options} (from Python: accept=[…])"
         )
     return tuple(f"{part}: {text}" for part, text in found)

@@ -128,7 +128,7 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
         )
         if wrong := [text for text, differs in differences if differs]:
             raise JournalError(
-                f"{path} is of other work than {paths[0]}, and cannot be merged with it: {'; '.join(wrong)}"
+                f"{path} records other work than {paths[0]}, and cannot be merged with it: {'; '.join(wrong)}"
             )
 
 

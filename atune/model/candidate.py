@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import SpaceError
+from atune.errors import SpaceError, type_of
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
@@ -92,7 +92,7 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {_normalised(k, where, depth): _normalised(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
-        f"{where}: {_shown(value)} is a {type(value).__name__}; values must be None, bool, int, float, str, or lists, "
+        f"{where}: {_shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
         "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
     )
 

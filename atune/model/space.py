@@ -87,13 +87,13 @@ class Space:
         """The axes, or the functions that compute them, by name; empty for a list or a function of configurations."""
         return dict(self._axes)
 
-    def names(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """Yield the names of the axes, or those that listed configurations have, each with the first one's number.
+    def names(self) -> Iterator[tuple[int | None, tuple[str, ...]]]:
+        """Yield the axes' names with None, or those that listed configurations have, each with the first one's number.
 
         Asks no function of the user's: nothing for configurations that are computed.
         """
         if self._configs is None:
-            yield 0, tuple(self._axes)
+            yield None, tuple(self._axes)
         elif isinstance(self._configs, Sequence):
             seen: set[tuple[str, ...]] = set()
             for number, config in enumerate(self._configs):

@@ -111,7 +111,8 @@ def check_names(workload: Workload) -> None:
     """
     if (fit := _fit_of(workload)) is not None:
         for number, names in workload.space.names():
-            fit.check_known(names, f"Workload {workload.name}, config {number}")
+            place = "" if number is None else f", config {number}"
+            fit.check_known(names, f"Workload {workload.name}{place}")
 
 
 def check_config(workload: Workload, config: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atune.errors import UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError, type_of
 from atune.workload.definition import function_of
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.pickling import FileRef, load_named
@@ -54,7 +54,7 @@ def locate(sought: Sought) -> KernelSite:
     options = getattr(named, "options", None)  # of a kernel under @atune.autotune
     kernel = getattr(named, "kernel", named) if options is not None else named
     if not callable(kernel):
-        raise WorkloadError(f"{sought.ref.origin} is a {type(named).__name__}: give a Workload or a kernel")
+        raise WorkloadError(f"{sought.ref.origin} is {type_of(named)}: give a Workload or a kernel")
     chosen: dict[str, Any] = getattr(options, "workload", {})
     site = site_of(kernel, str(chosen.get("name") or getattr(kernel, "__name__", "")), sought.names)
     return msgspec.structs.replace(site, default_in_decorator=chosen.get("default") is not None)

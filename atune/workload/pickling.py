@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
+from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
 from atune.model.folders import working_folder
 from atune.workload.definition import Workload, annotation_names, function_of, functions_of, parts_of
 from atune.workload.fingerprint import fingerprint
@@ -184,7 +184,7 @@ def load(ref: WorkloadRef) -> Workload:
     else:
         workload = load_named(ref)
         if not isinstance(workload, Workload):
-            raise WorkloadError(f"{ref.origin} is a {type(workload).__name__} and must be an atune.Workload")
+            raise WorkloadError(f"{ref.origin} is {type_of(workload)} and must be an atune.Workload")
     assert isinstance(workload, Workload)
     return workload
 

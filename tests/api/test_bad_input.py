@@ -231,7 +231,7 @@ class TestReal:
             ("raise KeyError('oops')", r"work\.py cannot be loaded: KeyError: 'oops'"),
             ("import os; os._exit(3)", r"loading .*work\.py:WORKLOAD failed: .*exit"),
             ("x = 1", r"the file has no 'WORKLOAD'; it has no Workload at all"),
-            ("WORKLOAD = 1", r"WORKLOAD is a int and must be an atune\.Workload"),
+            ("WORKLOAD = 1", r"WORKLOAD is an int and must be an atune\.Workload"),
             ("import atune; WORKLOAD = atune.Workload(lambda a: a, {'b': [1]})", r"takes no argument 'b'; it takes a"),
         ],
     )

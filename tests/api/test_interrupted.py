@@ -21,7 +21,9 @@ from atune.testing import FakeMachine
 
 TESTS = Path(__file__).parents[1]
 GOOD = Stream(total=3).candidate(0, 2.0).candidate(1, 1.0).events
-LINE = re.compile(r"tuning interrupted; (\d+) measured are kept in (.+): atune replay shows them, journal= goes on")
+LINE = re.compile(
+    r"tuning interrupted; (\d+) measured are kept in (.+); journal= takes it to continue, atune replay to show it"
+)
 
 
 def ended_by_ctrl_c(tmp_path: Path, how: str, where: str) -> tuple[int, str, list[str]]:

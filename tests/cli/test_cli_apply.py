@@ -179,7 +179,7 @@ def test_kernels_that_are_no_def_are_refused(file: Path, capsys: Any, name: str,
 
 def test_what_is_no_kernel_is_refused(file: Path, capsys: Any) -> None:
     journal = journal_of(file)
-    assert "tuned.py:NUMBER is a int: give a Workload or a kernel" in refused(capsys, journal, f"{file}:NUMBER")
+    assert "tuned.py:NUMBER is an int: give a Workload or a kernel" in refused(capsys, journal, f"{file}:NUMBER")
     assert "has no 'NOTHING'; it has LAMBDA, PARTIAL, WORKLOAD" in refused(capsys, journal, f"{file}:NOTHING")
 
 

@@ -125,8 +125,8 @@ def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: 
     assert main(tuned) == 2
     out, err = capsys.readouterr()
     reported = json.loads(out)
-    assert reported.keys() == {"error"} and "the journal is of another space" in reported["error"]["message"]
-    assert "the journal is of another space" in err
+    assert reported.keys() == {"error"} and "the journal records another space" in reported["error"]["message"]
+    assert "the journal records another space" in err
 
 
 def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,7 +157,7 @@ def test_other_arguments_than_data(tuned: Any, engine: Engine) -> None:
     A = torch.zeros(8, 16)
     assert kernel.tune(A, A, A, dtype=T.float16).header.arguments["dtype"] == {"$dtype": "float16"}
     assert kernel.tune(A, A, A, dtype=torch.float16).header.arguments["dtype"] == {"$torch.dtype": "float16"}
-    with pytest.raises(UsageError, match="add: argument 'dtype' is a object; a problem's arguments must be"):
+    with pytest.raises(UsageError, match="add: argument 'dtype' is an object; a problem's arguments must be"):
         kernel.tune(A, A, A, dtype=object())
 
 

@@ -108,7 +108,7 @@ async def test_a_run_of_the_same_draw_advises(tmp_path: Path) -> None:
 async def test_other_constraints_are_another_space(tmp_path: Path) -> None:
     await tune(machine=large(), budget=5, journal=tmp_path / "j")
     for machine in (large(where=()), large(axes={**DIGITS, "d8": list(range(11))}), large(axes={"d0": [1], "d1": [2]})):
-        with pytest.raises(JournalError, match=r"the journal is of another space: .* takes this one as advice"):
+        with pytest.raises(JournalError, match=r"the journal records another space: .* takes this one as advice"):
             await resume(tmp_path / "j", machine=machine, budget=10)
 
 

@@ -207,7 +207,7 @@ async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path)
     await until(journal, nth(CandidateMeasured, 5))
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"crc":"0000')
-    with pytest.raises(JournalError, match="of another space: it had 40 candidates and has 39"):
+    with pytest.raises(JournalError, match="records another space: it had 40 candidates and has 39"):
         await tune(machine=fake(39), journal=journal)
     assert journal.read_bytes() == whole + b'{"crc":"0000'  # a refusal changes nothing
     await resume(journal, machine=fake())

@@ -40,7 +40,8 @@ def kept_line(state: State, journal: str | None) -> str:
     if journal is None:
         return f"tuning interrupted; {measured} measured, and no journal kept"
     shown = shlex.quote(journal)
-    return f"tuning interrupted; {measured} measured are kept in {shown}: atune replay shows them, journal= goes on"
+    then = "journal= takes it to continue, atune replay to show it"
+    return f"tuning interrupted; {measured} measured are kept in {shown}; {then}"
 
 
 def _delete_oldest(folder: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message
+from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, normalise, thaw
 from atune.stages.measure.inputs import CallInputs, DrawnInputs
@@ -33,7 +33,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     get_tir = getattr(kernel, "get_tir", None)
     function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tvm.tirx.PrimFunc):
-        raise TypeError(f"the kernel returned a {type(function).__name__}, and must return a PrimFunc (T.prim_func)")
+        raise TypeError(f"the kernel returned {type_of(function)}, and must return a PrimFunc (T.prim_func)")
     return function
 
 
@@ -56,7 +56,7 @@ def encode(value: Any, where: str) -> Any:
         if isinstance(value, (int, float, str)):  # the kind is right, and the error says what is not
             raise
         raise UsageError(
-            f"{where} is a {type(value).__name__}; a problem's arguments must be None, bool, int, float, str, a dtype, "
+            f"{where} is {type_of(value)}; a problem's arguments must be None, bool, int, float, str, a dtype, "
             "a symbolic variable, or lists, tuples and dicts of these. Put other things in the kernel's closure"
         ) from error
 

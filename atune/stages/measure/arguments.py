@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from atune.errors import WorkloadError, name_and_message
+from atune.errors import WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam
 from atune.stages.measure.inputs import drawn, sized
 from atune.stages.measure.tensors import (
@@ -209,9 +209,7 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
     if param.shape is None:
         return value
     if not isinstance(value, torch.Tensor):
-        raise WorkloadError(
-            f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor"
-        )
+        raise WorkloadError(f"Workload {name}: input {position} is {type_of(value)}, and must be a torch tensor")
     fits = len(value.shape) == len(param.shape)
     for want, got in zip(param.shape, value.shape, strict=False):
         size = sizes.setdefault(want, int(got)) if isinstance(want, str) else want

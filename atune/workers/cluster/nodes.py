@@ -28,7 +28,7 @@ class NodeLost(AtuneError):
 def none_left(causes: Iterable[str]) -> MachineError:
     """Return the error of a run that has lost all its nodes: why, and how to go on."""
     return MachineError(
-        f"every node was lost: {'; '.join(causes)}. What was measured stays, and `atune resume JOURNAL` goes on"
+        f"every node was lost: {'; '.join(causes)}. What was measured stays; `atune resume JOURNAL` continues the run"
     )
 
 
