@@ -40,21 +40,23 @@ class Terminal(io.StringIO):
         return True
 
 
+SURROUNDINGS = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor", "NO_COLOR": ""}
+
+
 def progress() -> str:
-    """Return the last frame of the run's progress, with its colours as ANSI sequences."""
+    """Return the last frame of the run's progress before the result replaces it, with its colours as ANSI sequences."""
     stream = Terminal()
-    surroundings = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor"}
-    with mock.patch.dict(os.environ, surroundings), Progress(stream) as shown:
+    with mock.patch.dict(os.environ, SURROUNDINGS), Progress(stream) as shown:
         for event in read(ROOT / JOURNAL):
             shown.on_event(event)
-    frame = re.split(r"\r(?:\x1b\[1A|\x1b\[2K)+", stream.getvalue())[-1]
-    return frame.replace("\x1b[?25h", "").strip("\n")
+    frames = re.split(r"\r?(?:\x1b\[1A|\x1b\[2K)+", stream.getvalue())
+    return [frame for frame in frames if "compiled" in frame][-1].strip("\n")
 
 
 def result() -> str:
-    """Return what ``atune replay`` prints of the run."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
+    """Return what ``atune replay`` prints of the run, with its colours."""
+    printed = Terminal()
+    with mock.patch.dict(os.environ, SURROUNDINGS), contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
         atune(["replay", JOURNAL])
     return printed.getvalue().rstrip("\n")
 

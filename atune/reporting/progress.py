@@ -247,7 +247,7 @@ class _Bars:
     def show(self, state: Progress) -> None:
         self._live.start()  # does nothing the second time
         total = state.total or None
-        left = f"about {duration(state.left_s)} left" if state.left_s else state.proof
+        left = f"about {duration(state.left_s)} left" if state.left_s else ""
         failed = f"[red]{state.failed} failed[/red]" if state.failed else "0 failed"
         self._progress.update(self._compiled, completed=state.compiled, total=total, note=failed)
         self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)

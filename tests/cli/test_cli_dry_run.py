@@ -133,3 +133,9 @@ def test_the_text_says_what_the_figures_rest_on() -> None:
     assert "about 1 min 08 s, at the pace of the journal's run" in text and "tuning would refuse it" in text
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points" in text
+
+
+def test_a_dry_run_says_that_the_cpu_is_there_for_want_of_a_gpu() -> None:
+    lines = list(dry_run_lines(msgspec.structs.replace(RUN, fallback="no GPU found: tuning for the CPU"), "auto"))
+    assert [line.strip() for line in lines if "GPU" in line] == ["no GPU found: tuning for the CPU"]
+    assert not [line for line in dry_run_lines(RUN, "auto") if "GPU" in line]

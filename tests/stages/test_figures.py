@@ -36,3 +36,20 @@ def test_a_gpu_has_its_multiprocessors_clock_and_memory_rate() -> None:
 def test_a_driver_that_knows_none_of_them_still_has_its_gpu() -> None:
     found = devices._gpu(nvml(), "handle")
     assert (found.name, found.sms, found.clock_hz, found.memory_bytes_s) == ("NVIDIA H200", 0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted", "fallback"),
+    [
+        ("auto", ("all",), devices.NO_GPU),
+        ("auto", (), devices.NO_GPU),
+        ("auto", ("cpu",), ""),
+        ("c", ("all",), ""),
+    ],
+)
+def test_only_who_did_not_ask_for_the_cpu_is_told_that_it_is_the_target(
+    target: str, wanted: tuple[str, ...], fallback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", list)
+    found = devices.discover(target, wanted, mixed=False)
+    assert (found.target.kind, found.fallback) == ("c", fallback)
