@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from atune.engine.interfaces import CompileHints
+from atune.errors import NoWinner
 from atune.frontends.api.tuner import tune
-from atune.journal.result import NoWinner
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
