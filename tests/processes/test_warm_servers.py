@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -21,6 +22,7 @@ from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunStar
 from atune.workers.local import machine
 from atune.workers.processes import server as servers
 from atune.workers.processes import server_main
+from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess, parked
 from atune.workers.system import inherited_state
 from atune.workers.system.inherited_state import surroundings
@@ -82,6 +84,30 @@ async def test_a_cancelled_run_leaves_none() -> None:
     with anyio.move_on_after(1):
         await atune.tune(SCALE, target="c")
     assert waiting() == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["cancelled", "failed", "cancelled while it imports"])
+async def test_a_cancelled_run_leaves_one_where_another_run_will_follow(
+    quick: None, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The next run forks from it, and nothing else of the first is left."""
+    monkeypatch.setattr(parked, "in_any_case", True)
+    process, park = servers.taken()
+    with anyio.CancelScope() as scope, suppress(ValueError):
+        async with ForkServer(process=process, park=park) as server:
+            if "imports" not in how:
+                worker = await server.spawn("first")
+            if how == "failed":
+                raise ValueError
+            scope.cancel()
+            await anyio.sleep(1)
+    assert waiting() == [process] and server.pids() == []
+    if "imports" not in how:
+        assert not worker.alive
+    again, park = servers.taken()
+    async with ForkServer(process=again, park=park) as server:
+        assert again is process and (await server.spawn("second")).alive
 
 
 PROGRAM = """

@@ -30,7 +30,7 @@ class ScreenOptions(TypedDict):
 
 
 class PreviewOptions(TypedDict):
-    """Options that leave parts of a run out."""
+    """Options that leave parts of a run out, or repeat it."""
 
     # fmt: off
     dry_run: Annotated[bool, Option(
@@ -40,6 +40,10 @@ class PreviewOptions(TypedDict):
     compile_only: Annotated[bool, Option(
         "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
         flag="--compile-only", group="search", page="#compile-only",
+    )]
+    on_save: Annotated[bool, Option(
+        "Tune again whenever the file, or a module next to it that it imports, is saved. Needs `atune[watch]`.",
+        default=False, flag="--on-save", group="search", page="#on-save",
     )]
     # fmt: on
 

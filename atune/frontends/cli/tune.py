@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workers.system.terminal import Interrupts
-from atune.workload.workload import parse_file_ref
+from atune.workload.workload import FileRef, parse_file_ref
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -46,6 +47,31 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         if arguments.dry_run:
             return dry_run_command(workload, arguments.journal, options, arguments)
         return compile_only_command(workload, options, arguments)
+    if arguments.on_save:
+        if arguments.journal is not None:
+            raise UsageError("--journal: with --on-save each save is a run with a journal of its own: leave one out")
+        from atune.frontends.cli.on_save import tune_on_save
+
+        once = partial(_tune_once, workload, budget, arguments, interrupts)
+        return tune_on_save(workload.path, once, partial(_awaited, interrupts), json=arguments.json)
+    return _tune_once(workload, budget, arguments, interrupts)
+
+
+Tuning = Callable[[Callable[[], Awaitable[Result]]], Awaitable[Result]]
+"""Awaits a run that it is given, or ends it early."""
+Reporter = Callable[[Result | BaseException | None, int, Callable[[], int]], int]
+"""Gets how a run ended, how many candidates have an outcome, and the function that reports that in the usual way."""
+
+
+def _tune_once(
+    workload: FileRef,
+    budget: Budget,
+    arguments: argparse.Namespace,
+    interrupts: Interrupts,
+    tuning: Tuning = lambda tune: tune(),
+    report: Reporter = lambda ended, tried, usual: usual(),
+) -> int:
+    """Tune once, and return the exit status."""
     journal = default_journal(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
@@ -59,11 +85,13 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return tune(workload, **options, on_event=on_event)
 
-    return drive(call, budget, journal, arguments, interrupts)
+    return drive(lambda on_event: tuning(partial(call, on_event)), budget, journal, arguments, interrupts, report)
 
 
 def _check_no_run(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` ignore."""
+    if arguments.on_save:
+        raise UsageError("--on-save: --dry-run and --compile-only end by themselves: leave one of them out")
     if arguments.compile_only and arguments.journal is not None:
         raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
     if arguments.cluster:
@@ -95,6 +123,7 @@ def drive(
     journal: str,
     arguments: argparse.Namespace,
     interrupts: Interrupts,
+    report: Reporter = lambda ended, tried, usual: usual(),
 ) -> int:
     """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
     state, since, begun = State(), time.time(), False
@@ -122,14 +151,20 @@ def drive(
 
         with interrupts.counted():
             ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
-            return _report(ended, state, journal, arguments, begun=begun)
+            return report(ended, state.settled, lambda: _report(ended, state, journal, arguments, begun=begun))
+
+
+def _awaited(interrupts: Interrupts, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Await `call` as `_interruptible` does, outside a run."""
+    with interrupts.counted():
+        return anyio.run(_interruptible, call, interrupts, lambda: None, backend="asyncio")
 
 
 async def _interruptible(
-    call: Callable[[], Any], interrupts: Interrupts, when_done: Callable[[], None]
-) -> Result | BaseException | None:
+    call: Callable[[], Awaitable[Any]], interrupts: Interrupts, when_done: Callable[[], None]
+) -> Any:
     """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
-    ended: Result | BaseException | None = None
+    ended: Any = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:

@@ -21,9 +21,9 @@ import anyio.abc
 from atune.engine.background import background
 from atune.errors import AtuneError, MachineError, ServerLost, UsageError, WorkerError
 from atune.model.requirements import not_installed
-from atune.workers.processes.server import ForkServerProcess
+from atune.workers.processes.server import ForkServerProcess, parked
 from atune.workers.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
-from atune.workers.processes.worker import CANCEL_S, Worker, read_tail
+from atune.workers.processes.worker import CANCEL_S, REAP_S, Worker, read_tail
 from atune.workers.system.locks import Deadline
 
 GRACE_S, HAMMER_S = 0.4, 0.2
@@ -41,7 +41,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     then to fork a worker.
 
     With `process` it attaches to a server that was started before, or parked. With `park`, a server whose body ended
-    without an error is parked instead of ended. Its workers end all the same.
+    without an error is parked instead of ended; with `parked.in_any_case`, also after an error or a cancellation. Its
+    workers end all the same.
 
     With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
     and `spawn` waits for the new server. After the second loss it raises `MachineError`.
@@ -87,7 +88,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             finally:
                 self._leaving = True
                 try:
-                    detached = well and await self._detach()
+                    if well:
+                        detached = await self._detach()
+                    elif parked.in_any_case:
+                        with anyio.CancelScope(shield=True):
+                            detached = await self._detach(CANCEL_S)
                 finally:  # also if that was cancelled
                     if not detached:
                         await self._stop()
@@ -168,13 +173,16 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             self._ready.set()
         self._running = True
 
-    async def _detach(self) -> bool:
-        """Leave the server parked for the next run; False if its state does not allow it."""
-        if self._park is None or self._failure or not self._ready.is_set():
+    async def _detach(self, within_s: float = REAP_S) -> bool:
+        """Leave the server parked for the next run; False if its state does not allow it.
+
+        A server that still imports has no workers, and is parked, too. The workers have `within_s` to end.
+        """
+        if self._park is None or self._failure:
             return False
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
-                tasks.start_soon(worker.kill)
+                tasks.start_soon(worker.kill, within_s)
         if self._workers or self._failure or self._process.returncode is not None:
             return False
         for stderr in self.run_dir.glob("*.stderr"):  # the next run's workers have other names

@@ -202,6 +202,8 @@ class Parked:
     """Idle servers, by their start parameters: at most one of a kind, and only while its kind is in use."""
 
     def __init__(self) -> None:
+        self.in_any_case = False
+        """Whether runs park their server also if they are cancelled or fail, because another run will follow."""
         self._servers: dict[Any, ForkServerProcess] = {}
         self._lock = threading.Lock()
 

@@ -1,0 +1,215 @@
+"""``atune tune --on-save``: tune again whenever the workload's file is saved, or a module next to it that it imports.
+
+Each save is a run with a journal of its own. Between runs the fork server stays, with tilelang imported. It never
+imports the user's files: each run's workers load them anew. Libraries of unchanged code come from the artifact store.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from atune.errors import AtuneError, TargetError, UsageError
+from atune.frontends.cli.main import INTERRUPTED
+from atune.frontends.cli.output import fitted, print_message, print_out, report_error
+from atune.journal.result import Result
+from atune.model.candidate import describe_config, printable
+from atune.workers.processes.server import parked
+
+if TYPE_CHECKING:
+    from atune.frontends.cli.tune import Reporter, Tuning
+
+Texts = Mapping[str, bytes]
+"""The files that a workload is made of, by path."""
+
+QUIET_MS, LOOK_MS = 50, 1000
+"""A save counts once no file has changed for so long. The files are also read in intervals, because not every file
+system tells of changes."""
+NAMED = 3
+"""New candidates that are named."""
+
+
+class Saved(Exception):
+    """The files were saved while they were being tuned."""
+
+
+def tune_on_save(
+    path: str,
+    once: Callable[[Tuning, Reporter], int],
+    wait: Callable[[Callable[[], Awaitable[Any]]], Any],
+    *,
+    json: bool,
+) -> int:
+    """Tune the workload in the file at `path`, and again after each save, until a signal. Returns the exit status.
+
+    `once` tunes: it wraps the coroutine function that does so by its first argument, and has the outcome reported by
+    its second. `wait` awaits, and returns None if a signal came, or what was raised.
+
+    Ends with the error if a save cannot mend it, as for a target that this machine lacks. Raises `UsageError` without
+    watchfiles.
+    """
+    try:
+        importlib.import_module("watchfiles")
+    except ImportError as error:
+        raise UsageError(f"--on-save needs watchfiles ({error}): pip install 'atune[watch]'") from error
+    parked.in_any_case = True
+    session = Session(json=json)
+    while True:
+        texts = texts_of(path)
+        status = once(partial(until_saved, path, texts), session.report)
+        if status == INTERRUPTED or session.hopeless:
+            return status
+        if not session.cut:
+            print_message(f"waiting for the next save of {_names(texts)} (Ctrl-C ends)", kind="")
+        now = wait(partial(saved, path, texts))
+        if now is None:
+            print_message("interrupted", kind="")
+            return INTERRUPTED
+        if isinstance(now, BaseException):
+            return report_error(now, debug=False)
+        changed = [one for one in now if now[one] != texts.get(one)]
+        print_message(f"{_names(changed) or os.path.basename(path)} was saved: tuning again", kind="")
+        for one in changed:  # Python tells a compiled file of an older text by whole seconds and its size
+            with suppress(OSError, NotImplementedError):
+                os.unlink(importlib.util.cache_from_source(one))
+
+
+class Session:
+    """What the runs of one command leave for the next: the last winner, and how the last run ended."""
+
+    def __init__(self, *, json: bool) -> None:
+        self.cut = self.hopeless = False
+        """Whether the last run was cancelled by a save, or failed by what no save mends."""
+        self._json = json
+        self._best: Result | None = None
+
+    def report(self, ended: Result | BaseException | None, tried: int, usual: Callable[[], int]) -> int:
+        """Say how a run `ended` that had `tried` so many candidates, as `usual`, and what is new. Return its status."""
+        self.cut = isinstance(ended, Saved)
+        self.hopeless = isinstance(ended, TargetError) or not isinstance(ended, Result | AtuneError | Saved | None)
+        if self.cut:
+            print_message(f"the search was cancelled after {tried} candidates", kind="")
+            return 0
+        status = usual()
+        if isinstance(ended, Result):
+            if self._best is not None and not self._json:
+                print_out(fitted("\n".join(change_lines(self._best, ended))))
+            self._best = ended
+        return status
+
+
+def change_lines(before: Result, after: Result) -> list[str]:
+    """Return what is new in a result: which candidates, and how the winner and its latency moved."""
+    from atune.reporting.summary import comparison
+
+    olds, news = ({record.key: record for record in result.records} for result in (before, after))
+    new = [record for key, record in news.items() if key not in olds]
+    kept = [(olds[key], record) for key, record in news.items() if key in olds]
+    other = sum(old.code_key != record.code_key for old, record in kept)
+    counts = {
+        f"{len(new)} new": len(new),
+        f"{other} with other code": other,
+        f"{len(kept) - other} with the same code": len(kept) - other,
+        f"{len(olds) - len(kept)} gone": len(olds) - len(kept),
+    }
+    lines = [f"changed    candidates: {', '.join(text for text, count in counts.items() if count)}"]
+    if new:
+        named = [describe_config(record.config) for record in new[:NAMED]]
+        lines.append(f"           new: {'; '.join(named)}{f'; {len(new) - NAMED} more' if new[NAMED:] else ''}")
+    if before.best is None or after.best is None or not before.latency_ms or not after.latency_ms:
+        return lines
+    old, now = describe_config(before.best.config), describe_config(after.best.config)
+    ratio = before.latency_ms / after.latency_ms
+    moved = f"{before.latency_ms:.4g} ms → {after.latency_ms:.4g} ms, {comparison((ratio,) * 3, 'before')}"
+    return [*lines, f"winner     {f'still {now}' if old == now else f'{old} → {now}'}", f"           {moved}"]
+
+
+async def until_saved(path: str, texts: Texts, tuning: Callable[[], Awaitable[Result]]) -> Result:
+    """Return what `tuning` returns, or raise what it raises. Raises `Saved` if the files are no more `texts` before.
+
+    A save cancels it.
+    """
+    ended: list[Result | Exception] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            await saved(path, texts)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        try:
+            ended.append(await tuning())
+        except Exception as error:
+            ended.append(error)
+        tasks.cancel_scope.cancel()
+    if not ended or (isinstance(ended[0], Exception) and texts_of(path) != texts):
+        raise Saved
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+    return ended[0]
+
+
+async def saved(path: str, texts: Texts) -> Texts:
+    """Wait until the files of a workload are no more `texts`, and return what they are then."""
+    from watchfiles import Change, awatch
+
+    def is_source(change: Change, name: str) -> bool:
+        return name.endswith(".py")
+
+    folders = {os.path.dirname(one) for one in (path, *texts)}
+    changes = awatch(
+        *folders, watch_filter=is_source, recursive=False, debounce=4 * QUIET_MS, step=QUIET_MS,
+        rust_timeout=LOOK_MS, yield_on_timeout=True,
+    )  # fmt: skip
+    async with aclosing(changes):
+        async for _ in changes:
+            now = await anyio.to_thread.run_sync(texts_of, path)
+            if path in now and now != texts:  # an editor may replace a file that is gone for a moment
+                return now
+    raise AssertionError("watchfiles ended by itself")
+
+
+def texts_of(path: str) -> Texts:
+    """Return the text of the file at `path`, and those of modules in its folder that it imports, also by another.
+
+    A file that cannot be read is missing. One that is no Python has no imports.
+    """
+    folder, found, queue = os.path.dirname(path), dict[str, bytes](), [path]
+    while queue:
+        one = queue.pop()
+        if one in found:
+            continue
+        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+            found[one] = Path(one).read_bytes()
+            queue += _imported(ast.parse(found[one]), Path(one), Path(folder))
+    return found
+
+
+def _imported(tree: ast.AST, file: Path, folder: Path) -> Iterator[str]:
+    """Yield the files below `folder` that the imports of `file` may run. `folder` is where Python looks first."""
+    for node in ast.walk(tree):
+        base, names = folder, list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else folder
+            names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        for name in names:
+            place = base
+            for part in filter(None, name.split(".")):
+                place /= part
+                yield from (str(one) for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file())
+
+
+def _names(paths: Mapping[str, bytes] | list[str]) -> str:
+    return printable(", ".join(os.path.basename(one) for one in paths))
