@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Texts = Mapping[str, bytes]
 """The files that a workload is made of, by path."""
+Wait = Callable[[Callable[[], Awaitable[Any]]], Any]
 
 QUIET_MS, LOOK_MS = 50, 1000
 """A save counts once no file has changed for so long. The files are also read in intervals, because not every file
@@ -43,13 +44,7 @@ class Saved(Exception):
     """The files were saved while they were being tuned."""
 
 
-def tune_on_save(
-    path: str,
-    once: Callable[[Tuning, Reporter], int],
-    wait: Callable[[Callable[[], Awaitable[Any]]], Any],
-    *,
-    json: bool,
-) -> int:
+def tune_on_save(path: str, once: Callable[[Tuning, Reporter], int], wait: Wait, *, json: bool) -> int:
     """Tune the workload in the file at `path`, and again after each save, until a signal. Returns the exit status.
 
     `once` tunes: it wraps the coroutine function that does so by its first argument, and has the outcome reported by
@@ -63,13 +58,19 @@ def tune_on_save(
     except ImportError as error:
         raise UsageError(f"--on-save needs watchfiles ({error}): pip install 'atune[watch]'") from error
     parked.in_any_case = True
-    session = Session(json=json)
+    try:
+        return _tune_on_save(path, once, wait, Rounds(json=json))
+    finally:
+        parked.in_any_case = False
+
+
+def _tune_on_save(path: str, once: Callable[[Tuning, Reporter], int], wait: Wait, rounds: Rounds) -> int:
     while True:
         texts = texts_of(path)
-        status = once(partial(until_saved, path, texts), session.report)
-        if status == INTERRUPTED or session.hopeless:
+        status = once(partial(until_saved, path, texts), rounds.report)
+        if status == INTERRUPTED or rounds.hopeless:
             return status
-        if not session.cut:
+        if not rounds.cut:
             print_message(f"waiting for the next save of {_names(texts)} (Ctrl-C ends)", kind="")
         now = wait(partial(saved, path, texts))
         if now is None:
@@ -84,7 +85,7 @@ def tune_on_save(
                 os.unlink(importlib.util.cache_from_source(one))
 
 
-class Session:
+class Rounds:
     """What the runs of one command leave for the next: the last winner, and how the last run ended."""
 
     def __init__(self, *, json: bool) -> None:
