@@ -1,0 +1,166 @@
+"""A web service whose kernel tunes itself while it answers; its page shows the search. Needs starlette and uvicorn.
+
+python examples/service.py                      # http://127.0.0.1:8000, on a GPU where there is one
+uvicorn --app-dir examples service:app          # the same
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import tilelang.language as T
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import atune
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidateProposed, Event, RunStarted
+
+M = N = 1024
+PAGE = Path(__file__).with_suffix(".html")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def transpose(M: int, N: int, block_M: int = 16, block_N: int = 16) -> Any:
+    """B = A^T, in float32."""
+
+    @T.prim_func
+    def main(A: T.Tensor((M, N), "float32"), B: T.Tensor((N, M), "float32")):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M)) as (bx, by):
+            for i, j in T.Parallel(block_M, block_N):
+                B[bx * block_N + j, by * block_M + i] = A[by * block_M + i, bx * block_N + j]
+
+    return main
+
+
+WORKLOAD = atune.Workload(
+    transpose,
+    atune.Space(block_M=[4, 16, 64], block_N=[4, 32, 256]),
+    arguments={"M": M, "N": N},
+    reference=lambda A: A.T.contiguous(),
+)
+
+
+class Tuned:
+    """Tunes in the background. Has the fastest kernel so far, and messages for the page."""
+
+    BUDGETS = (1, "40%", None)
+    """One run in three parts: the service has a kernel after the first candidate, and a faster one after each part."""
+
+    def __init__(self) -> None:
+        self.serving: tuple[Any, Any] | None = None
+        """The fastest kernel so far, with its configuration."""
+        self.messages: list[str] = []
+        self.ended = False
+        self._more = anyio.Event()
+        self._configs: dict[int, Any] = {}
+        self._seen = -1
+
+    async def tune(self) -> None:
+        why = ""
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for budget in self.BUDGETS:
+                    await self._tune(Path(folder) / "run.jsonl", budget)
+        except atune.AtuneError as error:  # the service goes on with what it has
+            why = str(error)
+        self.ended = True
+        self._say("ended", why=why)
+
+    async def _tune(self, journal: Path, budget: int | str | None) -> None:
+        make = partial(atune.Tuner, WORKLOAD, journal=journal, budget=budget)
+        async with await anyio.to_thread.run_sync(make) as tuner:  # it reads sources: not in the event loop
+            async for event in tuner.events():
+                self._see(event)
+            result = await tuner.result()
+        kernel = await anyio.to_thread.run_sync(lambda: result.kernel)
+        self.serving = kernel, result.best_config  # requests under way keep the kernel that they began with
+        self._say("serving", config=result.best_config, latency_ms=result.latency_ms)
+
+    def _see(self, event: Event) -> None:
+        if event.seq <= self._seen:  # of an earlier part
+            return
+        self._seen = event.seq
+        match event:
+            case RunStarted():
+                self._say("started", total=event.total)
+            case CandidateProposed():
+                self._configs[event.index] = event.config
+            case CandidateMeasured():
+                self._say("measured", config=self._configs[event.index], latency_ms=event.timing.latency_ms)
+            case BuildFailed() | BenchmarkFailed():
+                self._say("failed", config=self._configs[event.index], message=event.message)
+
+    def _say(self, event: str, **data: Any) -> None:
+        self.messages.append(f"event: {event}\ndata: {json.dumps(data)}\n\n")
+        self._more.set()
+        self._more = anyio.Event()
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield all messages, those from before first, until the tuning has ended."""
+        sent = 0
+        while True:
+            for message in self.messages[sent:]:
+                sent += 1
+                yield message
+            if self.ended and sent == len(self.messages):
+                return
+            if sent == len(self.messages):
+                await self._more.wait()
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    app.state.tuned = Tuned()
+    async with anyio.create_task_group() as background:
+        background.start_soon(app.state.tuned.tune)
+        yield
+        background.cancel_scope.cancel()  # ends the workers and their compilers, too
+    atune.shutdown()
+
+
+async def page(request: Request) -> Response:
+    return FileResponse(PAGE)
+
+
+async def events(request: Request) -> Response:
+    return StreamingResponse(request.app.state.tuned.stream(), media_type="text/event-stream")
+
+
+async def answer(request: Request) -> Response:
+    """Return the transposed matrix; both as bytes."""
+    tuned, body = request.app.state.tuned, await request.body()
+    if len(body) != 4 * M * N:
+        return JSONResponse({"error": f"send {M} times {N} float32"}, 400)
+    if tuned.serving is None:
+        return JSONResponse({"error": "no kernel yet"}, 503, {"Retry-After": "1"})
+    kernel, config = tuned.serving
+
+    def call() -> bytes:
+        A = torch.frombuffer(bytearray(body), dtype=torch.float32).to(DEVICE).view(M, N)
+        return kernel(A).cpu().numpy().tobytes()
+
+    return Response(
+        await anyio.to_thread.run_sync(call), media_type="application/octet-stream",
+        headers={"X-Config": json.dumps(config)},
+    )  # fmt: skip
+
+
+app = Starlette(
+    lifespan=lifespan,
+    routes=[Route("/", page), Route("/events", events), Route("/transpose", answer, methods=["POST"])],
+)
+
+if __name__ == "__main__":
+    uvicorn.run(app, timeout_graceful_shutdown=1)  # pages keep their streams open
