@@ -9,6 +9,7 @@ what the loop's own thread used of the longest.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -153,9 +154,47 @@ def many(total: int, folder: Path, *, resumed: bool = False) -> Callable[[], Awa
     return lambda: atune.tune(machine=machine(), journal=journal)
 
 
+CLIENT = """
+import sys, time
+import httpx
+body = bytes(4 * 1024 * 1024)
+with httpx.Client(base_url=sys.argv[1], timeout=60) as client:
+    while True:
+        client.post("/transpose", content=body)
+        time.sleep(0.02)
+"""
+"""Requests of a web service."""
+
+
+def service(folder: Path) -> Callable[[], Awaitable[Any]]:
+    """examples/service.py under uvicorn, from its start to the last candidate; another program sends it requests."""
+    import uvicorn
+
+    sys.path.insert(0, str(ROOT / "examples"))
+    application = importlib.import_module("service").app
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="critical"))
+
+    async def served() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve)
+            while not server.started:
+                await anyio.sleep(0.05)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            command = [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{port}"]
+            client = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            while not application.state.tuned.ended:
+                await anyio.sleep(0.05)
+            client.kill()
+            client.wait()
+            server.should_exit = True
+
+    return served
+
+
 SITUATIONS: dict[str, Callable[[Path], Callable[[], Awaitable[Any]]]] = {
     "plain": plain,
     "again": again,
+    "web service": service,
     "closure of 200 MB, bytes": lambda folder: closure("bytes", folder),
     "closure of 200 MB, numpy": lambda folder: closure("numpy", folder),
     "closure of 200 MB, torch": lambda folder: closure("torch", folder),
