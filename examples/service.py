@@ -25,7 +25,8 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 import atune
-from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidateProposed, Event, RunStarted
+from atune.errors import AtuneError
+from atune.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidateProposed, Event, RunStarted
 
 M = N = 1024
 PAGE = Path(__file__).with_suffix(".html")
@@ -73,13 +74,13 @@ class Tuned:
             with tempfile.TemporaryDirectory() as folder:
                 for budget in self.BUDGETS:
                     await self._tune(Path(folder) / "run.jsonl", budget)
-        except atune.AtuneError as error:  # the service goes on with what it has
+        except AtuneError as error:  # the service goes on with what it has
             why = str(error)
         self.ended = True
         self._say("ended", why=why)
 
     async def _tune(self, journal: Path, budget: int | str | None) -> None:
-        make = partial(atune.Tuner, WORKLOAD, journal=journal, budget=budget)
+        make = partial(atune.Tuner, WORKLOAD, journal=journal, budget=budget, progress=False)
         async with await anyio.to_thread.run_sync(make) as tuner:  # it reads sources: not in the event loop
             async for event in tuner.events():
                 self._see(event)
