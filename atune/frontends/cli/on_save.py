@@ -21,9 +21,10 @@ import anyio.to_thread
 
 from atune.errors import AtuneError, TargetError, UsageError
 from atune.frontends.cli.main import INTERRUPTED
-from atune.frontends.cli.output import fitted, print_message, print_out, report_error
+from atune.frontends.cli.output import print_lines, print_message, report_error
 from atune.journal.result import Result
 from atune.model.candidate import describe_config, printable
+from atune.reporting.screen import Line
 from atune.workers.processes.server import parked
 
 if TYPE_CHECKING:
@@ -104,12 +105,12 @@ class Rounds:
         status = usual()
         if isinstance(ended, Result):
             if self._best is not None and not self._json:
-                print_out(fitted("\n".join(change_lines(self._best, ended))))
+                print_lines(change_lines(self._best, ended))
             self._best = ended
         return status
 
 
-def change_lines(before: Result, after: Result) -> list[str]:
+def change_lines(before: Result, after: Result) -> list[Line]:
     """Return what is new in a result: which candidates, and how the winner and its latency moved."""
     from atune.reporting.summary import comparison
 
@@ -123,16 +124,17 @@ def change_lines(before: Result, after: Result) -> list[str]:
         f"{len(kept) - other} with the same code": len(kept) - other,
         f"{len(olds) - len(kept)} gone": len(olds) - len(kept),
     }
-    lines = [f"changed    candidates: {', '.join(text for text, count in counts.items() if count)}"]
+    lines = [Line(""), Line(f"changed    candidates: {', '.join(text for text, count in counts.items() if count)}")]
     if new:
         named = [describe_config(record.config) for record in new[:NAMED]]
-        lines.append(f"           new: {'; '.join(named)}{f'; {len(new) - NAMED} more' if new[NAMED:] else ''}")
+        lines.append(Line(f"           new: {'; '.join(named)}{f'; {len(new) - NAMED} more' if new[NAMED:] else ''}"))
     if before.best is None or after.best is None or not before.latency_ms or not after.latency_ms:
         return lines
     old, now = describe_config(before.best.config), describe_config(after.best.config)
     ratio = before.latency_ms / after.latency_ms
     moved = f"{before.latency_ms:.4g} ms → {after.latency_ms:.4g} ms, {comparison((ratio,) * 3, 'before')}"
-    return [*lines, f"winner     {f'still {now}' if old == now else f'{old} → {now}'}", f"           {moved}"]
+    winner = Line(f"winner     {f'still {now}' if old == now else f'{old} → {now}'}", "strong")
+    return [*lines, winner, Line(f"           {moved}", "strong")]
 
 
 async def until_saved(path: str, texts: Texts, tuning: Callable[[], Awaitable[Result]]) -> Result:
