@@ -1,13 +1,14 @@
-"""The README's pictures: a terminal and a report, both made of the journal of one run on an H200.
+"""The pictures of README and docs: a chart of stored seconds, and a terminal and a report of one stored journal.
 
-Run ``python docs/pictures.py`` (``make pictures``). The report needs a headless Chromium; without one only the terminal
-is drawn. No GPU is needed, and no code of the workload is run.
+Run ``python docs/pictures.py`` (``make pictures``). The report needs a headless Chromium; without one only the others
+are drawn. No GPU is needed, and no code of the workload is run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -26,8 +27,20 @@ from atune.reporting.progress import Progress
 
 HERE = Path(__file__).parent / "pictures"
 ROOT = Path(__file__).parents[1]
-JOURNAL = "bench/results/accelerators/gemm288_proven.jsonl"
+COMPARED = "bench/results/vs_tilelang/result.json"
+"""Whole runs of tilelang's tuner and of atune, in turn on one machine."""
+JOURNAL = "bench/results/layouts/wide.jsonl.xz"
 COLUMNS = 100
+CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" width="800" height="{height}" role="img">
+<title>{title}</title>
+<style>
+text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }}
+.slow {{ fill: #b6bec8 }} .fast {{ fill: #0f766e }} .mine {{ font-weight: 600 }}
+@media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .slow {{ fill: #5c6670 }} .fast {{ fill: #2dd4bf }} }}
+</style>
+{bars}
+</svg>
+"""
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 PAGE = (1000, 1240)
 """Width and height in pixels of what is kept of the report."""
@@ -41,6 +54,22 @@ class Terminal(io.StringIO):
 
 
 SURROUNDINGS = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor", "NO_COLOR": ""}
+
+
+def chart() -> str:
+    """Return the bars of how long each tuner took to its result, as SVG."""
+    runs = json.loads((ROOT / COMPARED).read_text())["tuners"]
+    most = max(run["result_s"] for run in runs)
+    bars, told = [], []
+    for row, run in enumerate(runs):
+        name, seconds = run["tuner"].replace("tilelang default", "tilelang.autotuner"), f"{run['result_s']:.1f} s"
+        colour, weight = ("fast", ' class="mine"') if name == "atune" else ("slow", "")
+        top, width = 10 + 50 * row, 530 * run["result_s"] / most
+        bars.append(f'<text x="160" y="{top + 22}" text-anchor="end"{weight}>{name}</text>')
+        bars.append(f'<rect class="{colour}" x="175" y="{top}" width="{width:.1f}" height="34" rx="3"/>')
+        bars.append(f'<text x="{185 + width:.1f}" y="{top + 22}"{weight}>{seconds}</text>')
+        told.append(f"{name} {seconds}")
+    return CHART.format(height=10 + 50 * len(runs), title=", ".join(told), bars="\n".join(bars))
 
 
 def progress() -> str:
@@ -86,10 +115,11 @@ def report(picture: Path) -> None:
 
 
 def main() -> None:
-    """Draw both pictures, and say what was written."""
+    """Draw the pictures, and say what was written."""
     HERE.mkdir(exist_ok=True)
-    (HERE / "terminal.svg").write_text(terminal())
-    print(HERE / "terminal.svg")
+    for name, draw in (("vs_tilelang.svg", chart), ("terminal.svg", terminal)):
+        (HERE / name).write_text(draw())
+        print(HERE / name)
     if BROWSER is None:
         sys.exit("no headless Chromium is installed: docs/pictures/report.png stays as it is")
     report(HERE / "report.png")
