@@ -1,6 +1,6 @@
 # make demo: tune a real kernel. make test: the quick tests, and those of what is promised. make test-all: all tests.
-# make check: lint, types and all tests. Each sets up .venv first. With PYTHON=… they use that interpreter, whose
-# environment must have the packages already, and install nothing.
+# make check: lint, types and all tests. make docs: the documentation as a site. Each sets up .venv first. With PYTHON=…
+# they use that interpreter, whose environment must have the packages already, and install nothing.
 
 SYSTEM_PYTHON ?= python3
 # How many processes run the tests.
@@ -13,12 +13,14 @@ WORKLOAD := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo examples/gem
 ifdef PYTHON
 PY := PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)
 SETUP :=
+DOCS_SETUP :=
 else
 PY := .venv/bin/python
 SETUP := .venv/installed
+DOCS_SETUP := .venv/installed-docs
 endif
 
-.PHONY: demo test test-all test-asked durations test-floors test-light check lint package release tables pictures notebook clean
+.PHONY: demo test test-all test-asked durations test-floors test-light check lint docs package release tables pictures notebook clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -60,11 +62,15 @@ package: $(SETUP)
 release: $(SETUP)
 	$(PY) release/release.py $(VERSION) $(DRY)
 
+# The documentation as a site, in the folder site/. Warnings are errors.
+docs: $(DOCS_SETUP)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 # The table of options in docs/options.md.
 tables: $(SETUP)
 	$(PY) docs/tables.py
 
-# The README's pictures, of a stored journal; the report's needs a headless Chromium.
+# The pictures of README and docs, of stored results; the report's needs a headless Chromium.
 pictures: $(SETUP)
 	$(PY) docs/pictures.py
 
@@ -77,6 +83,10 @@ notebook: $(SETUP)
 	$(SYSTEM_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . --group dev
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
 	touch $@
 
 .venv-floors/installed: pyproject.toml floors.txt
@@ -96,4 +106,4 @@ notebook: $(SETUP)
 	touch $@
 
 clean:
-	rm -rf dist .venv .venv-floors .venv-light .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist site .venv .venv-floors .venv-light .mypy_cache .ruff_cache .pytest_cache

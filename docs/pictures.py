@@ -35,9 +35,12 @@ CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" wi
 <title>{title}</title>
 <style>
 text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }}
-.slow {{ fill: #b6bec8 }} .fast {{ fill: #0f766e }} .mine {{ font-weight: 600 }}
-@media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .slow {{ fill: #5c6670 }} .fast {{ fill: #2dd4bf }} }}
+.page {{ fill: #ffffff }} .slow {{ fill: #b6bec8 }} .fast {{ fill: #0f766e }} .mine {{ font-weight: 600 }}
+@media (prefers-color-scheme: dark) {{
+  text {{ fill: #e6edf3 }} .page {{ fill: #0d1117 }} .slow {{ fill: #5c6670 }} .fast {{ fill: #2dd4bf }}
+}}
 </style>
+<rect class="page" width="800" height="{height}"/>
 {bars}
 </svg>
 """

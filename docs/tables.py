@@ -1,4 +1,4 @@
-"""Write the tables of options into the pages, from the options themselves: make tables."""
+"""Write the table of options into its page, from the options themselves: make tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.api.options import ListenOptions, TuneOptions
 from atune.frontends.cli.main import SHARED
 from atune.frontends.cli.parsing import default_of, groups, skips
-from atune.frontends.decorator.options import AutotuneOptions
-from atune.model.options import Field, options_of
-from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workload.options import SharedOptions
+from atune.model.options import Field
 
 DOCS = Path(__file__).parent
 
@@ -31,31 +27,6 @@ def of_tune() -> Iterable[tuple[str, str, str]]:
     yield "`--help`", "", "List the options."
 
 
-def in_python() -> Iterable[tuple[str, str, str]]:
-    """Yield the rows of the options that the command line lacks."""
-    for kind, way in (
-        (TuneOptions, ""),
-        (CompileSettings, "CompileSettings."),
-        (BenchmarkSettings, "BenchmarkSettings."),
-    ):
-        for field in options_of(kind).values():
-            if not field.option.flag:
-                yield f"`{way}{field.name}`", _default(field), _text(field)
-
-
-def of_autotune() -> Iterable[tuple[str, str, str]]:
-    """Yield the rows of the decorator's options."""
-    for name, field in options_of(AutotuneOptions).items():
-        if name not in SharedOptions.__annotations__ and name not in ListenOptions.__annotations__:
-            yield f"`{name}`", _default(field), _text(field)
-    yield ", ".join(f"`{name}`" for name in SharedOptions.__annotations__), "", "As for `Workload`."
-    yield ", ".join(f"`{name}`" for name in ListenOptions.__annotations__), "", "As for `tune`."
-
-
-def _default(field: Field) -> str:
-    return field.option.unset or ("none" if field.default in (None, (), {}) else f"`{field.default}`")
-
-
 def _text(field: Field) -> str:
     more = f" [More]({field.option.page})." if field.option.page else ""
     return field.option.doc.replace("``", "`") + more
@@ -63,8 +34,6 @@ def _text(field: Field) -> str:
 
 TABLES: dict[tuple[str, str], Callable[[], Any]] = {
     ("options.md", "options of tune"): of_tune,
-    ("options.md", "options in Python alone"): in_python,
-    ("decorator.md", "options of autotune"): of_autotune,
 }
 """The tables, by page and by the mark above and below them."""
 

@@ -31,8 +31,8 @@ from atune.stages.measure.check import RTOL
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = PAGES[0]
-API, OPTIONS, CONCEPTS, JOURNAL, DECORATOR, CACHE = (
-    ROOT / "docs" / f"{name}.md" for name in ("api", "options", "concepts", "journal", "decorator", "cache")
+API, OPTIONS, CONCEPTS, FAILURES, JOURNAL, DECORATOR, CACHE = (
+    ROOT / "docs" / f"{name}.md" for name in ("api", "options", "concepts", "failures", "journal", "decorator", "cache")
 )
 
 
@@ -55,12 +55,25 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+FENCED = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+EXAMPLES = {
+    "scale.py": "block.*threads",
+    "transpose.py": r"best: \{'block_M': ",
+    "shapes.py": r"262144 \{'block': \d+\} [\d.]+ ms\n",
+    "service.py": r"answer: 8192\.0\ntuned: \{'block': \d+\}\nanswer: 8192\.0\n",
+    "strategy.py": r"4 [\d.]+ .*\n3 [\d.]+ .*\{'block_M': ",
+    "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
+    "logged.py": "nightly",
+}
+"""The files of the pages, and what each prints."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the pages' example files, each under the name that the page gives it."""
     files = tmp_path_factory.mktemp("readme")
-    for page in (README, API, CONCEPTS):
-        for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", page.read_text(), re.DOTALL):
+    for page in PAGES:
+        for name, text in FENCED.findall(page.read_text()):
             (files / name).write_text(text)
     return files
 
@@ -74,10 +87,16 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_runs(folder: Path, name: str) -> None:
+    assert re.search(EXAMPLES[name], run(folder, name), re.DOTALL)
+
+
 def test_the_first_example_runs(folder: Path) -> None:
-    output = run(folder, "transpose.py")
-    assert "candidates 5: 5 measured, 0 failed" in output
-    assert "best: {'block_M':" in output
+    """Also as the README's first command."""
+    assert len([line for line in (folder / "scale.py").read_text().splitlines() if line]) <= 13
+    printed = run(folder, "-m", "atune", "tune", "scale.py", "--quiet", "--target", "c", "--table")
+    assert all(f"block={block}, threads={threads}" in printed for block in (256, 1024, 4096) for threads in (64, 128))
 
 
 def test_the_example_with_events_runs(folder: Path) -> None:
@@ -85,8 +104,6 @@ def test_the_example_with_events_runs(folder: Path) -> None:
     tuned, replayed = re.findall(r"^tuned: \{(.*)\}$|^winner +(.*)$", output, re.MULTILINE)
     assert tuned[0].replace("'", "").replace(": ", "=") == replayed[1]
     assert "candidates 5: 4 measured, 0 failed" in output
-    assert re.search(r"s  engine +RunStarted$", output, re.MULTILINE)
-    assert re.search(r"s  engine +RunFinished$", output, re.MULTILINE)
 
 
 def test_the_example_with_structlog_writes_json(folder: Path) -> None:
@@ -100,10 +117,15 @@ def test_the_example_with_structlog_writes_json(folder: Path) -> None:
 
 
 def test_every_python_block_is_run() -> None:
-    for page in (README, API, CONCEPTS):
-        text = page.read_text()
-        assert text.count("```python") == len(re.findall(r"<!-- file: \S+ -->\n```python", text)) == 1
-    assert "```python" not in "".join(page.read_text() for page in PAGES if page not in (README, API, CONCEPTS))
+    text = "".join(page.read_text() for page in PAGES)
+    names = [name for name, _ in FENCED.findall(text)]
+    assert sorted(names) == sorted(EXAMPLES) and text.count("```python") == len(names)
+
+
+def test_each_page_of_the_site_is_in_its_navigation() -> None:
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    there = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert len(listed) == len(set(listed)) and set(listed) == there | {"changelog.md"}
 
 
 def test_every_public_name_is_documented_once() -> None:
@@ -153,8 +175,7 @@ def test_every_option_of_the_journal_commands_is_documented() -> None:
     assert flags_of(" ".join(first_column(section(JOURNAL, "## Commands")))) == there
 
 
-def test_every_option_of_the_decorator_is_documented() -> None:
-    assert tables.page("decorator.md") == DECORATOR.read_text()
+def test_every_preset_is_documented() -> None:
     assert first_column(section(DECORATOR, "## Presets")) == list(PRESETS)
 
 
@@ -190,7 +211,7 @@ def test_json_keys_are_those_of_the_summary() -> None:
 
 
 def test_failure_kinds_are_those_of_the_code() -> None:
-    assert first_column(section(CONCEPTS, "## Failure kinds")) == list(get_args(FailureKind))
+    assert first_column(section(FAILURES, "## By kind")) == list(get_args(FailureKind))
 
 
 def test_default_tolerances_are_those_of_the_code() -> None:
@@ -198,9 +219,12 @@ def test_default_tolerances_are_those_of_the_code() -> None:
     assert {name: float(rtol) for name, rtol in rows} == RTOL
 
 
-def test_events_are_those_of_the_code() -> None:
+def test_events_that_concepts_names_are_those_of_the_code() -> None:
     tags = {str(kind.__struct_config__.tag) for kind in get_args(AnyEvent)}
-    assert set(first_column(section(CONCEPTS, "## Events and journal"))) == tags
+    named = {
+        name for name in re.findall(r"`(\w+_\w+)`", section(CONCEPTS, "## Events and journal")) if name != "on_event"
+    }
+    assert len(named) > 10 and named <= tags
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -31,6 +31,9 @@ from atune.workload.source_text import parse_module
 class Workload:
     """A kernel to tune.
 
+    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
+    take. Raises `UsageError`, which is a TypeError too, for an unknown option.
+
     Parameters
     ----------
     kernel
@@ -39,9 +42,6 @@ class Workload:
     space
         `Space`, or what `Space(...)` takes as its first argument.
     {options}
-
-    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
-    take. Raises `UsageError`, which is a TypeError too, for an unknown option.
     """
 
     def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:

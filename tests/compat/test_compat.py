@@ -472,9 +472,9 @@ def test_the_migration_page_has_every_parameter_and_variable() -> None:
         for name in names(function)
     }
     taken |= set(names(tuner.AutoTuner.set_compile_args))
-    assert first_column("### What each parameter does here") == taken - {"self", "func"}
+    assert first_column("## What each parameter does here") == taken - {"self", "func"}
     source = inspect.getsource(sys.modules["tilelang.env"])
-    variables = first_column("### Environment variables")
+    variables = first_column("## Environment variables")
     assert "TILELANG_CACHE_DIR" in variables and not {name for name in variables if f'"{name}"' not in source}
 
 

@@ -1,7 +1,7 @@
 """tilelang's autotuning guide, section by section: an example of our own for each, under tilelang's names.
 
-On the CPU target, and the same on a GPU. Where the guide does not say what tilelang 0.1.15 does is listed in
-docs/migration.md; where it can be made true, it is true here, and a test below says so.
+On the CPU target, and the same on a GPU. Where the guide does not say what tilelang 0.1.15 does,
+it is made true here if it can be, and a test below says so.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def test_unused_keys_and_what_is_no_configuration() -> None:
 
 
 def test_what_the_guide_says_and_tilelang_does_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of docs/migration.md that need no GPU; when tilelang changes, so must the page."""
+    """What differs without a GPU. When tilelang changes, so must the places below that make it true."""
     monkeypatch.chdir(tmp_path)  # its tuner writes a log here
     from tilelang.autotuner import AutoTuner as Theirs
     from tilelang.autotuner import param

@@ -64,16 +64,16 @@ def compile_all(
     Call a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its `config`
     is the configuration, and its `source` the device source. The call blocks, inside a running event loop too.
 
+    A target with an arch, such as ``sm_90a``, needs no GPU.
+
+    Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
+    for arguments that cannot work.
+
     Parameters
     ----------
     kernel, configs
         As for `Workload`. `configs` is a list of dicts, a generator, or a function of the arguments.
     {options}
-
-    A target with an arch, such as ``sm_90a``, needs no GPU.
-
-    Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
-    for arguments that cannot work.
     """
     refuse_in_worker()
     given = complete("compile_all", options, CompileAllOptions)

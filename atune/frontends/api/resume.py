@@ -35,6 +35,11 @@ async def resume(
     again for the final benchmark. Interrupted work is done again. If the whole program died twice while it measured
     a candidate, that candidate fails with kind ``suspect``. A finished journal returns at once.
 
+    Options that are not given are those of the header.
+
+    Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
+    differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
+
     Parameters
     ----------
     journal
@@ -42,11 +47,6 @@ async def resume(
     workload
         As for `tune`. None takes the file that the header names, and runs it in the workers.
     {options}
-
-    Options that are not given are those of the header.
-
-    Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
-    differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
     """
     given = named("resume", options, RunOptions)
     check_parts(given.get("accept", ()))

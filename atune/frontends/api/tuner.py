@@ -263,15 +263,15 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune `workload` and return the result.
 
+    Raises `UsageError` (and its branches) for arguments that cannot work; for an unknown option it is a TypeError too.
+    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
+    and compiler within a second. The journal keeps all measurements.
+
     Parameters
     ----------
     workload
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
-
-    Raises `UsageError` (and its branches) for arguments that cannot work; for an unknown option it is a TypeError too.
-    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
-    and compiler within a second. The journal keeps all measurements.
     """
     given = {**named("tune", options), "progress": shows_progress(options)}
     make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large

@@ -42,14 +42,14 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
     The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
     a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
 
+    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
+
     Parameters
     ----------
     kernel
         The kernel, or None for a decorator. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be
         repeated.
     {options}
-
-    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
     refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
     known = checked_options(options)

@@ -50,7 +50,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     key: Annotated[Any, Option(
         "The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument "
         "that is not tuned. An eager kernel's dimensions count as arguments.",
-        unset="all arguments", page="#keys",
+        unset="all arguments",
     )]
     do_not_specialize: Annotated[str | Sequence[str], Option(
         "Names of arguments that do not count in the key.", default=(),
@@ -58,14 +58,13 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     hints: Annotated[Mapping[str, Any] | None, Option(
         "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
         "configuration. A hint must not be an axis too.",
-        page="#hints",
         fits=lambda it: isinstance(it, Mapping),
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, Option(
         "The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a "
         "``preset``.",
-        unset="the preset `default`", page="#presets",
+        unset="the preset `default`",
     )]
     inputs: Annotated[Any, Option(
         "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
@@ -97,7 +96,6 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     shipped: Annotated[PathLike | Sequence[PathLike], Option(
         "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
-        page="cache.md#shipping-results",
     )]
     # fmt: on
 
