@@ -19,6 +19,8 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.hosts import measured_on
 from atune.reporting.progress import duration
 from atune.reporting.summary import (
+    KIND_WORDS,
+    PRUNED,
     FailureGroup,
     comparison,
     default_line,
@@ -190,8 +192,9 @@ def failures_section(result: Result) -> str:
 
 def _failure(group: FailureGroup, journal: str | None) -> str:
     """Return a reason. What was written stands below, folded where the line of the user's code is known."""
-    kind = "" if group.kind == "pruned" else ' class="bad"'
-    lines = [f"<h3{kind}>{group.count:,} × {escape(printable(group.kind))}</h3>", f"<p>{breakable(group.message)}</p>"]
+    colour = "" if group.kind == PRUNED else ' class="bad"'
+    what = printable(KIND_WORDS.get(group.kind, group.kind))
+    lines = [f"<h3{colour}>{group.count:,} {escape(what)}</h3>", f"<p>{breakable(group.message)}</p>"]
     where, detail = group.where, group.first.detail[-DETAIL:]
     if where is not None:
         lines.append(_written("\n".join(map(printable, where.lines()))))
