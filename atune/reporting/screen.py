@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TextIO
 
-Style = Literal["", "answer", "strong", "attention", "dim"]
-CODES = {"answer": "1;32", "strong": "1", "attention": "33", "dim": "2"}
-"""Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, faint."""
+Style = Literal["", "answer", "strong", "attention", "error", "dim"]
+CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "dim": "2"}
+"""Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, bold and red, faint."""
 LABEL = 11
 """Columns of a line's label. A line without one begins with blanks."""
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
@@ -36,8 +36,10 @@ def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
     """Return `lines` as wide as the terminal of `stream`, in its colours; as they are elsewhere."""
     if stream is None or not stream.isatty():
         return plain(lines)
-    columns, coloured = shutil.get_terminal_size().columns, has_colours()
-    return "\n".join(shown for line in lines for shown in _broken(line, columns, coloured))
+    known, columns, coloured = list(lines), shutil.get_terminal_size().columns, has_colours()
+    labelled = any(_LABEL.match(line.text) for line in known)
+    indent = 2 if labelled and columns < NARROW else LABEL
+    return "\n".join(shown for line in known for shown in _broken(line, columns, indent, coloured))
 
 
 def has_colours() -> bool:
@@ -54,11 +56,13 @@ def fitted_table(table: str, column: str, stream: TextIO | None) -> str:
     return "\n".join(line for row in table.split("\n") for line in _wrapped(row, columns, "", margin) or [row])
 
 
-def _broken(line: Line, columns: int, coloured: bool) -> list[str]:
+def _broken(line: Line, columns: int, indent: int, coloured: bool) -> list[str]:
     found = _LABEL.match(line.text)
     label, blanks = (found.group() if found else ""), _blanks(line.text)
-    margin = " " * ((LABEL if columns >= NARROW else 2) + max(0, blanks - LABEL))
-    start = label or (margin if blanks else "")
+    margin = " " * (indent + max(0, blanks - LABEL))
+    start = label or margin
+    if not label and blanks < LABEL:  # a sentence, without a label
+        start, margin = " " * blanks, " " * (blanks + 2)
     lines = _wrapped(line.text[len(label) :].strip(" "), columns, start, margin) or [line.text]
     if not coloured or not line.style:
         return lines

@@ -13,6 +13,7 @@ import pytest
 from event_streams import Stream, write
 
 from atune.frontends.cli.main import main
+from atune.frontends.cli.output import print_message
 from atune.frontends.cli.preview import CompileReason, CompileSummary, compile_lines
 from atune.journal.events import BuildFailed, RunFinished
 from atune.journal.result import TuneResult
@@ -58,7 +59,7 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
     on_terminal(monkeypatch, 40)
     shown = fitted(lines, sys.stdout).splitlines()
     assert shown[:2] == ["latency    0.1816 ms, 1.03 times slower", "  than the reference (0.1758 ms)"]
-    assert fitted([Line("           2.88 times")], sys.stdout) == "  2.88 times"
+    assert fitted([lines[0], Line("           2.88 times")], sys.stdout).endswith("\n  2.88 times")
     assert shown[-1] == "journal    /a/" + "long" * 20  # what is copied stays whole
     on_terminal(monkeypatch, 60)
     assert fitted(lines, sys.stdout).splitlines()[1] == "           (0.1758 ms)"
@@ -67,10 +68,27 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
 def test_commands_and_numbers_with_their_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     on_terminal(monkeypatch, 40)
     command = "             all of it: atune show /a/journal/with/a/path.jsonl 17"
-    assert fitted([Line(command)], sys.stdout).splitlines()[1] == "    atune show /a/journal/with/a/path.jsonl 17"
+    shown = fitted([Line("winner     x=1"), Line(command)], sys.stdout).splitlines()
+    assert shown[-1] == "    atune show /a/journal/with/a/path.jsonl 17"
     counts = [Line("candidates 288: 243 measured, 45 failed; 9 s")]
     on_terminal(monkeypatch, 43)
     assert fitted(counts, sys.stdout).splitlines() == ["candidates 288: 243 measured, 45 failed;", "  9 s"]
+
+
+def test_an_error_is_red_and_goes_on_below_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    on_terminal(monkeypatch, 40)
+    print_message("no candidate worked: 16 failed, 272 not tried\n  16 failed to lower: there is no layout for it")
+    print_message("interrupted", kind="")
+    assert capsys.readouterr().err.splitlines() == [
+        "\x1b[1;31matune: error: no candidate worked: 16\x1b[0m",
+        "  \x1b[1;31mfailed, 272 not tried\x1b[0m",
+        "  16 failed to lower: there is no layout",
+        "    for it",
+        "atune: interrupted",
+    ]
 
 
 def test_the_answer_comes_first_and_bold_where_a_terminal_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,10 @@ def print_lines(lines: Iterable[Line]) -> None:
 
 
 def print_message(message: str, kind: str = "error: ") -> None:
-    """Print a line on stderr. Does nothing if stderr is closed."""
-    print_err(f"atune: {kind}{message}\n")
+    """Print a message on stderr, as wide as its terminal; an error in red. Does nothing if stderr is closed."""
+    first, *further = f"atune: {kind}{message}".split("\n")
+    lines = [Line(first, "error" if kind == "error: " else ""), *map(Line, further)]
+    print_err(f"{fitted(lines, sys.stderr)}\n")
 
 
 def print_err(text: str) -> None:
