@@ -201,6 +201,7 @@ def documents(kind: type[Any]) -> Callable[[F], F]:
         ]
         called.__signature__ = inspect.signature(called).replace(parameters=[*before, *more])
         function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", "\n".join(map(_entry, fields)))
+        called.__doc__ = function.__doc__
         return function
 
     return decorate

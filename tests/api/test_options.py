@@ -9,15 +9,17 @@ import pydoc
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 import atune
-from atune.frontends.api.options import RunOptions, TuneOptions
+from atune.engine.search.registry import SHOWN
+from atune.frontends.api.options import RunOptions, StrategyName, TargetName, TuneOptions
 from atune.frontends.cli.parsing import first_sentence
 from atune.frontends.decorator.options import AutotuneOptions
+from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
 from atune.model.settings import Budget
 from atune.reporting.summary import summary
@@ -124,7 +126,13 @@ def test_help_of_a_function_shows_its_options() -> None:
         for name, field in options_of(group).items():
             assert f"{name} {' '.join(field.option.doc.split())}" in shown
     assert inspect.signature(atune.run).parameters["seed"].default == 0
+    assert atune.Workload.__init__.__doc__ == atune.Workload.__doc__
     assert "`workers`: Compile processes." in (atune.CompileSettings.__doc__ or "")
+
+
+def test_an_editor_completes_the_strategies_that_there_are() -> None:
+    assert get_args(StrategyName) == SHOWN
+    assert [parse_target(name) is None for name in get_args(TargetName)] == [True, False, False]
 
 
 def test_settings_are_copied_and_decoded_as_any_struct() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from atune.engine.search.registry import SHOWN
 from atune.errors import UsageError
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from atune.frontends.api.warm_start import GivenPrior, Warm
     from atune.journal.events import Event
     from atune.reporting.log import EventLog
+
+
+StrategyName = Literal["auto", "exhaustive", "random", "prior", "forest"]
+TargetName = Literal["auto", "cuda", "c"]
+"""Names that an editor completes. Every other text is checked where it is given."""
 
 
 def check_target(where: str, value: Any) -> Any:
@@ -50,7 +55,7 @@ class EngineOptions(TypedDict, total=False):
     """What a run does, and where."""
 
     # fmt: off
-    target: Annotated[str, Option(
+    target: Annotated[TargetName | str, Option(
         "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
         default="auto", check=check_target, flag="--target", group="where",
     )]
@@ -64,7 +69,7 @@ class EngineOptions(TypedDict, total=False):
         check=_address, flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md",
         group="where",
     )]
-    strategy: Annotated[str | Strategy | None, Option(
+    strategy: Annotated[StrategyName | str | Strategy | None, Option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. ``auto`` decides by the budget, the prior and what is installed. A resumed journal "
         "keeps its strategy.",

@@ -67,7 +67,7 @@ MOST_CACHED = 8
 def adviser(warm: Warm) -> Advise:
     """Return a function that reads `warm` once the kernel is known. Raises `UsageError`."""
     given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
-    wrong = f"warm: give a journal's path, a Result, {CACHE!r}, or a list of these, got {warm!r}"
+    wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
     if not isinstance(given, Sequence):
         raise UsageError(wrong)
     for source in given:
