@@ -16,7 +16,7 @@ from atune.frontends.cli.main import main
 from atune.frontends.cli.output import print_message
 from atune.frontends.cli.preview import CompileReason, CompileSummary, compile_lines
 from atune.journal.events import BuildFailed, RunFinished
-from atune.journal.result import TuneResult
+from atune.journal.result import Result
 from atune.model.device import Target
 from atune.reporting.screen import Line, fitted, fitted_table, plain
 from atune.reporting.summary import result_lines
@@ -93,7 +93,7 @@ def test_an_error_is_red_and_goes_on_below_itself(
 
 def test_the_answer_comes_first_and_bold_where_a_terminal_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(total=3, default=1).ready(2.0).candidate(0, 1.0).candidate(1, 4.0).candidate(2)
-    result = TuneResult.from_events(stream.final({0: [1.0], 1: [4.0]}, [2.0]).finished().events, "j.jsonl")
+    result = Result.from_events(stream.final({0: [1.0], 1: [4.0]}, [2.0]).finished().events, "j.jsonl")
     lines = result_lines(result)
     on_terminal(monkeypatch, 80)
     shown = fitted(lines, sys.stdout).splitlines()
@@ -110,7 +110,7 @@ def test_the_answer_comes_first_and_bold_where_a_terminal_has_colours(monkeypatc
 
 
 def test_there_is_no_line_where_there_is_nothing_to_say() -> None:
-    result = TuneResult.from_events(Stream(total=1).ready().candidate(0, 1.0).finished().events)
+    result = Result.from_events(Stream(total=1).ready().candidate(0, 1.0).finished().events)
     assert plain(result_lines(result)).splitlines() == [
         "winner     block=0",
         "latency    1 ms by first timing",
@@ -137,7 +137,7 @@ def failing(detail: str, target: str = "", reason: str = "exhausted") -> str:
     for index in range(2):
         stream.proposed(index).add(BuildFailed, index=index, kind="lower", message="no layout", detail=detail)
     events = stream.add(RunFinished, wall_s=1.0, reason=reason).events
-    return plain(result_lines(TuneResult.from_events(events, "j")))
+    return plain(result_lines(Result.from_events(events, "j")))
 
 
 def test_who_tunes_a_kernel_that_lowers_for_no_cpu_is_told_what_needs_no_gpu() -> None:
