@@ -131,7 +131,7 @@ def _fit_of(workload: Workload) -> Fit | None:
 def meant(name: str, known: Iterable[str]) -> str:
     """Return a question for the name that is most like `name`; empty where none is."""
     lowered = {one.lower(): one for one in known}
-    near = get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.7)
+    near = get_close_matches(name.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 

@@ -13,7 +13,7 @@ import msgspec
 from atune.errors import UsageError, WorkloadError, type_of
 from atune.workload.definition import function_of
 from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.pickling import FileRef, load_named
+from atune.workload.pickling import FileRef, chosen, load_named
 from atune.workload.source_text import parse_module, tunes
 from atune.workload.workload import Workload
 
@@ -47,17 +47,18 @@ class Sought(msgspec.Struct, frozen=True):
 
 def locate(sought: Sought) -> KernelSite:
     """Load the named object: a `Workload`, a decorated kernel, or a kernel. Raises `WorkloadError`."""
-    named = load_named(sought.ref)
+    ref = chosen(sought.ref)
+    named = load_named(ref)
     if isinstance(named, Workload):
         site = site_of(named.kernel, named.name, sought.names)
         return msgspec.structs.replace(site, arguments=named.arguments)
     options = getattr(named, "options", None)  # of a kernel under @atune.autotune
     kernel = getattr(named, "kernel", named) if options is not None else named
     if not callable(kernel):
-        raise WorkloadError(f"{sought.ref.origin} is {type_of(named)}: give a Workload or a kernel")
-    chosen: dict[str, Any] = getattr(options, "workload", {})
-    site = site_of(kernel, str(chosen.get("name") or getattr(kernel, "__name__", "")), sought.names)
-    return msgspec.structs.replace(site, default_in_decorator=chosen.get("default") is not None)
+        raise WorkloadError(f"{ref.origin} is {type_of(named)}: give a Workload or a kernel")
+    given: dict[str, Any] = getattr(options, "workload", {})
+    site = site_of(kernel, str(given.get("name") or getattr(kernel, "__name__", "")), sought.names)
+    return msgspec.structs.replace(site, default_in_decorator=given.get("default") is not None)
 
 
 def site_of(kernel: Any, name: str, names: Collection[str]) -> KernelSite:

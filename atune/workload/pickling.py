@@ -24,7 +24,7 @@ import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
 from atune.model.folders import working_folder
-from atune.workload.definition import Workload, annotation_names, function_of, functions_of, parts_of
+from atune.workload.definition import Workload, annotation_names, function_of, functions_of, meant, parts_of
 from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import Packed, pack, unpack
 from atune.workload.source_locations import located
@@ -36,10 +36,13 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
     path: str
     name: str
+    """Empty for the file's only workload, or its WORKLOAD."""
+    typed: str = ""
+    """What the user typed in place of `path`, with the command before it, for messages."""
 
     @property
     def origin(self) -> str:
-        return f"{self.path}:{self.name}"
+        return f"{self.path}:{self.name}" if self.name else self.path
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -65,15 +68,18 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
 WorkloadRef = FileRef | PickleRef
 
 
-def parse_file_ref(text: str) -> FileRef:
-    """Parse ``FILE.py:NAME``. NAME defaults to WORKLOAD. Raises `WorkloadError` if there is no such file."""
+def parse_file_ref(text: str, command: str = "") -> FileRef:
+    """Parse ``FILE.py:NAME``, or ``FILE.py`` for a file's only workload. Raises `WorkloadError` for a missing file.
+
+    `command`: the command that takes it, for the message about a file with several.
+    """
     path, colon, name = text.rpartition(":")
-    if not colon:
-        path, name = text, "WORKLOAD"
+    if not colon or text.endswith(".py"):
+        path, colon, name = text, "", ""
     if not os.path.isfile(path):
-        raise WorkloadError(
-            f"{text}: there is no file {path!r}; give FILE.py:NAME, such as examples/gemm_cpu.py:WORKLOAD"
-        )
+        raise WorkloadError(f"{text}: there is no file {path!r}; give FILE.py, or FILE.py:NAME")
+    if not colon:
+        return FileRef(os.path.abspath(path), "", f"{command} {path}".lstrip())
     if not name.isidentifier():
         raise WorkloadError(f"{text}: {name!r} is not a Python name; give FILE.py:NAME")
     return FileRef(os.path.abspath(path), name)
@@ -182,7 +188,7 @@ def load(ref: WorkloadRef) -> Workload:
         for function in functions_of(workload):
             _place(function, annotations)
     else:
-        workload = load_named(ref)
+        workload = load_named(ref := chosen(ref))
         if not isinstance(workload, Workload):
             raise WorkloadError(f"{ref.origin} is {type_of(workload)} and must be an atune.Workload")
     assert isinstance(workload, Workload)
@@ -193,10 +199,36 @@ def load_named(ref: FileRef) -> Any:
     """Run a file and return its object of the given name. Raises `WorkloadError`."""
     module = _run_file(ref.path)
     if not hasattr(module, ref.name):
-        there = sorted(n for n, v in vars(module).items() if isinstance(v, Workload))
-        hint = f"it has {', '.join(there)}" if there else "it has no Workload at all"
+        there = _workloads_of(module)
+        hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no Workload at all"
         raise WorkloadError(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
     return getattr(module, ref.name)
+
+
+def chosen(ref: FileRef) -> FileRef:
+    """Return `ref` with a name: where it has none, that of its file's only workload, or WORKLOAD.
+
+    Runs the file. Raises `WorkloadError`, with what to type, if it has several or none.
+    """
+    if ref.name:
+        return ref
+    there = _workloads_of(_run_file(ref.path))
+    if not there:
+        raise WorkloadError(f"{ref.path} has no atune.Workload; give FILE.py:NAME for another object")
+    if len(there) > 1 and PREFERRED not in there:
+        ways = "".join(f"\n  {ref.typed}:{name}" for name in there)
+        raise WorkloadError(f"{ref.path} has {len(there)} workloads; choose one:{ways}")
+    return FileRef(ref.path, PREFERRED if PREFERRED in there else there[0])
+
+
+PREFERRED = "WORKLOAD"
+"""The name of a file's workload that is meant where it has others, too."""
+
+
+def _workloads_of(module: ModuleType) -> list[str]:
+    """Return the names of a module's workloads, in its order, each workload once."""
+    found = {id(value): name for name, value in reversed(vars(module).items()) if isinstance(value, Workload)}
+    return list(reversed(found.values()))
 
 
 def _pickles(part: Any) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 from atune.model.candidate import Candidate, Config, thaw
 from atune.workers.processes.messages import FindNeighbours, LoadSpace, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
-from atune.workload.pickling import FileRef
+from atune.workload.pickling import FileRef, WorkloadRef, chosen
 from atune.workload.source_text import keep_texts
 from atune.workload.workload import Candidates, Workload, WorkloadSpec, fingerprint, head, load, survey
 
@@ -92,8 +92,12 @@ def load_space(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _telling(asked.deadline_s):
         _space.workload, _space.candidates = load(asked.ref), None
-        _space.spec = asked.known or head(_space.workload, asked.ref.origin)
+        _space.spec = asked.known or head(_space.workload, _origin(asked.ref))
         return b""
+
+
+def _origin(ref: WorkloadRef) -> str:
+    return (chosen(ref) if isinstance(ref, FileRef) else ref).origin
 
 
 def list_space(payload: bytes) -> bytes:

@@ -1,0 +1,71 @@
+"""FILE.py alone: a file's only workload, its WORKLOAD, or the list of what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atune.errors import WorkloadError
+from atune.workload.pickling import FileRef, chosen
+from atune.workload.workload import describe, load, parse_file_ref
+
+ONE = """
+import atune
+
+def kernel(N, block=16):
+    pass
+
+def other(name):
+    return atune.Workload(kernel, atune.Space(block=[16, 32]), arguments={"N": 4}, name=name)
+
+"""
+
+
+def written(folder: Path, last: str) -> str:
+    file = folder / "work.py"
+    file.write_text(ONE + last)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("last", "name"),
+    [
+        ("GEMM = other('gemm')", "GEMM"),
+        ("GEMM = ALIAS = other('gemm')", "GEMM"),
+        ("GEMM = other('gemm'); WORKLOAD = other('whole')", "WORKLOAD"),
+    ],
+)
+def test_a_file_alone_is_enough(tmp_path: Path, last: str, name: str) -> None:
+    ref = parse_file_ref(written(tmp_path, last))
+    assert ref.name == "" and chosen(ref) == FileRef(ref.path, name) and ref.origin == ref.path
+    assert load(ref) is load(FileRef(ref.path, name))
+
+
+def test_of_several_the_message_has_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "TALL = other('tall'); FLAT = other('flat')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkloadError) as caught:
+        load(parse_file_ref("work.py", "atune tune"))
+    first, *rest = str(caught.value).splitlines()
+    assert first == f"{tmp_path}/work.py has 2 workloads; choose one:"
+    assert rest == ["  atune tune work.py:TALL", "  atune tune work.py:FLAT"]
+    with pytest.raises(WorkloadError, match=r"choose one:\n  work.py:TALL\n"):
+        load(parse_file_ref("work.py"))
+
+
+def test_a_file_without_any_says_so(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"work.py has no atune.Workload; give FILE.py:NAME"):
+        load(parse_file_ref(written(tmp_path, "")))
+
+
+def test_a_wrong_name_is_told_what_was_meant(tmp_path: Path) -> None:
+    file = written(tmp_path, "TALL = other('tall'); FLAT = other('flat')")
+    with pytest.raises(WorkloadError, match=r"has no 'TALLL'; it has TALL, FLAT \(did you mean 'TALL'\?\)"):
+        load(parse_file_ref(f"{file}:TALLL"))
+
+
+def test_a_wrong_argument_is_told_what_was_meant(tmp_path: Path) -> None:
+    file = written(tmp_path, "BAD = atune.Workload(kernel, atune.Space(block=[16]), arguments={'NN': 4})")
+    with pytest.raises(WorkloadError, match=r"takes no argument 'NN'.*\(did you mean 'N'\?\)"):
+        describe(load(parse_file_ref(file)))
