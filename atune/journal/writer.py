@@ -19,7 +19,7 @@ import anyio.to_thread
 from atune.errors import JournalError
 from atune.journal.events import AnyEvent, Event, encode
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed
-from atune.model.folders import make_private_folder, whole_file
+from atune.model.folders import cache_folder, make_private_folder, whole_file
 
 
 def line_of(event: Event) -> bytes:
@@ -48,15 +48,19 @@ class Journal:
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal that only its owner can read. Missing folders are made, private too.
+        """Start a new journal that only its owner can read. In the cache folder, missing folders are made, private too.
 
-        Raises `JournalError` if `path` cannot be written, is not empty, or has another writer.
+        Raises `JournalError` if `path` cannot be written, has no folder, is not empty, or has another writer.
         """
         path = str(path)
-        try:
-            make_private_folder(os.path.dirname(os.path.abspath(path)))
-        except OSError as error:
-            raise cannot("create the folder of", path, error) from error
+        folder = os.path.dirname(os.path.abspath(path))
+        if Path(folder).is_relative_to(cache_folder()):
+            try:
+                make_private_folder(folder)
+            except OSError as error:
+                raise cannot("create the folder of", path, error) from error
+        elif not os.path.exists(folder):
+            raise JournalError(f"cannot write the journal {path}: there is no folder {folder}; make it first")
         fd, made = _open_locked(path, create=True)
         if os.fstat(fd).st_size:
             os.close(fd)

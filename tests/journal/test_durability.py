@@ -129,6 +129,7 @@ async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
 async def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
     """Writing to a removed file would succeed for ever."""
     folder = tmp_path / "journals"
+    folder.mkdir()
     machine = FakeMachine(5000, clock=FakeClock(pace=0.001))
 
     def remove(event: Event) -> None:

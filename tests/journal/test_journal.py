@@ -22,6 +22,7 @@ from atune.errors import JournalError
 from atune.journal.events import SCHEMA, AnyEvent
 from atune.journal.reader import JournalReader, read
 from atune.journal.writer import Journal
+from atune.model.folders import cache_folder_at
 
 STREAM = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0)
 EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
@@ -38,10 +39,17 @@ def test_events_are_read_back_as_they_were(path: Path) -> None:
     assert read(path)[-1] == EVENTS[-1]
 
 
-def test_the_file_and_the_folders_it_needs_are_private(tmp_path: Path) -> None:
-    path = write(tmp_path / "a" / "b" / "run.jsonl", EVENTS)
+def test_the_file_and_the_cache_s_folders_it_needs_are_private(tmp_path: Path) -> None:
+    with cache_folder_at(tmp_path / "cache"):
+        path = write(tmp_path / "cache" / "journals" / "run.jsonl", EVENTS)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [stat.S_IMODE(p.stat().st_mode) for p in (path.parent, path.parent.parent)] == [0o700, 0o700]
+
+
+def test_elsewhere_no_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=f"there is no folder {tmp_path}/a/b; make it first"):
+        Journal.create(tmp_path / "a" / "b" / "run.jsonl")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_flipped_byte_before_the_last_line_is_an_error_that_names_the_line(path: Path) -> None:
