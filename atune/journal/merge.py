@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,13 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     and names other differences (versions, settings). There is no final, because finals of different journals do not
     compare.
 
-    Raises `JournalError` if a journal cannot be read or is of other work.
+    Raises `JournalError` if a journal cannot be read or is of other work, and `UsageError` if one is given twice.
     """
     if not journals or isinstance(journals, str):
         raise UsageError("merge: give the journals, as a list of paths")
     paths = [str(Path(journal)) for journal in journals]
+    if twice := [path for path, count in Counter(map(os.path.realpath, paths)).items() if count > 1]:
+        raise UsageError(f"merge: {twice[0]} is given twice")
     states = [State.of(JournalReader(path)) for path in paths]
     _check_same_work(paths, states)
     events = [replace(event, seq=seq) for seq, event in enumerate(_joined(paths, states))]

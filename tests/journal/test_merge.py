@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from atune import resume, tune
+from atune.errors import UsageError
 from atune.journal.events import CandidateProposed, SpaceSurveyed
 from atune.journal.merge import merge
 from atune.journal.reader import read
@@ -54,3 +55,12 @@ async def test_journals_that_agree_keep_their_survey_and_their_numbers(tmp_path:
     resumed = machine()
     await resume(merged, machine=resumed, budget=len(tried) + 4)
     assert not resumed.elaborated and len(surveys(merged)) == 1
+
+
+async def test_a_journal_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    await tune(machine=machine(), journal=tmp_path / "a.jsonl", budget=3)
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    for again in ("a.jsonl", "./a.jsonl", "link.jsonl"):
+        with pytest.raises(UsageError, match=r"merge: .*a\.jsonl is given twice"):
+            merge([tmp_path / "a.jsonl", f"{tmp_path}/{again}"], tmp_path / "m.jsonl")
+    assert not (tmp_path / "m.jsonl").exists()
