@@ -28,6 +28,7 @@ from atune.journal.events import BenchmarkFailed, CandidateMeasured, CandidatePr
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.writer import line_of
+from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import ResultKey
@@ -135,6 +136,22 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None
     assert cache.find(key()) is None
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         cache.put(key(), events(1.0))
+
+
+def test_axes_and_arguments_keep_their_order(cache: ResultCache, tmp_path: Path) -> None:
+    config, problem = {"bm": 1, "bn": 2, "bk": 3}, {"M": 1, "N": 2, "K": 3}
+    run = [
+        msgspec.structs.replace(event, config=config, key=config_key(config))
+        if isinstance(event, CandidateProposed)
+        else event
+        for event in events(1.0)
+    ]
+    cache.put(key(problem=problem), run)
+    other = ResultCache(tmp_path / "other")
+    other.merge(cache.export())
+    for entry in (*cache.entries(), *other.entries()):
+        assert list(entry.config) == list(config) and list(entry.parts.problem) == list(problem)
+    assert cache.clear(problem=dict(reversed(problem.items()))) == 1
 
 
 def test_export_and_import(cache: ResultCache, tmp_path: Path) -> None:

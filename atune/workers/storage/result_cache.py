@@ -137,7 +137,7 @@ class ResultCache:
         row = None
         if result.best is not None and result.finished:
             row = (
-                key.text, key.work, _json(key), key.kernel, _json(result.best_config), result.latency_ms,
+                key.text, key.work, _text(key), key.kernel, _text(result.best_config), result.latency_ms,
                 result.reference_ms, now, now, _packed(events),
             )  # fmt: skip
 
@@ -183,7 +183,7 @@ class ResultCache:
             entry
             for entry in self.entries(kernel=kernel, key=key)
             if source in (None, entry.parts.source)
-            and (problem is None or _json(problem) == _json(entry.parts.problem))
+            and (problem is None or _unordered(problem) == _unordered(entry.parts.problem))
         ]
         everything = kernel is None and key is None and source is None and problem is None
 
@@ -213,7 +213,7 @@ class ResultCache:
             new = 0
             for e in entries:
                 row = (
-                    e.key, e.parts.work, _json(e.parts), e.parts.kernel, _json(e.config), e.latency_ms, e.reference_ms,
+                    e.key, e.parts.work, _text(e.parts), e.parts.kernel, _text(e.config), e.latency_ms, e.reference_ms,
                     e.created, time.time(), None,
                 )  # fmt: skip
                 statement = f"INSERT OR IGNORE INTO results VALUES ({', '.join('?' * len(row))})"
@@ -311,8 +311,14 @@ def _where(kernel: str | None, key: str | None) -> tuple[str, list[Any]]:
     return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
 
 
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value, order="deterministic").decode()
+def _text(value: Any) -> str:
+    """Return `value` as JSON. Its axes and arguments keep the order in which the user gave them."""
+    return msgspec.json.encode(value).decode()
+
+
+def _unordered(value: Any) -> bytes:
+    """Return `value` as JSON in which the order of names does not count."""
+    return msgspec.json.encode(value, order="deterministic")
 
 
 def _packed(events: Iterable[Event]) -> bytes:

@@ -70,7 +70,7 @@ class _Exported(msgspec.Struct):
 def exported(entries: Iterable[CacheEntry]) -> bytes:
     """Return results as JSON that can be shipped with a library."""
     found = _Exported("atune results", SCHEMA, sorted(entries, key=lambda e: e.key))
-    return msgspec.json.format(msgspec.json.encode(found, order="deterministic"), indent=1)
+    return msgspec.json.format(msgspec.json.encode(found), indent=1)
 
 
 def read_exported(data: bytes) -> list[CacheEntry]:
