@@ -117,6 +117,18 @@ async def test_a_journal_and_a_budget_leave_fewer_to_do(tmp_path: Path) -> None:
     assert other is not None and not other.same
 
 
+@pytest.mark.anyio
+@pytest.mark.usefixtures("workers")
+async def test_a_run_that_measured_nothing_tells_of_no_time(tmp_path: Path) -> None:
+    stream = Stream(total=10, step_s=0.25)
+    for index in range(4):
+        stream.proposed(index).build_failed(index)
+    write_journal(str(tmp_path / "j.jsonl"), stream.finished().events)  # type: ignore[arg-type]
+    known = await dry_run(REF, str(tmp_path / "j.jsonl"), OPTIONS)
+    assert known.journal is not None and known.journal.outcomes["failed"] == known.journal.done == 4
+    assert known.to_do == 6 and known.seconds is None
+
+
 RUN = DryRun(
     workload="toy", arguments={"N": 64}, target="c", devices=("CPU",), impossible=None, points=12, looked_at=12,
     exact=True, candidates=10, refused=SURVEY.refusals, to_do=10, journal=None, seconds=None,

@@ -104,7 +104,7 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     done = begun.done if begun else 0
     to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
     seconds = None
-    if begun is not None and begun.done and to_do is not None:
+    if begun is not None and begun.outcomes["measured"] and to_do is not None:  # failures tell of no pace
         seconds = round(begun.wall_s / begun.done * to_do, 1)
     return DryRun(
         workload=space.workload,
