@@ -12,7 +12,7 @@ import os
 import stat
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -150,11 +150,12 @@ def read(path: str | Path) -> list[AnyEvent]:
 
 
 def is_journal(path: str | Path) -> bool:
-    """Tell whether the file at `path` begins as journals do, whole or damaged. Raises `OSError`."""
+    """Tell whether the file at `path` begins as journals do, whole, damaged or compressed. Raises `OSError`."""
     if not os.path.isfile(path):
         return False
-    with open(path, "rb") as file:
+    with suppress(JournalError), unpacked(str(path)) as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
+    return False  # another file that xz compressed, and that is damaged
 
 
 _BEGINNING = b'{"crc":"'

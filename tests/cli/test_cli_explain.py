@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from event_streams import Stream
 
 from atune.frontends.cli.explain import parse_config
 from atune.frontends.cli.main import main
+from atune.journal.reader import is_journal
 from atune.journal.result import Record
+from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.jobs import Explained
 from atune.model.layouts import Picture
@@ -66,6 +70,22 @@ def test_what_cannot_be_explained_is_said_before_anything_starts(
 ) -> None:
     assert main(["explain", *arguments]) == 2
     assert wrong in capsys.readouterr().err
+
+
+def test_a_compressed_journal_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Stream(total=1).candidate(0, 1.0).finished()
+    write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]
+    packed = tmp_path / "j.jsonl.xz"
+    packed.write_bytes(lzma.compress((tmp_path / "j.jsonl").read_bytes()))
+    assert is_journal(packed)
+    assert main(["show", str(packed)]) == 0
+    assert capsys.readouterr().out.startswith("candidate  0: measured")
+    assert main(["explain", str(packed)]) == 2
+    assert "there is no file 'toy.py'" in capsys.readouterr().err  # which the journal names
+    assert main(["export", str(packed), "--to", "csv", "-o", str(packed)]) == 2
+    assert "is a journal, which is never overwritten" in capsys.readouterr().err
+    packed.write_bytes(packed.read_bytes()[:40])
+    assert not is_journal(packed)
 
 
 def test_a_configuration_is_read_from_text() -> None:
