@@ -103,9 +103,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--proof", action="store_true", help="have every run prove its winner; left out by default")
     made.add_argument("--timeout", type=float, default=300.0, help="seconds for one tuning; then all of it is killed")
     made.add_argument("--time-limit", type=float, default=math.inf, help="seconds for everything; what is done is told")
-    made.add_argument("--warmup", type=int, default=3)
     made.add_argument("--rep", type=int, default=20)
-    made.add_argument("--tune-options", default="", help="more of atune tune, for every run, such as '--n-final 0'")
+    made.add_argument("--tune-options", default="", help="more of atune tune, for every run, such as '--seed 3'")
     made.add_argument("--out", type=Path, help="folder for result.json and table.md")
     made.add_argument("--resume", action="store_true", help="go on with what is in --out")
     return made
@@ -141,7 +140,7 @@ def variants_of(options: argparse.Namespace) -> list[Variant]:
 
 def command_of(options: argparse.Namespace, space: Space, variant: Variant, journal: Path) -> list[str]:
     command = [sys.executable, "-m", "atune", "tune", space.ref, "--target", options.target]
-    command += ["--warmup", str(options.warmup), "--rep", str(options.rep), "--journal", str(journal)]
+    command += ["--rep", str(options.rep), "--journal", str(journal)]
     command += [*variant.arguments, *shlex.split(options.tune_options)]
     if not options.proof and variant.label != PROOF:
         command.append("--no-proof")
@@ -397,7 +396,7 @@ def earlier(options: argparse.Namespace, variants: Sequence[Variant], spaces: Se
 
 def settings(options: argparse.Namespace, variants: Sequence[Variant]) -> dict[str, Any]:
     """Return what all runs of one result have in common."""
-    names = ("target", "cores", "proof", "warmup", "rep", "tune_options")
+    names = ("target", "cores", "proof", "rep", "tune_options")
     return {name: getattr(options, name) for name in names} | {"variants": [variant.label for variant in variants]}
 
 

@@ -31,6 +31,7 @@ from atune.journal.events import ArtifactBuilt, CandidateLowered, CandidateMeasu
 from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
 from atune.model.measurement import Timing, ratio_interval
+from atune.model.settings import BenchmarkSettings
 from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent
@@ -47,6 +48,8 @@ MODES: dict[str, dict[str, bool]] = {
 }
 """tilelang's modes: arguments of `AutoTuner.run`."""
 TUNERS = (*MODES, "atune")
+WARMUP = BenchmarkSettings().n_warmup
+"""Calls before the first sample, of every tuner."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -95,7 +98,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cores", type=int, help="restrict everything to the first N cores")
     made.add_argument("--timeout", type=float, default=570.0, help="seconds for each tuner")
     made.add_argument("--check", choices=["own", "on", "off"], default="own", help="own: atune checks, tilelang not")
-    made.add_argument("--warmup", type=int, default=3)
     made.add_argument("--rep", type=int, default=20)
     made.add_argument("--group-compile-size", type=int, default=4, help="tilelang's, in the modes grouped and both")
     made.add_argument("--rounds", type=int, default=200, help="rounds of the common harness")
@@ -128,7 +130,7 @@ def checks(options: argparse.Namespace, tuner: str) -> bool:
 def atune_command(options: argparse.Namespace, journal: Path) -> list[str]:
     """The command line of atune's run."""
     command = [sys.executable, "-m", "atune", "tune", space_of(options.space), "--target", options.target]
-    command += ["--warmup", str(options.warmup), "--rep", str(options.rep), "--journal", str(journal)]
+    command += ["--rep", str(options.rep), "--journal", str(journal)]
     return [*command, *([] if checks(options, "atune") else ["--skip-check"]), "--quiet", "--json"]
 
 
@@ -137,7 +139,7 @@ def child_command(child: str, job: Path) -> list[str]:
 
 
 def tilelang_job(options: argparse.Namespace, mode: str, answer: Path) -> dict[str, Any]:
-    run = {**MODES[mode], "warmup": options.warmup, "rep": options.rep}
+    run = {**MODES[mode], "warmup": WARMUP, "rep": options.rep}
     if MODES[mode].get("enable_grouped_compile"):
         run["group_compile_size"] = options.group_compile_size
     check = checks(options, mode)
@@ -398,7 +400,7 @@ def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Seque
         f"`{' '.join(['python', 'bench/vs_tilelang.py', *sys.argv[1:]])}`",
         "",
         f"{where['gpu']}; {where['cores']} cores used; tilelang {where['versions']['tilelang']}, "
-        f"torch {where['versions']['torch']}. Warm-up {options.warmup}, repeats {options.rep}, as each understands "
+        f"torch {where['versions']['torch']}. Warm-up {WARMUP}, repeats {options.rep}, as each understands "
         "them. "
         "Each tuner in a fresh process, its caches empty and off; wall seconds from the start of that process, CPU "
         "seconds of it and of every descendant."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.cli.main import SHARED
+from atune.frontends.cli.help import SHARED
 from atune.frontends.cli.parsing import default_of, groups, skips
 from atune.model.options import Field
 
@@ -14,17 +14,19 @@ DOCS = Path(__file__).parent
 
 
 def of_tune() -> Iterable[tuple[str, str, str]]:
-    """Yield the rows of `atune tune`'s options."""
+    """Yield the rows of `atune tune`'s options, those that ``--help`` shows in bold."""
     for field in (field for fields in groups().values() for field in fields):
         option = field.option
         spelled = f"`{option.flag} {option.metavar}`" if option.metavar else f"`{option.flag}`"
         if option.action == "switch" or (field.default is True and not skips(field)):
             spelled += f", `--no-{option.flag.removeprefix('--')}`"
         text = f"Do not {_text(field)[0].lower()}{_text(field)[1:]}" if skips(field) else _text(field)
+        spelled = f"**{spelled}**" if option.common else spelled
         yield spelled, default_of(field) or ("off" if field.plain is bool else "none"), text
     for flag, text in SHARED.items():
         yield f"`{flag}`", "off", f"{text[0].upper()}{text[1:]}."
-    yield "`--help`", "", "List the options."
+    yield "**`--help`**", "", "Show the options in bold."
+    yield "**`--help-all`**", "", "Show all options."
 
 
 def _text(field: Field) -> str:

@@ -60,6 +60,10 @@ class Option:
     """Where the pages say more, such as ``search.md#the-prior``."""
     group: str = ""
     """The heading in the command line's help."""
+    common: bool = False
+    """Whether ``--help`` shows it; ``--help-all`` shows all options."""
+    values: tuple[str, ...] = ()
+    """Values that a shell completes. There may be others."""
 
 
 @dataclass(frozen=True)
@@ -279,12 +283,14 @@ def refuse_unknown(
     """
     for name in given:
         if name not in known:
-            meant = _meant(name, known, _elsewhere() if elsewhere is None else elsewhere)
+            ways = python_ways() if elsewhere is None else elsewhere
+            meant = likely(name, {option: repr(option) for option in known}, ways)
             hint = f"did you mean {' or '.join(meant)}?" if meant else f"there is {', '.join(known)}"
             raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
 
 
-def _elsewhere() -> dict[str, str]:
+def python_ways() -> dict[str, str]:
+    """Return how to write each option of `atune` in Python, by name."""
     ways = {"where": "atune.Space(…, where=…)"}
     for way, (module, group) in _GROUPS.items():
         for name in getattr(importlib.import_module(module), group).__annotations__:
@@ -292,9 +298,12 @@ def _elsewhere() -> dict[str, str]:
     return ways
 
 
-def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> list[str]:
-    """Return how to write the option that `name` most likely means; nothing if no option is similar."""
-    ways = {**elsewhere, **{option: repr(option) for option in known}}
+def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> list[str]:
+    """Return how to write the options that `name` most likely means; nothing if no option is similar.
+
+    `known`, `elsewhere`: how to write the options of this place and of others, by name.
+    """
+    ways = {**elsewhere, **known}
     alike = [option for option in (name, *MEANT.get(name, ())) if option in ways]
     if alike:
         return [ways[option] for option in alike if option in known] or [ways[option] for option in alike]

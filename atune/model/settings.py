@@ -174,7 +174,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     )] = None
     group_size: Annotated[int | None, Option(
         "Candidates that are compiled into one library. 1 turns grouping off.",
-        flag="--group-size", metavar="N", unit="candidates", zero=False, unset="the engine's choice",
+        zero=False, unset="the engine's choice",
     )] = None
     compile_timeout_s: Annotated[float, Option(
         "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
@@ -191,9 +191,10 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         fits=is_pass_configs, must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
     accelerate: Annotated[str, Option(
-        f"Accelerators to compile with: auto, off, names from {','.join(ACCELERATORS)}, or auto without some "
-        "(auto,-cicc). ``auto`` takes those that pay. The variable ATUNE_ACCELERATE replaces ``auto``.",
+        f"Accelerators to compile with: auto, off, names from {','.join(ACCELERATORS)}, or auto,-NAME to leave one "
+        "out. ``auto`` takes those that pay. The variable ATUNE_ACCELERATE replaces ``auto``.",
         check=_accelerate, flag="--accelerate", metavar="HOW", page="architecture.md#compiling",
+        values=("auto", "off", *ACCELERATORS),
     )] = "auto"
     prove: Annotated[bool, Option(
         "Compile the winner again with every accelerator off, and compare sources and code.",
@@ -231,7 +232,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
 
     # fmt: off
     n_warmup: Annotated[int, Option(
-        "Calls before the first sample.", flag="--warmup", metavar="N", unit="calls", zero=True, measured=True,
+        "Calls before the first sample.", zero=True, measured=True,
     )] = 3
     n_repeat: Annotated[int, Option(
         "Samples of the first timing.", flag="--rep", metavar="N", unit="samples", zero=False, measured=True,
@@ -248,9 +249,10 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         measured=True,
     )] = True
     method: Annotated[str, Option(
-        "How to time: auto, events (or event) or cuda_graph (or cudagraph) on GPUs, perf_counter (or wall) on the "
-        "CPU. ``auto`` takes the first.",
+        "How to time: auto, events or cuda_graph on GPUs, perf_counter on the CPU. ``auto`` takes the first. "
+        "TileLang's names event, cudagraph and wall work, too.",
         check=_method, flag="--method", measured=True, page="concepts.md#timing",
+        values=tuple(dict.fromkeys(METHODS.values())),
     )] = "auto"
     benchmark_timeout_s: Annotated[float, Option(
         "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
@@ -268,7 +270,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     )] = 0
     n_final: Annotated[int, Option(
         "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
-        flag="--n-final", metavar="N", unit="candidates", zero=True, page="concepts.md#final",
+        zero=True, page="concepts.md#final",
     )] = 5
     n_final_rounds: Annotated[int, Option(
         "Rounds of the final. Each round times every finalist once.", zero=False,
@@ -282,7 +284,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "CPU, where a new process starts at once.",
     )] = None
     mixed_devices: Annotated[bool, Option(
-        "Allow GPUs of different models, of one architecture, in one run.", flag="--mixed-devices",
+        "Allow GPUs of different models, of one architecture, in one run.",
     )] = False
     energy: Annotated[bool, Option(
         "Measure the finalists' power and energy, where the GPU counts it. Each runs 0.3 s longer.",

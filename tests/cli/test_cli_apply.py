@@ -180,7 +180,7 @@ def test_kernels_that_are_no_def_are_refused(file: Path, capsys: Any, name: str,
 def test_what_is_no_kernel_is_refused(file: Path, capsys: Any) -> None:
     journal = journal_of(file)
     assert "tuned.py:NUMBER is an int: give a Workload or a kernel" in refused(capsys, journal, f"{file}:NUMBER")
-    assert "has no 'NOTHING'; it has LAMBDA, PARTIAL, WORKLOAD" in refused(capsys, journal, f"{file}:NOTHING")
+    assert "has no 'NOTHING'; it has WORKLOAD, LAMBDA, PARTIAL" in refused(capsys, journal, f"{file}:NOTHING")
 
 
 def test_a_kernel_of_another_file_is_refused_with_where_it_is(file: Path, capsys: Any, tmp_path: Path) -> None:

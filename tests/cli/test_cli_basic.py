@@ -123,9 +123,9 @@ def test_quiet_is_quiet_and_verbose_shows_events(engine: Any, workload: str, cap
 def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
-        "--target sm_90 --devices 1,0 --strategy random --seed 7 --budget 2m --group-size 1 --workers 3"
-        " --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0 --skip-check --quiet --method cudagraph"
-        " --mixed-devices --accelerate cicc --no-proof --no-store --energy --layouts 2"
+        "--target sm_90 --devices 1,0 --strategy random --seed 7 --budget 2m --workers 3 --compile-timeout 9.5"
+        " --timeout 8 --rep 5 --skip-check --quiet --method cudagraph --accelerate cicc --no-proof --no-store --energy"
+        " --layouts 2 --warm cache"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
@@ -135,12 +135,12 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     }  # fmt: skip
     assert given["budget"].seconds == 120.0
     assert given["compile"] == CompileSettings(
-        group_size=1, workers=3, compile_timeout_s=9.5, accelerate="cicc", prove=False, store=False, layouts=2
+        workers=3, compile_timeout_s=9.5, accelerate="cicc", prove=False, store=False, layouts=2
     )
     assert given["benchmark"] == BenchmarkSettings(
-        n_warmup=0, n_repeat=5, benchmark_timeout_s=8.0, check=False, n_final=0, method="cuda_graph",
-        mixed_devices=True, energy=True,
-    )  # fmt: skip
+        n_repeat=5, benchmark_timeout_s=8.0, check=False, method="cuda_graph", energy=True
+    )
+    assert given["warm"] == ["cache"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,6 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     [
         ("--rep 0", "--rep: must be a whole number of samples, above zero, got '0'"),
         ("--rep 2.5", "--rep: must be a whole number"),
-        ("--warmup -1", "--warmup: must be a whole number of calls, zero or more"),
         ("--timeout nan", "--timeout: must be a number of seconds, above zero, got 'nan'"),
         ("--method stopwatch", "method 'stopwatch' is unknown"),
         ("--workers many", "--workers"),
@@ -161,7 +160,12 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--devices 0,0", "device 0 is given twice"),
         ("--devices 0,x", "devices: give 'all', 'cpu' or device numbers such as [0, 1], got '0,x'"),
         ("--journal=", "path is empty"),
-        ("--pipelin", "unrecognized arguments"),
+        ("--pipelin", "atune tune has no option --pipelin; did you mean atune.tune(…, pipeline=…) in Python?"),
+        ("--budgte 5", "atune tune has no option --budgte; did you mean --budget? (see atune tune --help-all)"),
+        ("--trials=5", "has no option --trials; did you mean --budget?"),
+        ("--group-size 1", "did you mean compile=CompileSettings(group_size=…) in Python?"),
+        ("--xyz", "atune tune has no option --xyz (see"),
+        ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
         ("--seed -1", "--seed: must be a whole number, zero or more, got '-1'"),
         ("--dry-run --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
         ("--compile-only --journal j.jsonl", "--journal: --compile-only measures nothing and writes no journal"),
@@ -177,7 +181,7 @@ def test_a_mistake_gives_2_and_one_line(engine: Any, workload: str, capsys: Any,
 
 @pytest.mark.parametrize(
     "argv",
-    [[], ["tune"], ["tun"], ["tune", "none.py:W"], ["replay", "/none"], ["tune", "{}x y"], ["doctor", "--calib"]],
+    [["tune"], ["tun"], ["tune", "none.py:W"], ["replay", "/none"], ["tune", "{}x y"], ["doctor", "--calib"]],
 )
 def test_wrong_commands_and_files_give_2(argv: list[str], capsys: Any) -> None:
     assert main(argv) == 2
@@ -282,15 +286,15 @@ def test_help_and_version_are_quick_and_light() -> None:
     assert main(["--version"]) == 0
 
 
-def printed(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *command: str, option: str = "--help") -> str:
     """Return the help of a command, without its line breaks."""
-    assert main([*command, "--help"]) == 0
+    assert main([*command, option]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
-    tune = printed(capsys, "tune")
-    for choices in (SHOWN, METHODS, ACCELERATORS, ("all", "cpu", "cuda", "off")):
+    tune = printed(capsys, "tune", option="--help-all")
+    for choices in (SHOWN, METHODS.values(), ACCELERATORS, ("all", "cpu", "cuda", "off")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
     resume, export = printed(capsys, "resume"), printed(capsys, "export")
     assert not [name for name in PARTS if name not in resume]

@@ -29,7 +29,7 @@ from contract_kernels import inputs, scaled
 
 WORKLOAD = atune.Workload(scaled, atune.Space(scale=[float(n) for n in range(1, {CANDIDATES + 1})]), inputs=inputs)
 """
-OPTIONS = "--target c --no-store --group-size 1 --workers 1"
+OPTIONS = "--target c --no-store --workers 1"
 ALL_GONE_S = 10.0
 RAY = f"""
 # Two nodes on one machine: two cores each, and ports of their own.

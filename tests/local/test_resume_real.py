@@ -43,7 +43,7 @@ def command(*arguments: str, tmp_path: Path) -> subprocess.Popen[str]:
 def test_a_killed_run_goes_on_to_its_end(tmp_path: Path, how: signal.Signals) -> None:
     file, journal = tmp_path / "work.py", tmp_path / "j.jsonl"
     file.write_text(WORKLOAD)
-    options = ("--target", "c", "--quiet", "--journal", str(journal), "--group-size", "1")
+    options = ("--target", "c", "--quiet", "--journal", str(journal), "--workers", "1")
     run = command("tune", f"{file}:WORKLOAD", *options, tmp_path=tmp_path)
     wait_until(lambda: journal.exists() and b'"candidate_measured"' in journal.read_bytes(), 60, "a measurement")
     run.send_signal(how)

@@ -20,11 +20,24 @@ KEPT = 200
 
 def default_journal(name: str) -> Path:
     """Return the path for a new journal of a workload called `name`, and delete the oldest of many journals."""
-    folder = cache_folder() / "journals"
     with suppress(OSError):
-        _delete_oldest(folder)
+        _delete_oldest()
     moment = time.strftime("%Y%m%d-%H%M%S") + f".{time.time_ns() // 1000 % 1_000_000:06}"
-    return folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{moment}.jsonl"
+    return journals_folder() / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{moment}.jsonl"
+
+
+def journals_folder() -> Path:
+    """Return the folder of journals whose path nobody gave. Creates nothing."""
+    return cache_folder() / "journals"
+
+
+def kept_journals() -> list[Path]:
+    """Return the journals of that folder, the one that was written last first."""
+    found: dict[Path, float] = {}
+    for path in journals_folder().glob("*.jsonl"):
+        with suppress(OSError):  # another run deletes the oldest
+            found[path] = path.stat().st_mtime
+    return sorted(found, key=lambda path: (found[path], path.name), reverse=True)
 
 
 def opened_journal(name: str) -> Journal | None:
@@ -44,9 +57,8 @@ def kept_line(state: State, journal: str | None) -> str:
     return f"tuning interrupted; {measured} measured are kept in {shown}; {then}"
 
 
-def _delete_oldest(folder: Path) -> None:
-    found = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[KEPT - 1 :]:
+def _delete_oldest() -> None:
+    for path in kept_journals()[KEPT - 1 :]:
         with path.open("rb") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -57,23 +57,31 @@ class EngineOptions(TypedDict, total=False):
     # fmt: off
     target: Annotated[TargetName | str, Option(
         "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
-        default="auto", check=check_target, flag="--target", group="where",
+        default="auto", check=check_target, flag="--target", group="where", common=True,
+        values=("auto", "cuda", "sm_80", "sm_89", "sm_90a", "sm_100a", "c"),
     )]
     devices: Annotated[str | Sequence[str | int], Option(
         "Devices to measure on: all, cpu, or numbers of GPUs.",
-        default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
+        default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True, values=("all", "cpu", "0"),
     )]
     cluster: Annotated[str | None, Option(
-        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379. Needs "
+        "Run on the nodes of a Ray cluster: auto, local, or its address. That is ray://HOST:10001 or HOST:6379. Needs "
         "``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node.",
         check=_address, flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md",
-        group="where",
+        group="where", values=("auto", "local"),
+    )]
+    budget: Annotated[int | str | Budget | None, Option(
+        "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "
+        "tries the whole space. Under a budget, candidates that will probably spill registers are skipped. A budget "
+        "covers all parts of a resumed run.",
+        flag="--budget", metavar="N|10%|90s", unset="all", group="search", common=True,
     )]
     strategy: Annotated[StrategyName | str | Strategy | None, Option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. ``auto`` decides by the budget, the prior and what is installed. A resumed journal "
         "keeps its strategy.",
         flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
+        common=True, values=SHOWN,
     )]
     prior: Annotated[GivenPrior, Option(
         "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) estimates from "
@@ -85,12 +93,6 @@ class EngineOptions(TypedDict, total=False):
     seed: Annotated[int, Option(
         "Seed of the strategy. It determines all random draws.",
         default=0, flag="--seed", metavar="N", zero=True, group="search",
-    )]
-    budget: Annotated[int | str | Budget | None, Option(
-        "Stop after N candidates, a share of them (10%), or a time (90s, 2m, 1h), or at the first of several (40,90s). "
-        "None tries the whole space. Under a budget, candidates that will probably spill registers are skipped. A "
-        "budget covers all parts of a resumed run.",
-        flag="--budget", metavar="N|10%|90s", unset="all", group="search",
     )]
     pipeline: Annotated[bool, Option(
         "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
@@ -143,15 +145,16 @@ class TuneOptions(RunOptions, total=False):
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, Option(
-        "Write the events to this file. A journal of the same work is continued as by `resume`. A journal of other "
-        "work is refused.",
+        "Write the journal to this file, or continue the one that is there. A journal of other work is refused, and "
+        "folders are not made.",
         check=path, flag="--journal", metavar="J", unset="a new file in the cache folder",
-        group="output",
+        group="output", common=True,
     )]
     warm: Annotated[Warm, Option(
-        "Begin with the best of this journal of the same kernel, or of the result cache (cache). From Python it may be "
-        "a result, too, or a list. Strategies learn from the rest.",
+        "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "
+        "be a result, too, or a list. Strategies learn from the rest.",
         flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
+        common=True,
     )]
     # fmt: on
 

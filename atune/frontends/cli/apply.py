@@ -32,7 +32,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
     """Print the diff and, with ``--write``, apply it. Raises `UsageError` and then leaves the file unchanged."""
     state = read_state(arguments.journal)
     config = _winner(state, arguments.journal)
-    ref = parse_file_ref(arguments.kernel)
+    ref = parse_file_ref(arguments.kernel, f"atune apply {arguments.journal}")
     data = read_input(ref.path)
     names = {name for entry in state.entries.values() for name in entry.config}
     site = anyio.run(locate_kernel, Sought(ref, tuple(sorted(names))))
@@ -42,7 +42,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{arguments.journal} was tuned for another kernel than {ref.origin}:{lines}\n--force applies it anyway"
         )
-    _check_place(site, ref.path, ref.name, arguments.journal)
+    _check_place(site, ref.path, ref.name or site.workload, arguments.journal)
     values = {name: value for name, value in config.items() if name not in RESERVED}
     text, encoding = _decoded(data, ref.path)
     edited, changes = write_defaults(text, site.function, site.line, values, in_decorator=site.default_in_decorator)

@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from atune.frontends.cli.help import Parser
 from atune.frontends.cli.output import print_bytes, print_message, print_out, read_input
 from atune.frontends.cli.parsing import add_command
 from atune.journal.output import write_output
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
 
 
-def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
     text = "List, show, clear, export or import the results of earlier tunings"
     cache = commands.add_parser(
@@ -25,9 +26,9 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     )
     inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(name: str, command: Any, text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Any, text: str) -> Parser:
         parser = add_command(inner, shown, name, command, text)
-        parser.add_argument("--folder", metavar="DIR", help="the cache's folder (results in the user's cache folder)")
+        parser.add_argument("--folder", metavar="DIR", help="the cache's folder [default: the user's]")
         return parser
 
     def choose(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     choose(add("clear", _clear, "Remove results and their measurements; all of them without --kernel or --key"))
     export = add("export", _export, "Write results as JSON, to ship them or to import them elsewhere")
     choose(export)
-    export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+    export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
     add("import", _import, "Import results that export wrote").add_argument("file", metavar="FILE")
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from atune.frontends.cli.help import Parser
 from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import add_command
 from atune.model.device import parse_target
@@ -48,7 +49,7 @@ class Check(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``doctor``. `shown` holds the options that all commands share."""
     add_command(commands, shown, "doctor", _doctor, "Show what this machine can tune and what is missing")
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
+from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import add_command, add_options
+from atune.frontends.cli.runs import add_journal, find_journal
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
 
@@ -26,30 +28,36 @@ _COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 """A comma before the next name. Commas inside a value do not split."""
 
 
-def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: Parser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
     parser = add_command(
         commands, shown, "show", _show_candidate, "Show one candidate of a journal whole; runs no code"
     )
-    parser.add_argument("journal", metavar="J", help="the journal's path")
+    add_journal(parser)
     parser.add_argument(
-        "index", type=int, nargs="?", metavar="INDEX", help="the candidate (the winner, or else the first that failed)"
+        "index",
+        type=int,
+        nargs="?",
+        metavar="INDEX",
+        help="the candidate [default: the winner, or else the first that failed]",
     )
     text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
     parser = add_command(commands, shown, "explain", _explain, text)
-    parser.add_argument("what", metavar="FILE.py:NAME|JOURNAL", help="a workload, or a journal of one")
-    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help="candidates of the journal (its winner)")
+    parser.add_argument("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
+    parser.add_argument(
+        "index", type=int, nargs="*", metavar="INDEX", help="candidates of the journal [default: its winner]"
+    )
     parser.add_argument(
         "--config",
         action="append",
         default=[],
         metavar="a=1,b=2",
-        help="the configuration (the kernel's defaults); give it twice to compare two",
+        help="the configuration; give it twice to compare two [default: the kernel's defaults]",
     )
     add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
     parser.add_argument("--svg", metavar="FILE", help="draw which thread holds which element of a fragment")
-    parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
+    parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw [default: the largest]")
     add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
 
 
@@ -110,14 +118,15 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
     from atune.journal.reader import is_journal
     from atune.workload.workload import parse_file_ref
 
-    if is_journal(arguments.what):
+    what = arguments.what if ".py" in arguments.what else find_journal(arguments.what)
+    if is_journal(what):
         if arguments.config:
             raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
-        ref, configs, target, choices = _of_journal(arguments.what, arguments.index)
+        ref, configs, target, choices = _of_journal(what, arguments.index)
     else:
         if arguments.index:
-            raise UsageError(f"an INDEX needs a journal, and {arguments.what} is not one: give --config a=1,b=2")
-        ref, target = parse_file_ref(arguments.what), "auto"
+            raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
+        ref, target = parse_file_ref(what, "atune explain"), "auto"
         configs = [parse_config(text) for text in arguments.config] or [{}]
         choices = [""] * len(configs)
     if len(configs) > MOST:

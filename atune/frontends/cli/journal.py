@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from atune.engine.search.registry import AUTO
 from atune.frontends.api.options import RunOptions
+from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, with_flags
+from atune.frontends.cli.runs import add_journal
 from atune.model.options import Option, options_of
 
 if TYPE_CHECKING:
@@ -39,12 +41,12 @@ class SimulateOptions(TypedDict):
     # fmt: on
 
 
-def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: Parser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
 
-    def add(name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[..., int], text: str) -> Parser:
         parser = add_command(commands, shown, name, command, text)
-        parser.add_argument("journal", metavar="J", help="the journal's path")
+        add_journal(parser)
         return parser
 
     table = options_of(ScreenOptions)["table"]
@@ -66,14 +68,17 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     add_options(watch, [table])
 
     report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
-    report.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="the page's path, - for stdout [default: the journal's name, .html]"
+    )
     report.add_argument(
         "--serve", action="store_true", help="show it on this machine, again whenever the journal grows"
     )
 
     export = add("export", _export, "Write a journal's records for other tools; runs no code")
     export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
-    export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+    export.values["to"] = ("csv", "t4")
+    export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
 
     simulate = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
     add_options(simulate, [of_run["strategy"]], unset=AUTO)
@@ -82,13 +87,13 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
     text = "Merge several journals of the same work into one; runs no code"
     merge = add_command(commands, shown, "merge", _merge, text)
-    merge.add_argument("journal", metavar="J", nargs="+", help="the journal's path")
-    merge.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
+    add_journal(merge, nargs="+")
+    merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
     add_options(merge, [table])
 
     apply = add("apply", _apply, "Write a journal's winner into its kernel's default arguments")
-    apply.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel function")
-    apply.add_argument("--write", action="store_true", help="write the file (default: only print the diff)")
+    apply.add_argument("kernel", metavar="FILE.py[:NAME]", help="the Workload that was tuned, or its kernel")
+    apply.add_argument("--write", action="store_true", help="write the file [default: only print the diff]")
     forced = "apply even if the kernel differs from the one that was tuned"
     apply.add_argument("--force", action="store_true", help=forced)
 

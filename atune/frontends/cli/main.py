@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.errors import UsageError
+from atune.frontends.cli.help import SHARED, Parser
 from atune.frontends.cli.output import (
     NO_WINNER,
     USAGE,
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
 
 OK, INTERRUPTED = 0, 130
 
-SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
-"""Options of all commands."""
 _COMMANDS = {
     "parsing": ("tune",),
+    "runs": ("runs",),
     "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
     "explain": ("show", "explain"),
     "cache": ("cache",),
@@ -110,23 +110,18 @@ def show_kept(result: Result, arguments: argparse.Namespace) -> int:
         return OK if result.best is not None else NO_WINNER
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
 def _needs_shtab(shell: str) -> NoReturn:
     raise UsageError(
         f"a completion script for {shell} needs shtab, which is not installed: pip install 'shtab>=1.7,<2'"
     )
 
 
-def _parser(word: str = "") -> argparse.ArgumentParser:
+def _parser(word: str = "") -> Parser:
     """Return the parser of the command line. `word`: its first word.
 
     If that is a command, the others are left out; with ``--version`` all are.
     """
-    parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
+    parser = Parser(prog="atune", description="Tune TileLang kernels.", epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     known = word == "--version" or any(word in names for names in _COMMANDS.values())
     if not known:
@@ -136,10 +131,21 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
         except ImportError:
             parser.add_argument("--show-completion", type=_needs_shtab, metavar="SHELL", help=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    shown = _Parser(add_help=False)
+    shown = Parser(add_help=False)
     for option, text in SHARED.items():
         shown.add_argument(option, action="store_true", help=text)
     for module, names in _COMMANDS.items():
         if word in names or not known:
             importlib.import_module(f"atune.frontends.cli.{module}").add_commands(commands, shown)
+    if word.startswith("--show-completion") and importlib.util.find_spec("shtab") is not None:
+        parser.offer_values()
     return parser
+
+
+_EXAMPLES = """\
+examples:
+  atune tune gemm.py --budget 10%    tune the workload of a file
+  atune runs                         list what was tuned
+  atune report latest                make a page of the last run
+
+Each command has its own help, such as atune tune --help."""

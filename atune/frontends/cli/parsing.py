@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from atune.frontends.api.options import TuneOptions
+from atune.frontends.cli.help import SHARED, Parser
 from atune.model.options import Field, Option, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
@@ -20,8 +21,12 @@ class ScreenOptions(TypedDict):
     """Options of the command line alone."""
 
     # fmt: off
-    table: Annotated[bool, Option("Print every candidate.", default=False, flag="--table", group="output")]
-    quiet: Annotated[bool, Option("Show no progress on stderr.", default=False, flag="--quiet", group="output")]
+    table: Annotated[bool, Option(
+        "Print every candidate.", default=False, flag="--table", group="output", common=True,
+    )]
+    quiet: Annotated[bool, Option(
+        "Show no progress on stderr.", default=False, flag="--quiet", group="output", common=True,
+    )]
     verbose: Annotated[bool, Option(
         "Log every event on stderr instead of the progress. Elsewhere than on a terminal each is a JSON object.",
         default=False, flag="--verbose", group="output",
@@ -34,37 +39,56 @@ class PreviewOptions(TypedDict):
 
     # fmt: off
     dry_run: Annotated[bool, Option(
-        "Print what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="search",
-        page="concepts.md#dry-run",
+        "Say what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="preview",
+        page="concepts.md#dry-run", common=True,
     )]
     compile_only: Annotated[bool, Option(
         "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
-        flag="--compile-only", group="search", page="#compile-only",
+        flag="--compile-only", group="preview", page="#compile-only", common=True,
     )]
     on_save: Annotated[bool, Option(
-        "Tune again whenever the file, or a module next to it that it imports, is saved. Needs `atune[watch]`.",
-        default=False, flag="--on-save", group="search", page="#on-save",
+        "Tune again whenever the file, or a module next to it that it imports, is saved. Needs ``atune[watch]``.",
+        default=False, flag="--on-save", group="search", page="#on-save", common=True,
     )]
     # fmt: on
 
 
 def groups() -> dict[str, list[Field]]:
-    """Return the options by the headings of the help."""
-    found: dict[str, list[Field]] = {"search": [], "where": [], "compiling": [], "measuring": [], "output": []}
-    for kind in (PreviewOptions, TuneOptions, ScreenOptions):
+    """Return the options of ``tune`` by the headings of the help, the common ones first."""
+    found: dict[str, list[Field]] = {
+        name: [] for name in ("search", "where", "preview", "output", "compiling", "measuring")
+    }
+    for kind in (TuneOptions, PreviewOptions, ScreenOptions):
         for field in with_flags(kind):
             found[field.option.group].append(field)
     found["compiling"] = with_flags(CompileSettings)
     found["measuring"] = with_flags(BenchmarkSettings)
-    return found
+    return {name: sorted(fields, key=lambda one: not one.option.common) for name, fields in found.items()}
 
 
-def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+_EXAMPLES = """\
+examples:
+  atune tune gemm.py                      tune the workload of a file
+  atune tune gemm.py:GEMM --budget 10%    try a tenth, the most promising first
+  atune tune gemm.py --dry-run            count the candidates, and stop"""
+
+
+def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``tune``. `shown` holds the options that all commands share."""
-    tune = add_command(commands, shown, "tune", _tune, "Tune a workload")
-    tune.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
+    tune = add_command(commands, None, "tune", _tune, "Tune a workload", epilog=_EXAMPLES, add_help=False)
+    tune.short = True
+    tune.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
+    titles = {heading: tune.add_argument_group(heading) for heading in groups()}
     for heading, fields in groups().items():
-        add_options(tune.add_argument_group(heading), fields)
+        add_options(tune, fields, titles[heading])
+    for option, text in SHARED.items():
+        titles["output"].add_argument(option, action="store_true", help=text)
+    tune.add_help_options(
+        tune.add_argument_group("help"), [action for action in tune._actions if action.dest == "debug"]
+    )
+
+
+WORKLOAD = "the file, and the name of its atune.Workload if it has several"
 
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -78,16 +102,17 @@ def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def add_command(
-    commands: Any, shown: argparse.ArgumentParser, name: str, command: Callable[..., int], text: str
-) -> argparse.ArgumentParser:
+    commands: Any, shown: Parser | None, name: str, command: Callable[..., int], text: str, **options: Any
+) -> Parser:
     """Add the parser of a command to `commands`. `shown` holds the options that all commands share.
 
-    `text`: what the command does, as the beginning of a sentence: its description, and its line in the help.
+    `text`: what the command does, as the beginning of a sentence: its description, and up to a semicolon its line in
+    the help.
+    `options`: further ones of the parser.
     """
-    help = f"{text[0].lower()}{text[1:]}"
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, parents=[shown], allow_abbrev=False, help=help, description=f"{text}."
-    )
+    help = f"{text[0].lower()}{text[1:]}".partition(";")[0]
+    parents = [] if shown is None else [shown]
+    parser: Parser = commands.add_parser(name, parents=parents, help=help, description=f"{text}.", **options)
     parser.set_defaults(command=command)
     return parser
 
@@ -97,14 +122,14 @@ def with_flags(kind: type[Any]) -> list[Field]:
     return [field for field in options_of(kind).values() if field.option.flag]
 
 
-def add_options(parser: Any, fields: Iterable[Field], *, unset: str = "") -> None:
-    """Add an argument for each option, under its name. `unset`: in words, the default of all."""
+def add_options(parser: Parser, fields: Iterable[Field], group: Any = None, *, unset: str = "") -> None:
+    """Add an argument for each option, under its name. `group`: where in the help. `unset`: the default, in words."""
     for field in fields:
         option = field.option
         default = unset or default_of(field)
         how: dict[str, Any] = {"dest": field.name, "default": None if unset else field.default}
         text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)
-        how["help"] = (text + (f" ({default})" if default else "")).replace("%", "%%")
+        how["help"] = (text + (f" [default: {default}]" if default else "")).replace("%", "%%")
         if option.action == "repeat":
             how |= {"action": "append", "default": [], "metavar": option.metavar}
         elif option.action == "switch":
@@ -117,7 +142,8 @@ def add_options(parser: Any, fields: Iterable[Field], *, unset: str = "") -> Non
             how["metavar"] = option.metavar or field.name.upper()
             if field.plain in (int, float):
                 how["type"] = number(option.unit, whole=field.plain is int, zero=bool(option.zero))
-        parser.add_argument(option.flag, **how)
+        action = (parser if group is None else group).add_argument(option.flag, **how)
+        parser.note(action, option)
 
 
 def skips(field: Field) -> bool:

@@ -21,6 +21,7 @@ from atune.frontends.api.options import TuneOptions
 from atune.frontends.cli.main import INTERRUPTED, show_kept
 from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.frontends.cli.parsing import with_flags
+from atune.frontends.cli.runs import LATEST, find_journal
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import Result
 from atune.journal.state import State
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
     budget = Budget.parse(arguments.budget)
-    workload = parse_file_ref(arguments.workload)
+    if arguments.journal == LATEST:
+        arguments.journal = find_journal(LATEST)
+    workload = parse_file_ref(arguments.workload, "atune tune")
     if arguments.dry_run or arguments.compile_only:
         _check_no_run(arguments)
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
@@ -111,6 +114,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
         "devices": device_names(arguments.devices),
         "prior": None if arguments.prior else False,
         "budget": budget,
+        "warm": [one if one == "cache" else find_journal(one) for one in arguments.warm],
         "journal": journal,
         "compile": CompileSettings(**given(CompileSettings)),
         "benchmark": BenchmarkSettings(**given(BenchmarkSettings)),

@@ -1,0 +1,74 @@
+"""What the command line says of itself: short and whole help, what a wrong word may have meant, completed values."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+import pytest
+
+from atune.engine.search.registry import SHOWN
+from atune.frontends.cli.main import main
+
+FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z-]+)", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def printed(capsys: Any, *command: str, status: int = 0) -> str:
+    assert main(list(command)) == status
+    out, err = capsys.readouterr()
+    return str(out if status == 0 else err)
+
+
+def test_the_help_of_tune_fits_a_screen_and_has_examples(capsys: Any) -> None:
+    text = printed(capsys, "tune", "--help")
+    flags = FLAG.findall(text)
+    assert {"--budget", "--target", "--journal", "--dry-run", "--json", "--table"} <= set(flags) and len(flags) <= 15
+    assert len(text.splitlines()) <= 50 and max(map(len, text.splitlines())) <= 80
+    assert len(re.findall("^  atune tune ", text, re.MULTILINE)) == 3
+    assert "--accelerate" not in text and "compiling:" not in text and "default: all" in text
+
+
+def test_all_options_of_tune_are_thirty_at_most(capsys: Any) -> None:
+    flags = FLAG.findall(printed(capsys, "tune", "--help-all"))
+    assert len(set(flags)) == len(flags) <= 30 and {"--accelerate", "--debug", "--seed", "--help"} <= set(flags)
+    assert f"show all {len(flags)} options" in printed(capsys, "tune", "--help")
+
+
+def test_without_a_command_there_is_help(capsys: Any) -> None:
+    bare = printed(capsys)
+    assert bare == printed(capsys, "--help") and "  tune  " in bare and "atune report latest" in bare
+    assert "  import  " in printed(capsys, "cache")
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("tunee", "atune has no command tunee; did you mean atune tune? (see atune --help)"),
+        ("list", "atune has no command list; did you mean atune runs?"),
+        ("cache list", "atune cache has no command list; did you mean atune cache ls? (see atune cache --help)"),
+        ("xyzzy", "atune has no command xyzzy; there is tune, runs, "),
+        ("replay ./j --tabel", "atune replay has no option --tabel; did you mean --table? (see atune replay --help)"),
+        ("replay ./j --group-size 1", "atune replay has no option --group-size (see atune replay --help)"),
+        ("tune", "the following arguments are required: FILE.py[:NAME] (see atune tune --help)"),
+    ],
+)
+def test_a_wrong_word_is_told_what_it_may_mean(command: str, meant: str, capsys: Any) -> None:
+    assert printed(capsys, *command.split(), status=2).startswith(f"atune: error: {meant}")
+
+
+def test_shells_complete_values(capsys: Any) -> None:
+    pytest.importorskip("shtab")
+    script = printed(capsys, "--show-completion", "bash")
+    ask = 'COMP_WORDS=(atune {}); COMP_CWORD={}; _shtab_atune; echo "${{COMPREPLY[@]}}"'
+    asked = [ask.format("tune --strategy ", 3), ask.format("tune --target sm_9", 3), ask.format("simulate j --stra", 3)]
+    found = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, check=True)
+    strategies, target, option = found.stdout.splitlines()
+    assert strategies.split() == list(SHOWN) and target == "sm_90a" and option == "--strategy"
+    assert main(["tune", "/none.py", "--target", "sm_75"]) == 2  # others than those are taken
+    assert "there is no file" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""`atune runs`, and the words that stand for a journal: latest, a number, the start of a name."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_streams import Stream
+
+from atune.errors import UsageError
+from atune.frontends.cli.main import main
+from atune.frontends.cli.runs import find_journal
+from atune.journal.writer import Journal, write_journal
+
+
+def recorded(path: Path, age_s: float, *latencies: float, finished: bool = True) -> Path:
+    """Write the journal of a run of 4 candidates."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = Stream(total=4)
+    for index, latency in enumerate(latencies):
+        stream.candidate(index, latency)
+    write_journal(str(path), (stream.finished() if finished else stream).events)  # type: ignore[arg-type]
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs: gemm-2, the newest; softmax-1, interrupted; gemm-1."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "cache" / "atune" / "journals"
+    recorded(folder / "gemm-2.jsonl", 5, 3.0, 2.0, 4.0, 5.0)
+    recorded(folder / "softmax-1.jsonl", 7200, 1.0, finished=False)
+    recorded(folder / "gemm-1.jsonl", 9 * 86400, 7.0)
+    return folder
+
+
+def test_the_newest_run_comes_first(folder: Path, capsys: Any) -> None:
+    (folder / "torn.jsonl").write_text("{")
+    os.utime(folder / "torn.jsonl", (1, 1))
+    assert main(["runs"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["#", "kernel", "problem", "best", "tried", "when", "journal"]
+    assert [line[0] for line in lines[1:]] == ["1", "2", "3", "4"]
+    assert [line[-1] for line in lines[1:]] == ["gemm-2", "softmax-1", "gemm-1", "torn"]
+    assert lines[1][-5:-1] == ["2", "ms", "4", "now"]
+    assert lines[2][-7:-1] == ["ms", "1/4", "interrupted", "2", "h", "ago"] and lines[4][1] == "unreadable"
+
+
+def test_json_has_every_run_and_text_the_newest(folder: Path, capsys: Any) -> None:
+    for number in range(20):
+        recorded(folder / f"old-{number}.jsonl", 10 * 86400, 1.0)
+    assert main(["runs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["number"] for run in found] == list(range(1, 24))
+    first = found[0]
+    assert (first["journal"], first["latency_ms"], first["state"]) == (f"{folder}/gemm-2.jsonl", 2.0, "finished")
+    assert (first["tried"], first["total"], first["best_config"]) == (4, 4, {"block": 1})
+    assert found[1]["state"] == "interrupted"
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "and 3 older: atune runs --all"
+    assert main(["runs", "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 24
+
+
+def test_a_run_that_is_written_is_running(folder: Path, capsys: Any) -> None:
+    journal, _ = Journal.reopen(folder / "softmax-1.jsonl")
+    with journal, Journal.create(folder / "new.jsonl"):
+        assert main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert "1/4 running" in out and "starting" in out.splitlines()[1]
+
+
+def test_without_runs_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "no runs yet: atune tune FILE.py\n" and not list(tmp_path.iterdir())
+    assert main(["replay", "latest"]) == 2
+    assert "the cache folder has no journals" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("latest", "gemm-2"), ("1", "gemm-2"), ("3", "gemm-1"), ("soft", "softmax-1"), ("gemm-1.jsonl", "gemm-1")],
+)
+def test_words_stand_for_a_run(folder: Path, text: str, name: str, capsys: Any) -> None:
+    assert find_journal(text) == str(folder / f"{name}.jsonl")
+    assert capsys.readouterr().err == ""
+
+
+def test_of_several_with_that_name_the_newest_is_meant(folder: Path, capsys: Any) -> None:
+    assert find_journal("gemm") == str(folder / "gemm-2.jsonl")
+    assert capsys.readouterr().err == "atune: gemm-2 is the newest of 2 runs of that name\n"
+
+
+def test_a_file_comes_first(folder: Path) -> None:
+    Path("latest").touch()
+    assert find_journal("latest") == "latest" and find_journal("./3") == "./3"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("0", "atune runs lists 3"), ("4", "atune runs lists 3"), ("x", "begins so")]
+)
+def test_words_that_stand_for_none(folder: Path, text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no file '{text}', and no run .*{why}"):
+        find_journal(text)
+
+
+@pytest.mark.parametrize("command", ["replay", "show", "report", "watch --speed 1000"])
+def test_commands_take_them(folder: Path, command: str, capsys: Any) -> None:
+    assert main([*command.split(), "latest", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "gemm-2" in printed.get("journal", printed.get("output", "gemm-2"))
