@@ -329,7 +329,7 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
-    from atune.stages.compile.facts import parameters
+    from atune.stages.frontend.frontend import kernel_parameters
     from atune.stages.measure.arguments import KernelArguments
     from atune.stages.measure.check import expected_outputs, judged
     from atune.stages.measure.timer import Timed, make_timer
@@ -351,11 +351,7 @@ def child_retime(job: dict[str, Any]) -> None:
             function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None
         )
         if arguments is None:
-            params = [
-                msgspec.structs.replace(p, dtype=p.dtype.removeprefix("torch."))
-                for p in parameters(function, kernel.params)
-            ]
-            arguments = KernelArguments(work, params, device, input_seed=0)
+            arguments = KernelArguments(work, kernel_parameters(function), device, input_seed=0)
             expected = expected_outputs(work, arguments) if work.reference is not None else None
         arguments.poison()
         kernel(*arguments.values)
