@@ -103,7 +103,7 @@ def test_the_example_with_events_runs(folder: Path) -> None:
     output = run(folder, "watch.py")
     tuned, replayed = re.findall(r"^tuned: \{(.*)\}$|^winner +(.*)$", output, re.MULTILINE)
     assert tuned[0].replace("'", "").replace(": ", "=") == replayed[1]
-    assert "candidates 5: 4 measured, 0 failed" in output
+    assert "candidates 5: 4 measured" in output
 
 
 def test_the_example_with_structlog_writes_json(folder: Path) -> None:
