@@ -34,7 +34,7 @@ Texts = Mapping[str, bytes]
 """The files that a workload is made of, by path."""
 Wait = Callable[[Callable[[], Awaitable[Any]]], Any]
 
-QUIET_MS, LOOK_MS = 50, 1000
+QUIET_MS, LOOK_MS = 50, 500
 """A save counts once no file has changed for so long. The files are also read in intervals, because not every file
 system tells of changes."""
 NAMED = 3
@@ -143,10 +143,11 @@ async def until_saved(path: str, texts: Texts, tuning: Callable[[], Awaitable[Re
     A save cancels it.
     """
     ended: list[Result | Exception] = []
+    over = anyio.Event()
     async with anyio.create_task_group() as tasks:
 
         async def watch() -> None:
-            await saved(path, texts)
+            await saved(path, texts, over)
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(watch)
@@ -154,7 +155,7 @@ async def until_saved(path: str, texts: Texts, tuning: Callable[[], Awaitable[Re
             ended.append(await tuning())
         except Exception as error:
             ended.append(error)
-        tasks.cancel_scope.cancel()
+        over.set()
     if not ended or (isinstance(ended[0], Exception) and texts_of(path) != texts):
         raise Saved
     if isinstance(ended[0], Exception):
@@ -162,8 +163,11 @@ async def until_saved(path: str, texts: Texts, tuning: Callable[[], Awaitable[Re
     return ended[0]
 
 
-async def saved(path: str, texts: Texts) -> Texts:
-    """Wait until the files of a workload are no more `texts`, and return what they are then."""
+async def saved(path: str, texts: Texts, over: anyio.Event | None = None) -> Texts:
+    """Wait until the files of a workload are no more `texts`, or `over` is set, and return what they are then.
+
+    A cancellation comes through after `LOOK_MS` at the latest, and `over` after `QUIET_MS`.
+    """
     from watchfiles import Change, awatch
 
     def is_source(change: Change, name: str) -> bool:
@@ -172,14 +176,14 @@ async def saved(path: str, texts: Texts) -> Texts:
     folders = {os.path.dirname(one) for one in (path, *texts)}
     changes = awatch(
         *folders, watch_filter=is_source, recursive=False, debounce=4 * QUIET_MS, step=QUIET_MS,
-        rust_timeout=LOOK_MS, yield_on_timeout=True,
+        rust_timeout=LOOK_MS, yield_on_timeout=True, stop_event=over,
     )  # fmt: skip
     async with aclosing(changes):
         async for _ in changes:
             now = await anyio.to_thread.run_sync(texts_of, path)
             if path in now and now != texts:  # an editor may replace a file that is gone for a moment
                 return now
-    raise AssertionError("watchfiles ended by itself")
+    return texts
 
 
 def texts_of(path: str) -> Texts:
