@@ -41,7 +41,13 @@ class Stream:
     """Collects events; each method adds one, a tenth of a second (`step_s`) after the one before."""
 
     def __init__(
-        self, total: int = 4, default: int | None = None, step_s: float = 0.1, schema: int = SCHEMA, **settings: Any
+        self,
+        total: int = 4,
+        default: int | None = None,
+        step_s: float = 0.1,
+        schema: int = SCHEMA,
+        no_default: str = "",
+        **settings: Any,
     ) -> None:
         self.events: list[AnyEvent] = []
         self.step_s = step_s
@@ -55,6 +61,7 @@ class Stream:
             space="5" * 64,
             total=total,
             default=default,
+            no_default=no_default,
             arguments={"N": 64},
             target=Target("c"),
             devices=("cpu",),

@@ -94,13 +94,16 @@ class Engine:
         scheduled = CompileState(
             n, len(device_workers), plan.to_compile, settings.compile.group_size, settings.pipeline
         )
-        screen = Screen(run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=start.layouts)
+        screen = Screen(
+            run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=start.layouts,
+            default=plan.search.default,
+        )  # fmt: skip
         proposing = ProposeStage(start, plan, scheduled, screen)
         run.outcomes.tell = proposing.driver.add_outcome
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-        proofs = Proofs(run, plan.candidates, compile_workers, wanted=settings.compile.prove)
+        proofs = Proofs(run, plan.candidate, compile_workers, wanted=settings.compile.prove)
 
         async def hand_on(lowered: Lowered, artifact: Artifact) -> None:
             proofs.remember(lowered, artifact)

@@ -70,6 +70,8 @@ class FinalStage:
             self.emit(Warned, message=NO_FINAL)
             return False
         contenders = contenders[: self.benchmark.n_final]
+        if (default := self._default()) is not None and self.state.first(default).may_win:
+            contenders = list(dict.fromkeys([*contenders, default]))
         chosen = self._chosen(contenders)
         await self._recover(chosen)
         chosen = [i for i in chosen if i in self.run.artifacts]
@@ -93,11 +95,11 @@ class FinalStage:
             self.emit(Warned, message=without)
         return left
 
-    def _chosen(self, leaders: Sequence[int]) -> list[int]:
-        """Return the leaders, the slowest, and the default if it was measured."""
+    def _chosen(self, contenders: Sequence[int]) -> list[int]:
+        """Return the contenders, the default if it was measured, and the slowest."""
         slowest = self.state.slowest
-        others = (None if slowest is None else slowest.index, self._default())
-        return list(dict.fromkeys([*leaders, *(index for index in others if index is not None)]))
+        others = (self._default(), None if slowest is None else slowest.index)
+        return list(dict.fromkeys([*contenders, *(index for index in others if index is not None)]))
 
     def _default(self) -> int | None:
         """Return the candidate that was built and ran for the default; None if it was not measured."""
@@ -141,28 +143,35 @@ class FinalStage:
     async def _rounds(
         self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]
     ) -> tuple[list[FinalEntry], tuple[int, ...], Timing | None]:
-        """Time all in turn, then only those whose order is open, until it is settled or a limit is reached."""
+        """Time all in turn, then those whose order is open, until it is settled or a limit is reached.
+
+        Default and reference are in every round, so that all that the winner is compared with is timed as it is.
+        """
         rounds = self.benchmark.n_final_rounds
         looks = max(1, self.benchmark.n_final_limit // rounds)
         began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
         found, reference = await self._timed(worker, chosen, rounds)
         timings.update((e.index, e.timing) for e in found)
+        default = self._default()
         for _ in range(looks - 1):
             playing = unsettled(timings, contenders, looks)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
-            found, _ = await self._timed(worker, playing, rounds, with_reference=False)
+            if default is not None and default in timings:
+                playing = list(dict.fromkeys([*playing, default]))
+            found, more = await self._timed(worker, playing, rounds, first_look=False)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
+            reference = reference.and_more(more) if reference is not None and more is not None else reference
         keys = {i: self.state.entries[i].key for i in timings}
-        entries = final_order(timings, contenders, keys, looks, self._default())
+        entries = final_order(timings, contenders, keys, looks, default)
         equals = equal_best(timings, contenders, keys, looks)
         return entries, tuple(e.index for e in entries[1:] if e.index in equals), reference
 
     async def _timed(
-        self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, with_reference: bool = True
+        self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, *, first_look: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)
-        found = await worker.run(FinalJob(artifacts, rounds, with_reference))
+        found = await worker.run(FinalJob(artifacts, rounds, first_look))
         if found.failures:
             raise _FinalistsFailed(found.failures)
         return list(found.entries), found.reference
@@ -180,7 +189,7 @@ class FinalStage:
         async def rebuild(worker: CompileWorker) -> None:
             while missing:
                 index = missing.pop(0)
-                failed = await self._rebuild(worker, self.proofs.candidates[index])
+                failed = await self._rebuild(worker, self.proofs.candidate(index))
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
                     self.emit(Warned, worker=worker.name, message=f"{message}: it is not in the final")

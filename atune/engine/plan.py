@@ -18,7 +18,7 @@ from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
 from atune.journal.events import CandidateMeasured, RunStarted
 from atune.journal.state import State
-from atune.model.candidate import Advice, Candidate, Config, config_key, thaw
+from atune.model.candidate import BASELINE, Advice, Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import MEASURING, Budget
 from atune.workload.workload import WorkloadSpec
@@ -37,6 +37,7 @@ class Search:
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     default: int | None = None
+    """The default configuration's index."""
     advice: Sequence[Advice] = ()
 
     @property
@@ -51,9 +52,13 @@ class Plan:
 
     search: Search
     candidates: dict[int, Candidate]
-    """All candidates, by index; surveying a large space adds the neighbours of the best."""
+    """All candidates of the space, by index; surveying a large one adds the neighbours of the best."""
     proposable: int
     """How many candidates the strategy may still propose."""
+    baseline: Candidate | None = None
+    """The default configuration, where the space does not hold it."""
+    baseline_left: bool = False
+    """Whether the baseline must still be proposed."""
     to_survey: bool = False
     """Whether the space must be surveyed before the strategy is made."""
     redo: list[Candidate] = field(default_factory=list)
@@ -67,6 +72,10 @@ class Plan:
     def total(self) -> int:
         return len(self.candidates)
 
+    def candidate(self, index: int) -> Candidate:
+        """Return a candidate of the space, or the baseline."""
+        return self.baseline if self.baseline is not None and index == BASELINE else self.candidates[index]
+
     def strategy(self, state: State) -> Guarded:
         """Return the strategy before its first `ask`, with the survey of the space and all outcomes in `state`.
 
@@ -75,23 +84,24 @@ class Plan:
         search, candidates = self.search, self.candidates
         left = {index: one.config for index, one in candidates.items() if not state.entry(index).surveyed}
         most = search.budget.most(len(candidates))
+        default = search.default if search.default in candidates else None
         searched = Searched(
             left,
             search.seed,
             None if most is None else min(most, len(candidates)),
             **survey_fields(state.surveyed),
-            default=search.default,
+            default=default,
             elsewhere=elsewhere(search.advice, {index: candidates[index].key for index in left}),
         )
         if isinstance(search.strategy, str):
-            strategy = Guarded(make_strategy(search.strategy, searched), candidates)
+            strategy = Guarded(make_strategy(search.strategy, searched), candidates, default)
         else:
             getattr(search.strategy, "begin", lambda _: None)(searched)
-            strategy = Guarded(search.strategy, candidates)
+            strategy = Guarded(search.strategy, candidates, default)
         for index, latency_ms, reason in _past(state):
             if index in candidates:
                 strategy.tell(index, latency_ms, reason)
-        for index in self.suspects:
+        for index in self.suspects.keys() & candidates.keys():
             strategy.tell(index, None, "suspect")
         return strategy
 
@@ -108,11 +118,11 @@ class Plan:
     @property
     def to_compile(self) -> int:
         """How many candidates will be compiled, at most."""
-        return len(self.redo) + self.proposable
+        return len(self.redo) + self.proposable + self.baseline_left
 
     @property
     def empty(self) -> bool:
-        return not (self.proposable or self.redo or self.suspects)
+        return not (self.proposable or self.redo or self.suspects or self.baseline_left)
 
 
 def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) -> Plan:
@@ -120,21 +130,27 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
     added = state.surveyed.added if state.surveyed is not None else ()
     configs = enumerate([*spec.configs, *added])
     candidates = {index: Candidate(index, config_key(config), thaw(config)) for index, config in configs}
+    baseline = None
+    if search.default == BASELINE and spec.baseline is not None:
+        baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
     before, total = proposed(state), len(candidates)
+    used_up = search.budget.used_up(state.wall_s)
     most = min(total, search.budget.most(total) or total) - sum(not entry.further_layout for entry in before)
     plan = Plan(
         search,
         candidates,
-        0 if search.budget.used_up(state.wall_s) else max(0, most),
+        0 if used_up else max(0, most),
+        baseline,
+        baseline is not None and not used_up and not state.entry(BASELINE).key,
         to_survey=prior and state.surveyed is None and uses_prior(search.strategy, total),
     )
-    _sort_out(plan, state, before)
+    _sort_out(plan, state, [*before, *(entry for entry in state.entries.values() if entry.key and not entry.in_space)])
     return plan
 
 
 def proposed(state: State) -> list[Entry]:
-    """Return the candidates that a strategy proposed, in the order of their proposals."""
-    return [entry for entry in state.entries.values() if entry.key and not entry.surveyed]
+    """Return the candidates of the space that were proposed, in the order of their proposals."""
+    return [entry for entry in state.entries.values() if entry.key and entry.in_space and not entry.surveyed]
 
 
 def check_same_work(
@@ -175,7 +191,7 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
             plan.suspects[deadly[0]] = state.measuring.get(deadly[0], "")
             plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
         else:
-            plan.redo.append(plan.candidates[group[0].index])
+            plan.redo.append(plan.candidate(group[0].index))
 
 
 def finished(state: State, budget: Budget) -> bool:

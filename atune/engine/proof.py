@@ -7,7 +7,7 @@ library differs, it replaces the winner's: it is checked and timed, and the fina
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import cycle
 
 import anyio
@@ -38,13 +38,13 @@ def library(artifact: Artifact) -> Library:
 class Proofs:
     """Compares libraries with plain compiles, each library once.
 
-    `candidates`: the space's, by index. `wanted`: whether libraries that are not plain are proven.
+    `candidate`: returns one by its index. `wanted`: whether libraries that are not plain are proven.
     """
 
     def __init__(
-        self, run: Run, candidates: Mapping[int, Candidate], workers: Sequence[CompileWorker], *, wanted: bool
+        self, run: Run, candidate: Callable[[int], Candidate], workers: Sequence[CompileWorker], *, wanted: bool
     ) -> None:
-        self.run, self.candidates, self.workers, self.wanted = run, candidates, workers, wanted
+        self.run, self.candidate, self.workers, self.wanted = run, candidate, workers, wanted
         self._lowered: dict[int, Lowered] = {}
         self._made: dict[Library, Proof | Failure] = {}
         """The result of each proof, by the library's file and symbol."""
@@ -106,7 +106,7 @@ class Proofs:
         index, lost = artifact.index, ""
         for _, worker in zip(range(TRIES), cycle(workers), strict=False):
             try:
-                return await worker.run(ProveJob(self.candidates[index], artifact, self._lowered.get(index)))
+                return await worker.run(ProveJob(self.candidate(index), artifact, self._lowered.get(index)))
             except MachineError:
                 raise
             except AtuneError as error:  # no measurement depends on it

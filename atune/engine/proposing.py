@@ -25,7 +25,7 @@ from atune.engine.search.survey_columns import columns
 from atune.engine.start import Start
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
-from atune.model.candidate import Candidate
+from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import ElaborateJob, GroupFailed, RankJob
 
 MOST = 4096
@@ -118,6 +118,8 @@ class ProposeStage:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
                 driver.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+            if plan.baseline is not None and plan.baseline_left and not run.stopping:
+                await self._propose(plan.baseline, propose)
             await self._ask(propose)
             if self._start.settings.pipeline and self._screen.leaves_out:
                 await self._retry_left_out(propose)
@@ -166,7 +168,7 @@ class ProposeStage:
     async def _propose_further_layouts(self, index: int, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose the other layouts of a candidate's configuration, which are chosen from."""
         state, layouts = self._run.recorder.state, self._start.layouts
-        for other in [] if layouts is None else layouts.group(index):
+        for other in [] if layouts is None or index == BASELINE else layouts.group(index):
             if not state.entry(other).key:
                 await self._propose(self._plan.candidates[other], propose, further_layout=True)
 
@@ -243,8 +245,9 @@ class StrategyDriver:
         self._pending = deque[Outcome]()
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Queue an outcome, which the strategy gets before it is asked again."""
-        self._pending.append(outcome)
+        """Queue an outcome, which the strategy gets before it is asked again. It knows of no baseline."""
+        if outcome.index != BASELINE:
+            self._pending.append(outcome)
         self._outstanding.discard(outcome.index)
         self._run.wake()
 

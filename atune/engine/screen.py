@@ -46,13 +46,21 @@ class Screen:
     """Judges the lowered candidates of a run.
 
     `codes`: candidates by the key of their code, as earlier parts of the run found them. `skips`: whether likely losers
-    are not built at all. `layouts`: chooses layouts; None builds all.
+    are not built at all. `layouts`: chooses layouts; None builds all. `default`: the default configuration, which is
+    built at once if it can run, because the winner is compared with it.
     """
 
     def __init__(
-        self, run: Run, codes: Mapping[str, int], *, skips: bool = False, layouts: LayoutChoice | None = None
+        self,
+        run: Run,
+        codes: Mapping[str, int],
+        *,
+        skips: bool = False,
+        layouts: LayoutChoice | None = None,
+        default: int | None = None,
     ) -> None:
         self._run, self._codes, self._skips, self._layouts = run, dict(codes), skips, layouts
+        self._default = default
 
     @property
     def leaves_out(self) -> bool:
@@ -71,6 +79,8 @@ class Screen:
             return Verdict("duplicate", same_as=same_as)
         if why := why_never(lowered.facts, limits):
             return Verdict("prune", why)
+        if index == self._default:
+            return Verdict("build")
         if self._layouts is not None:
             if self._layouts.choice(state, index, limits) is None:
                 return Verdict("wait")

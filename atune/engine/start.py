@@ -85,6 +85,7 @@ class EngineSettings:
             "total": spec.total,
             "points": spec.points,
             "default": spec.default,
+            "no_default": spec.no_default,
             "arguments": spec.arguments,
             "flops": spec.flops,
             "bytes": spec.bytes,
@@ -156,7 +157,8 @@ class Start:
         else:
             accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, settings.accept)
         own = None if isinstance(settings.strategy, str) else settings.strategy
-        search = Search(own or name, self._drawn_by, settings.budget, spec.default, advice)
+        default = spec.default if before is None else before.default
+        search = Search(own or name, self._drawn_by, settings.budget, default, advice)
         plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
         most = settings.compile.layouts
         self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)

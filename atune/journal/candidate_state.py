@@ -8,7 +8,7 @@ import msgspec
 
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
 from atune.model.artifact import MachineFacts, StaticFacts
-from atune.model.candidate import Config
+from atune.model.candidate import BASELINE, Config
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     lowered: bool = False
     built: bool = False
     parent: int | None = None
-    """A smaller index with the same code."""
+    """An earlier candidate of the space with the same code."""
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
     surveyed: bool = False
@@ -36,6 +36,18 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     further_layout: bool = False
     place: Place | None = None
     """Its key in the ranking, while it is measured."""
+
+    @property
+    def in_space(self) -> bool:
+        """Whether it is one of the space's candidates, and not the baseline. Only these count."""
+        return self.index != BASELINE
+
+    @property
+    def may_win(self) -> bool:
+        """Whether it was measured and may win. The baseline may if its outputs were checked: it may be another program
+        than the space's candidates.
+        """
+        return isinstance(self.outcome, CandidateMeasured) and (self.in_space or self.outcome.checked)
 
 
 def status_of(entry: Entry) -> Status:

@@ -61,7 +61,9 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     points: int | None = None
     """Points of a large space, before its constraints, of which the seed drew the candidates."""
     default: int | None = None
-    """Index of the default configuration, where the space holds it."""
+    """Index of the default configuration. `BASELINE` where the space does not hold it; None where there is none."""
+    no_default: str = ""
+    """Why there is none; empty where there is."""
     arguments: dict[str, Any]
     target: Target
     devices: tuple[str, ...]

@@ -63,12 +63,13 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
     """Yield the events of one run that did what all of them did; their clocks follow each other."""
     chosen, several = _chosen(states)
+    default = next((found for state in states if (found := _header(state).default) is not None), None)
     offset_s, last = 0.0, None
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
         own = {index for index, (_, journal) in chosen.items() if journal == number}
         for event in JournalReader(path):
             last = replace(event, mono=round(event.mono + offset_s, 6))
-            if (kept := _kept(last, state, own, first=number == 0)) is not None:
+            if (kept := _kept(last, state, own, default, first=number == 0)) is not None:
                 yield kept
         offset_s += state.last_mono
     assert last is not None
@@ -78,13 +79,16 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
     yield RunFinished(**end, wall_s=sum(state.wall_s for state in states), reason="merged")
 
 
-def _kept(event: AnyEvent, state: State, own: set[int], *, first: bool) -> AnyEvent | None:
+def _kept(event: AnyEvent, state: State, own: set[int], default: int | None, *, first: bool) -> AnyEvent | None:
     """Return what the merged run has of `event`; None if nothing.
 
-    `own`: the candidates whose records are from this journal, of which `state` has the outcomes.
+    `own`: the candidates whose records are from this journal, of which `state` has the outcomes. `default`: the merged
+    run's.
     """
     match event:
-        case RunStarted() | SpaceSurveyed():
+        case RunStarted():
+            return replace(event, default=default) if first else None
+        case SpaceSurveyed():
             return event if first else None
         case DeviceReady() | ReferenceMeasured() | Warned():
             return event
@@ -109,7 +113,7 @@ def _chosen(states: Sequence[State]) -> tuple[dict[int, Better], int]:
             if not entry.key:
                 continue
             chosen[index] = max(chosen.get(index, (0, 0)), (_worth(state, index), number))
-            having[index] = having.get(index, 0) + (state.outcome(index) is not None)
+            having[index] = having.get(index, 0) + (entry.in_space and state.outcome(index) is not None)
     return chosen, sum(count > 1 for count in having.values())
 
 

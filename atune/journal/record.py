@@ -100,7 +100,8 @@ ENDED = {
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The outcome of one candidate.
 
-    `index`, `key`, `config`: its number in the space, 16 hex digits of its configuration, and the configuration.
+    `index`, `key`, `config`: its number in the space, or -1 for the baseline, 16 hex digits of its configuration, and
+    the configuration.
     `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
     ``remaining`` was proposed and has no outcome yet. `latency_ms`, `timing`: from the final where the candidate was in
     it, else from its first timing; a duplicate has its original's. `kind`, `message`, `detail`: why it failed; for a
@@ -185,6 +186,12 @@ def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None
     return tuple(entry.index for entry in final[1:] if entry.index in ties)
 
 
+def writes_of(state: State, index: int | None) -> tuple[int, ...]:
+    """Return the positions of input parameters that a measured candidate writes into."""
+    outcome = None if index is None else state.outcome(index)
+    return outcome.writes if isinstance(outcome, CandidateMeasured) else ()
+
+
 class Untried(msgspec.Struct, frozen=True):
     """How many candidates were not tried for one reason."""
 
@@ -198,13 +205,14 @@ def untried(state: State) -> tuple[Untried, ...]:
     why = "the run has not ended" if state.interrupted is None else "the run was cut short before them"
     if state.finished is not None:
         why = ENDED.get(state.finished.reason, state.finished.reason)
-    for entry in state.entries.values():
+    entries = [entry for entry in state.entries.values() if entry.key and entry.in_space]
+    for entry in entries:
         outcome = state.outcome(entry.index)
         if isinstance(outcome, CandidatePruned):
             by_reason[outcome.reason] += 1
-        elif outcome is None and entry.key:
+        elif outcome is None:
             by_reason[why] += 1
-    if (rest := state.total - sum(bool(entry.key) for entry in state.entries.values())) > 0:
+    if (rest := state.total - len(entries)) > 0:
         by_reason[why] += rest
     ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
     return tuple(Untried(reason, count) for reason, count in ordered)

@@ -15,10 +15,10 @@ from typing import Any
 from atune.errors import AtuneError
 from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
-from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, untried
+from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, untried, writes_of
 from atune.journal.state import State
 from atune.model.artifact import Artifact, source_path
-from atune.model.candidate import Config
+from atune.model.candidate import BASELINE, Config
 from atune.model.folders import cache_folder, is_cached, is_stored
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
@@ -40,7 +40,8 @@ class Result:
     the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
     user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands.
     Without a final it is the measured candidate with the smallest latency; on a tie, with the smallest config key.
-    `records` holds every candidate that was proposed.
+    `records` holds every candidate of the space that was proposed. `baseline`: the record of the default configuration
+    where the space does not hold it; it may win, and counts nowhere. `all_records`: these, and then the baseline.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -77,20 +78,26 @@ class Result:
         self.work: ProblemWork = _work(state)
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
-        self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
+        finalists = [entry.index for entry in self.final if state.first(entry.index).may_win]
+        self.best_index: int | None = finalists[0] if finalists else (state.best or (None,))[0]
         proven = state.proven
         self.proven = self.finished and proven is not None and state.first(proven.index).index == self.best_index
         """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
-        self.records = tuple(
-            record_of(state, state.entries[index], self._final, self._roofline) for index in sorted(state.entries)
-        )
-        self._by_index = {record.index: record for record in self.records}
+        made = {
+            index: record_of(state, state.entries[index], self._final, self._roofline)
+            for index in sorted(state.entries)
+        }
+        self.baseline: Record | None = made.pop(BASELINE, None)
+        self.records = tuple(made.values())
+        self.all_records = self.records if self.baseline is None else (*self.records, self.baseline)
+        self._by_index = {record.index: record for record in self.all_records}
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
         self.measurements: tuple[Measurement, ...] = _measurements(state, sorted(self._measured_by_latency))
-        """First timings, one a measured candidate, by index."""
+        """First timings, one a measured candidate of the space, by index."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
+        self._writes = writes_of(state, self.best_index)
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
         self.noise: tuple[str, ...] = run_noise(state, self.final)
@@ -141,9 +148,32 @@ class Result:
 
     @property
     def default(self) -> Record | None:
-        """The default configuration's record; None where the space does not hold it or it was not proposed."""
+        """The default configuration's record, which may be the `baseline`; None where there is none, or none yet."""
         index = self.header.default if self.header else None
         return None if index is None else self._by_index.get(index)
+
+    @property
+    def no_default(self) -> str:
+        """Why there is no default configuration to compare with, as a sentence; empty where there is, or none yet."""
+        default = self.default
+        if default is None:
+            why = self.header.no_default if self.header else ""
+            return why and f"there is no default configuration to compare with: {why}"
+        if default.latency_ms is not None or not default.message:
+            return ""
+        what = f"failed: {default.kind}" if default.kind else "was not measured"
+        return f"the default configuration {what}: {default.message}"
+
+    @property
+    def default_wins(self) -> bool:
+        """Whether no configuration beats the default: it wins, or has the same code as the winner."""
+        default = self.default
+        return default is not None and self.best_index in (default.index, default.same_as)
+
+    @property
+    def default_ms(self) -> float | None:
+        """The default configuration's median latency, ms, of the same rounds as `latency_ms`."""
+        return None if self.default is None else self.default.latency_ms
 
     @property
     def slowest(self) -> Record | None:
@@ -157,9 +187,10 @@ class Result:
 
     @property
     def speedup_over_default(self) -> Ratio | None:
-        """How many times faster the winner is than the default: (low, median, high) of the 95 % interval.
+        """How many times faster the winner is than the default: (low, ratio, high).
 
-        None unless both were timed in the final.
+        The ratio is that of the latencies that the result shows. Low and high bound the 95 % confidence interval of the
+        ratio round by round. None unless both were timed in the final.
         """
         return self._speedup(self.default)
 
@@ -172,11 +203,14 @@ class Result:
     def reference_ratio(self) -> float | None:
         """How many times faster the winner is than the reference; below 1 it is slower.
 
-        The median of `speedup_over_reference`, or without a final the ratio of the first timings' medians.
+        The ratio of `reference_ms` and `latency_ms`, which come from the same rounds of the final, if there is one.
         """
-        if (ratio := self.speedup_over_reference) is not None:
-            return round(ratio[1], 5)
-        return round(self.reference_ms / self.latency_ms, 5) if self.reference_ms and self.latency_ms else None
+        return self._ratio(self.reference_ms)
+
+    @property
+    def default_ratio(self) -> float | None:
+        """As `reference_ratio`, of the default configuration."""
+        return self._ratio(self.default_ms)
 
     @property
     def speedup_over_slowest(self) -> Ratio | None:
@@ -209,8 +243,7 @@ class Result:
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
         loader = importlib.import_module("atune.stages.measure.loader")
-        writes = next((m.writes for m in self.measurements if m.index == self.best_index), ())
-        return loader.Kernel(self._library(), self._out_idx, writes)
+        return loader.Kernel(self._library(), self._out_idx, self._writes)
 
     @cached_property
     def kernel_source(self) -> str:
@@ -271,6 +304,9 @@ class Result:
     def _roofline(self, timing: Timing | None, device: str) -> Roofline | None:
         return None if timing is None else roofline(timing.latency_ms, self.work, self._peaks.get(device))
 
+    def _ratio(self, slow_ms: float | None) -> float | None:
+        return round(slow_ms / self.latency_ms, 5) if slow_ms and self.latency_ms else None
+
     def _speedup(self, slow: Record | None) -> Ratio | None:
         if slow is None or self.best_index is None:
             return None
@@ -282,7 +318,9 @@ class Result:
             return None
         if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
             return None
-        return ratio_interval(timing, fast)
+        low, _, high = ratio_interval(timing, fast)
+        ratio = timing.latency_ms / fast.latency_ms
+        return min(low, ratio), ratio, max(high, ratio)
 
     def _pick_reference(self, state: State) -> Timing | None:
         device = self.best.device if self.best else ""
@@ -325,7 +363,7 @@ def _measurements(state: State, indices: Iterable[int]) -> tuple[Measurement, ..
     return tuple(
         Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
         for index in indices
-        if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
+        if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured) and e.in_space
     )
 
 

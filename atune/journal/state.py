@@ -34,7 +34,7 @@ from atune.journal.events import (
     WinnerProven,
 )
 from atune.model.artifact import STORED, Artifact
-from atune.model.candidate import thaw
+from atune.model.candidate import BASELINE, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
 
@@ -70,7 +70,7 @@ class State:
     """The fold: `apply` every event in order, read the state at any time.
 
     Candidates with the same code form a class, credited to its first member in the space's order. The latest outcome
-    of any member is the class's.
+    of any member is the class's. The baseline, outside of the space, is ranked if it may win, and counted nowhere.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class State:
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)
-                self.lowered += not entry.lowered
+                self.lowered += not entry.lowered and entry.in_space
                 entry.lowered, entry.code_key, entry.facts = True, event.code_key, event.facts
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
@@ -226,7 +226,7 @@ class State:
         None if nothing is measured.
         """
         for entry in self.final.entries if self.final else ():
-            if isinstance(self.outcome(entry.index), CandidateMeasured):
+            if self.first(entry.index).may_win:
                 return entry.index
         return next((measured.index for measured in self.ranked(1)), None)
 
@@ -248,7 +248,7 @@ class State:
     @property
     def stored(self) -> int:
         """Number of distinct codes whose libraries an earlier run compiled."""
-        return len({self.first(index).index for index in self._stored})
+        return len({self.first(index).index for index in self._stored} - {BASELINE})
 
     @property
     def settled(self) -> int:
@@ -282,7 +282,7 @@ class State:
         for index in event.indices:
             self._made(index)
             entry = self.first(index)
-            self.built += not entry.built
+            self.built += not entry.built and entry.in_space
             if event.why == STORED and not entry.built:
                 self._stored.add(index)
             self._count(entry, -1)
@@ -311,30 +311,32 @@ class State:
     def _alias(self, index: int, same_as: int) -> None:
         self._made(index)
         self._made(same_as)
-        one, other = sorted((self.first(index), self.first(same_as)), key=lambda e: e.index)
+        one, other = sorted((self.first(index), self.first(same_as)), key=lambda e: (not e.in_space, e.index))
         if one is other:
             return
         self._count(one, -1)
         self._count(other, -1)
         latest = [e.outcome for e in (one, other) if e.outcome is not None]
         one.outcome, other.outcome = max(latest, key=lambda o: o.seq, default=None), None
-        self.built -= one.built and other.built
+        self.built -= sum(entry.built and entry.in_space for entry in (one, other))
         one.built, other.built = one.built or other.built, False
+        self.built += one.built
         other.parent = one.index
         self._count(one, 1)
         self._rank(one)
         self._rank(other)
-        self.counts["duplicate"] += 1
+        self.counts["duplicate"] += other.in_space
 
     def _count(self, entry: Entry, step: int) -> None:
-        if entry.outcome is not None:
+        if entry.outcome is not None and entry.in_space:
             self.counts[status_of(entry)] += step
             self.unbuilt += 0 if entry.built else step
 
     def _rank(self, entry: Entry) -> None:
         """Update the ranking of `entry`, whose outcome or key may have changed."""
-        outcome, was = entry.outcome, entry.place
-        now = (outcome.timing.latency_ms, entry.key, entry.index) if isinstance(outcome, CandidateMeasured) else None
+        outcome, was, now = entry.outcome, entry.place, None
+        if isinstance(outcome, CandidateMeasured) and entry.may_win:
+            now = outcome.timing.latency_ms, entry.key, entry.index
         if now == was:
             return
         if was is not None:

@@ -16,6 +16,9 @@ PASS_CONFIGS = "pass_configs"
 """Reserved config key: the candidate's TileLang pass configuration, no argument of the kernel. None: no entry."""
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
+BASELINE = -1
+"""Index of the default configuration where the space does not hold it. It is measured as a baseline, and counts neither
+among the space's candidates nor for a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Integers outside this range become floating-point numbers in a journal, and do not fit a message to a worker."""
@@ -24,7 +27,7 @@ MAX_NESTING = 60
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """One configuration. `index` is its place in the space's order; `key` depends on the config alone."""
+    """One configuration. `index`: its place in the space's order, or `BASELINE`. `key` depends on the config alone."""
 
     index: int
     key: str

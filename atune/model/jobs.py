@@ -182,14 +182,15 @@ class Finals(msgspec.Struct, frozen=True):
 
 
 class FinalJob(Job[Finals], frozen=True):
-    """Time `artifacts`, and the reference if asked for, in turn: sample r of each is from round r of `rounds`.
+    """Time `artifacts`, and the reference if there is one, in turn: sample r of each is from round r of `rounds`.
 
     Then each is checked again; a wrong result is a failure. If it killed the process, the worker is not `alive`.
     """
 
     artifacts: tuple[Artifact, ...]
     rounds: int
-    with_reference: bool = True
+    first_look: bool = True
+    """Whether it is the final's first call, which measures energy, too, if that was asked for."""
 
 
 DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob

@@ -108,7 +108,7 @@ def times_winner(result: Result) -> Callable[[Record], float | None]:
 
 def candidates_section(result: Result) -> str:
     """Return the page's table of all candidates; empty where none was proposed."""
-    if not result.records:
+    if not result.all_records:
         return ""
     rows, left, titles = list[str](), MOST, columns(result)
     for record in ranking(result):
@@ -118,8 +118,8 @@ def candidates_section(result: Result) -> str:
             break
         rows.append(row)
     text = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
-    if len(rows) < len(result.records):
-        text += f" Shown are {len(rows):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
+    if len(rows) < len(result.all_records):
+        text += f" Shown are {len(rows):,} of {len(result.all_records):,}; <code>atune export --to csv</code> has all."
     return "\n".join(
         [
             '<section id="all">',

@@ -70,7 +70,7 @@ def _chosen(result: Result, index: int | None) -> Record:
         index = result.best_index
     if index is None:
         index = next((group.first.index for group in failure_groups(result.records)), None)
-    found = next((record for record in result.records if record.index == index), None)
+    found = next((record for record in result.all_records if record.index == index), None)
     if found is None:
         wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
         raise UsageError(f"{result.journal} has no {wanted}; atune replay --table lists those it has")
@@ -109,7 +109,7 @@ def _story(result: Result, record: Record, events: list[Event]) -> CandidateStor
         compiler="" if built is None else built.compiler,
         compiler_output="" if built is None else built.compiler_output,
         source=_source(result) if result.best_index in wanted else "",
-        choice=choice_of(result.records, record.index),
+        choice=choice_of(result.all_records, record.index),
         events=tuple(events),
     )
 

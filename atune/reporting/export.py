@@ -76,7 +76,7 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
 
 
 def _csv(result: Result) -> bytes:
-    table = rows(result.records)
+    table = rows(result.all_records)
     names = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -158,7 +158,7 @@ def data_frame(result: Result) -> Any:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:
         raise UsageError("data_frame needs pandas, which is not installed: pip install pandas") from error
-    return pandas.DataFrame(rows(result.records))
+    return pandas.DataFrame(rows(result.all_records))
 
 
 def table(result: Result) -> str:
@@ -180,14 +180,15 @@ def ranking(result: Result) -> list[Record]:
     Finalists are in order of their final timing, those timed once in that of their first, failures in that of kinds.
     """
     final = {entry.index for entry in result.final}
-    return sorted(result.records, key=lambda record: _place(record, result.best_index, final))
+    return sorted(result.all_records, key=lambda record: _place(record, result.best_index, final))
 
 
 def marks_of(result: Result) -> dict[int, str]:
-    """Return the marks of candidates by index: ``winner``, ``tie`` and ``default``."""
+    """Return the marks of candidates by index: ``winner``, ``tie``, ``default``, and whether the space lacks it."""
     default = result.default
     known = [(result.best_index, "winner"), *((index, "tie") for index in result.ties or ())]
-    known.append((None if default is None else default.index, "default"))
+    if default is not None:
+        known.append((default.index, "default" if default is not result.baseline else "default, not in the space"))
     marks: dict[int, str] = {}
     for index, mark in known:
         if index is not None:

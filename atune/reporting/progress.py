@@ -17,7 +17,7 @@ import msgspec
 from atune.errors import UsageError
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.state import State
-from atune.model.candidate import Config, describe_config, printable
+from atune.model.candidate import BASELINE, Config, describe_config, printable
 from atune.model.settings import Budget
 from atune.reporting.hosts import Hosts
 
@@ -102,7 +102,8 @@ class Progress:
     def total(self) -> int:
         """Number of candidates that the budget allows, or that were proposed before it was set."""
         allowed = self._budget.most(self._state.total) or self._state.total
-        return min(self._state.total, max(allowed, len(self._state.entries)))
+        known = len(self._state.entries.keys() - {BASELINE})
+        return min(self._state.total, max(allowed, known))
 
     @property
     def compiled(self) -> int:
@@ -136,7 +137,7 @@ class Progress:
 
     @property
     def best(self) -> str:
-        """The best configuration so far with its latency. Empty while there is none."""
+        """The best configuration so far with its first timing. Empty while there is none."""
         if self._state.best is None:
             return ""
         index, latency_ms = self._state.best

@@ -18,17 +18,15 @@ from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
 
 KEYS = (
-    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "reference_ratio", "ties", "noise", "energy",
+    "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
+    "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+    "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "noise", "energy",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
 LITTLE = 0.005
 """Share by which two may differ and still count as equally fast."""
-MOVED = 0.02
-"""Share by which the ratio of two latencies may differ from the ratio round by round without a remark."""
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -141,43 +139,27 @@ def latency_line(result: Result) -> str:
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     if result.reference_ms is not None and result.reference_ratio is not None:
         known = result.speedup_over_reference or (result.reference_ratio,) * 3
-        parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known)})")
+        parts.append(f"{comparison(known, 'the reference')} ({result.reference_ms:.4g} ms)")
     text = ", ".join(parts)
     return f"{text}; {rate}" if (rate := _rate(result.roofline)) else text
 
 
-def _reference_latency(result: Result, known: Ratio) -> str:
-    """Return the reference's latency, and the winner's of its rounds where all of the winner's suggest otherwise.
-
-    The final's later rounds have the best alone, and the machine may have become faster since.
-    """
-    timing, reference = result.best.timing if result.best else None, result.reference_ms or 0.0
-    text = f"{reference:.4g} ms"
-    if not result.final or timing is None or not result.latency_ms:
-        return text
-    (low, ratio, high), shown = known, reference / result.latency_ms
-    sided = not low < 1 < high and abs(ratio - 1) >= LITTLE  # the text says faster, or slower
-    contradicted = sided and (shown - 1) * (ratio - 1) <= 0
-    if not contradicted and abs(shown / ratio - 1) < MOVED:
-        return text
-    return f"{text}, and the winner {reference / ratio:.4g} ms in the same rounds"
-
-
 def default_line(result: Result) -> str:
-    """Return how the winner compares with the default configuration; empty where that is not known."""
+    """Return how the winner compares with the default configuration, or why it cannot; empty where neither is known."""
     default = result.default
-    if default is None:
+    if default is None or result.no_default:
+        return printable(result.no_default)
+    outside = "" if default is not result.baseline else ", which the space does not hold"
+    if result.default_wins:
+        same = ", which has the winner's code" if result.best_index == default.same_as else outside
+        return f"no configuration beats the default{same}"
+    if result.default_ratio is None or result.default_ms is None:
         return ""
-    if default.status in ("failed", "pruned"):
-        return f"the default configuration {'failed' if default.status == 'failed' else 'was pruned'}"
-    if result.best_index == default.index:
-        return "the default configuration wins"
-    if result.best_index == default.same_as:
-        return "the default configuration has the same code as the winner"
     ratio = result.speedup_over_default
-    if ratio is None:
-        return ""
-    return f"{comparison(ratio, 'the default configuration')} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f})"
+    interval = "" if ratio is None else f", 95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}"
+    text = comparison(ratio or (result.default_ratio,) * 3, "the default configuration")
+    left = ", and is not returned, because its outputs were not checked" if outside and result.default_ratio < 1 else ""
+    return f"{text}{outside}{left} ({result.default_ms:.4g} ms{interval})"
 
 
 def ties_line(result: Result) -> str:
@@ -189,9 +171,8 @@ def ties_line(result: Result) -> str:
     if more := len(ties) - len(named):
         named.append(f"{more} more")
     known = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    default, one = result.default, len(ties) == 1
-    chosen = default is not None and result.best_index in (default.index, default.same_as)
-    rule = "; the default is preferred among equals" if chosen else ""
+    one = len(ties) == 1
+    rule = "; the default is preferred among equals" if result.default_wins else ""
     return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner{rule}"
 
 

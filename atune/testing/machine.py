@@ -16,7 +16,7 @@ import msgspec
 
 from atune.engine.interfaces import CompileHints, ignored
 from atune.model.artifact import Lowered
-from atune.model.candidate import Candidate, Config, config_key, space_hash
+from atune.model.candidate import BASELINE, Candidate, Config, config_key, space_hash
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -53,7 +53,9 @@ class FakeMachine:
     compile, benchmark
         Settings. Only the two deadlines have an effect.
     default
-        Index of the default configuration.
+        Index of the default configuration, or a configuration that the space does not hold: the baseline.
+    no_default
+        Why there is none.
     fingerprint, device_name, target
         Answers of `describe` and `discover`, for tests of a journal's comparison.
     """
@@ -70,7 +72,8 @@ class FakeMachine:
         clock: FakeClock | None = None,
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
-        default: int | None = None,
+        default: int | Config | None = None,
+        no_default: str = "",
         fingerprint: str = "",
         device_name: str = "a fake device",
         target: str = "c",
@@ -85,7 +88,7 @@ class FakeMachine:
         self.target = Target("c") if target == "c" else Target("cuda", target)
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        self.default = default
+        self.default, self.no_default = default, no_default
         self.described = self.configs
         """The answer of `describe`. Tests of a changed space give it another order or number."""
         self.fingerprint = fingerprint or "fake"
@@ -148,7 +151,9 @@ class FakeMachine:
             origin="",
             arguments={},
             configs=tuple(self.described),
-            default=self.default,
+            default=BASELINE if isinstance(self.default, dict) else self.default,
+            baseline=self.default if isinstance(self.default, dict) else None,
+            no_default=self.no_default,
             fingerprint=self.fingerprint,
             out_idx=(-1,),
             space=space_hash(map(config_key, self.described)),

@@ -260,7 +260,7 @@ class FakeDeviceWorker:
             if kind := script.final_fails.get(i):
                 failures.append(Failure(i, kind, f"scripted to fail in the final: {kind}"))
                 self.alive &= kind not in FATAL
-        reference = script.reference_ms if job.with_reference else None
+        reference = script.reference_ms
         timing = None if reference is None else _timing(reference, rounds)
         return Finals(tuple(entries), timing, tuple(failures))
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Unpack
 
@@ -205,6 +205,25 @@ class Fit:
             return {name: normalise(value, name) for name, value in given.items()}
         except SpaceError:
             return None
+
+    def no_default(self, config: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> str:
+        """Return why the kernel has no default with the names of `config`; empty if it has one, or one was given.
+
+        A parameter whose default is None has none, unless that is one of its axis' values.
+        """
+        if self._workload.default is not None:
+            return ""
+        empty = inspect.Parameter.empty
+        of = {n: p.default for n, p in self._parameters.items() if p.kind is not p.VAR_KEYWORD}
+        values = {name: of.get(name, empty) for name in config if name not in RESERVED}
+        lacking = [
+            name
+            for name, value in values.items()
+            if value is empty or (value is None and not any(one is None for one in axes.get(name, ())))
+        ]
+        if lacking:
+            return f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no default value"
+        return "" if self.default(config) is not None else "the default values are no plain data"
 
     def default_key(self, config: Config) -> str:
         """Return the key of the result of `default`, or an empty text for None."""

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, WorkloadError
-from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash
-from atune.model.points import Points
+from atune.model.candidate import BASELINE, Candidate, Config, config_key, normalise, space_hash
 from atune.model.space import LARGE
 from atune.workload.definition import Fit, Workload, meant
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint, lambda_body
@@ -51,6 +50,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...]
     """The candidates in order: all of the space, or a draw from a large one."""
     default: int | None
+    """Index of the default configuration, `BASELINE` where the space does not hold it; None where there is none."""
     fingerprint: str
     out_idx: tuple[int, ...]
     flops: float | None = None
@@ -65,6 +65,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Remarks on the space for the user."""
     layout_axes: tuple[str, ...] = ()
     """Names of the axes that lay out fragments and loops."""
+    baseline: Config | None = None
+    """The default configuration, where the space does not hold it."""
+    no_default: str = ""
+    """Why there is no default configuration; empty where there is."""
 
     @property
     def total(self) -> int:
@@ -116,6 +120,7 @@ class Candidates:
         self.points = workload.space.points(workload.arguments)
         self.large = self.points.size > LARGE
         self._keys: list[str] = []
+        self._first: Config = {}
         self._default: int | None = None
 
     def listed(self) -> Iterator[Candidate | None]:
@@ -137,6 +142,7 @@ class Candidates:
                     f"{seen[candidate.key]}"
                 )
             seen[candidate.key] = index
+            self._first = self._first or config
             self._keys.append(candidate.key)
             if self._default is None and self._fit.default_key(config) == candidate.key:
                 self._default = index
@@ -158,21 +164,32 @@ class Candidates:
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
         """Return `spec` with what is known of the space once all was listed, except the configurations.
 
-        Raises `WorkloadError` if the space lacks the default that was given.
+        Raises `WorkloadError` if the default that was given has other names than the space's configurations.
         """
-        given = self.workload.default
-        if self._default is None and given is not None:
-            why = why_not_held(given, self.points)
-            raise WorkloadError(f"Workload {self.workload.name}: the default {given} is not in the space: {why}")
+        default, baseline, no_default = self._default, None, ""
+        if default is None:
+            default, baseline, no_default = self._baseline()
         return msgspec.structs.replace(
             spec,
-            default=self._default,
+            default=default,
+            baseline=baseline,
+            no_default=no_default,
             kernel=kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
             space=space_hash(self._keys),
             points=self.points.size if self.large else None,
             remarks=self._remarks(),
             layout_axes=self.points.layout_axes,
         )
+
+    def _baseline(self) -> tuple[int | None, Config | None, str]:
+        """Return the default that the space does not hold, with its index; or why there is none."""
+        given, axes = self.workload.default, self.points.axes
+        if given is not None and (why := wrong_names(given, axes)):
+            raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")
+        if why := self._fit.no_default(self._first, axes):
+            return None, None, why
+        config = self._fit.default(self._first)
+        return (None, None, "the default is no plain data") if config is None else (BASELINE, config, "")
 
     def neighbours(self, configs: Iterable[Config]) -> list[Config]:
         """Return the space's nearest neighbours of `configs`, each once, also if they were not drawn."""
@@ -193,23 +210,13 @@ class Candidates:
         )
 
 
-def why_not_held(default: Mapping[str, Any], points: Points) -> str:
-    """Return why a space does not hold `default`, and what was probably meant."""
-    axes = points.axes
+def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
+    """Return why `default` is no configuration of these axes, and what was probably meant; empty if it is one."""
     if unknown := [name for name in default if name not in axes]:
         return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
     if lacking := [name for name in axes if name not in default]:
         return f"the default has no {lacking[0]!r}; give a value of every axis"
-    for name, value in default.items():
-        if value not in axes[name]:
-            values = [repr(one) for one in axes[name][:SHOWN_VALUES]]
-            more = "" if len(axes[name]) <= SHOWN_VALUES else ", …"
-            return f"{name}={value!r} is none of its values {', '.join(values)}{more}; add it, or give one of these"
-    return "a constraint refuses it, or it is no configuration of the list"
-
-
-SHOWN_VALUES = 12
-"""Values of an axis that a message lists."""
+    return ""
 
 
 def candidates_of(workload: Workload) -> list[Candidate]:

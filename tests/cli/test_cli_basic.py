@@ -87,6 +87,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "best_over_time": [], "axis_importance": None,
         "roofline": None, "reference_roofline": None,
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
+        "default_ms": 4.0, "default_ratio": 4.0, "no_default": "",
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
         "untried": [], "reference_ratio": 3.0, "ties": [], "noise": [], "energy": None,
         "failures": [{
@@ -104,7 +105,7 @@ def test_without_json_people_are_told(engine: Any, workload: str, capsys: Any) -
     assert main(["tune", workload]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("winner     block=1\nlatency    1 ms, 3.00 times faster than the reference (3 ms)\n")
-    assert "4.00 times faster than the default configuration (95 % interval 4.00–4.00)" in out
+    assert "4.00 times faster than the default configuration (4 ms, 95 % interval 4.00–4.00)" in out
     assert "the slowest" not in out and "1 gave wrong outputs: wrong" in out
     journal = next(line for line in out.splitlines() if line.startswith("journal")).split()[1]
     assert Path(journal).is_file() and "/cache/atune/journals/toy-" in journal

@@ -23,9 +23,9 @@ from atune.reporting.report import report
 from atune.reporting.summary import failure_summary, summary, summary_text
 
 KEYS = [
-    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "reference_ratio", "ties", "noise", "energy",
+    "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
+    "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+    "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "noise", "energy",
     "untried", "failures",
 ]  # fmt: skip
 

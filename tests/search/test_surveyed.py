@@ -68,14 +68,12 @@ def test_ranked_takes_equals_and_what_is_not_estimated_by_the_seed() -> None:
     configs = {index: {"x": index} for index in range(20)}
     prior = {7: 1.0, 3: 2.0, 11: 2.0, 12: 2.0}
 
-    def order(seed: int, default: int | None = None) -> list[int]:
-        strategy = Ranked(Searched(configs, seed, None, prior, default=default))
+    def order(seed: int) -> list[int]:
+        strategy = Ranked(Searched(configs, seed, None, prior))
         return list(iter(strategy.ask, None))
 
     assert order(0)[0] == 7 and set(order(0)[1:4]) == {3, 11, 12} and sorted(order(0)) == list(range(20))
     assert order(0) == order(0) and len({tuple(order(seed)) for seed in range(5)}) == 5
-    assert order(0, default=19)[:2] == [7, 19] and sorted(order(0, default=19)) == list(range(20))
-    assert order(0, default=7) == order(0) == order(0, default=99)
 
 
 # ---- simulated

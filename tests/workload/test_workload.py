@@ -23,7 +23,7 @@ import pytest
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.tuner import run
 from atune.model.artifact import Lowered
-from atune.model.candidate import Candidate
+from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
@@ -64,8 +64,39 @@ def test_no_pass_configs_is_a_value_of_that_axis() -> None:
 
 
 def test_the_default_is_the_kernels_own_or_the_one_given() -> None:
-    assert describing(kernel, Space(block=[16, 64]), arguments={"N": 8}).default is None
-    assert describing(kernel, Space(block=[16, 64]), arguments={"N": 8}, default={"block": 64}).default == 1
+    assert problem(Space(block=[16, 32])).default == 1 and problem(Space(block=[16, 32])).baseline is None
+    assert problem(Space(block=[16, 64]), default={"block": 64}).default == 1
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "baseline"),
+    [
+        (Space(block=[16, 64], stages=[1]), {}, {"block": 32, "stages": 1}),
+        (Space(block=[16, 32], where=lambda block: block < 32), {}, {"block": 32}),
+        (Space([{"block": 16}, {"block": 64}]), {}, {"block": 32}),
+        (Space(block=[16, 64]), {"default": {"block": 48}}, {"block": 48}),
+        (Space(block=[32], pass_configs=[{"tl.enable_fast_math": True}]), {}, {"block": 32, "pass_configs": {}}),
+    ],
+)
+def test_a_default_that_the_space_does_not_hold_is_the_baseline(space: Space, options: Any, baseline: Any) -> None:
+    spec = problem(space, **options)
+    assert (spec.default, spec.baseline, spec.no_default) == (BASELINE, baseline, "")
+    assert (
+        baseline not in spec.configs and msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)) == spec
+    )
+
+
+def test_why_there_is_no_default_is_said() -> None:
+    def bare(block: int, stages: Any = None, warps: Any = None, mode: object = len) -> None:
+        """Stands for a kernel factory without defaults."""
+
+    spec = describing(bare, Space(block=[1], stages=[1, 2], warps=[None, 4]))
+    assert (spec.default, spec.baseline) == (None, None)
+    assert spec.no_default == "block and stages have no default value"  # None is a value of warps alone
+    assert describing(bare, Space(block=[1], mode=[1])).no_default == "block has no default value"
+    assert (
+        describing(bare, Space(mode=[1]), arguments={"block": 1}).no_default == "the default values are no plain data"
+    )
 
 
 def problem(space: Any, **options: Any) -> Any:
@@ -147,16 +178,14 @@ def test_configurations_that_are_computed_are_not_asked_for_when_the_workload_is
 @pytest.mark.parametrize(
     ("default", "why"),
     [
-        ({"block": 17}, "block=17 is none of its values 16, 32; add it, or give one of these"),
         ({"blok": 16}, "it has no axis 'blok'; its axes are block (did you mean 'block'?)"),
         ({}, "the default has no 'block'; give a value of every axis"),
-        ({"block": 32}, "a constraint refuses it, or it is no configuration of the list"),
     ],
 )
-def test_why_the_space_does_not_hold_the_default_is_named(default: dict[str, Any], why: str) -> None:
+def test_a_default_with_other_names_than_the_space_is_refused(default: dict[str, Any], why: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         problem(Space(block=[16, 32], where=lambda block: block < 32), default=default)
-    assert str(caught.value).endswith(f"is not in the space: {why}")
+    assert str(caught.value).endswith(f"does not fit the space: {why}")
 
 
 def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:

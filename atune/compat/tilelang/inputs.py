@@ -167,7 +167,8 @@ class TilelangCall(Call):
         self.out_idx = () if self.out_idx is None else self.out_idx
 
     def as_given(self, config: Config) -> Config:
-        return self._given[config_key(config)][1]
+        _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
+        return given
 
     @cached_property
     def kernel(self) -> Any:

@@ -127,22 +127,14 @@ def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
 
 
 class Ranked(FixedOrder):
-    """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
-
-    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
-    """
+    """Every candidate by the prior's estimate, the best first; then those without one. The seed shuffles equals."""
 
     name = "prior"
 
     def __init__(self, searched: Searched) -> None:
         shuffled = list(searched.configs)
         random.Random(searched.seed).shuffle(shuffled)
-        order = by_prior(shuffled, searched.prior or {})
-        default = searched.default
-        if default is not None and default in order[1:]:
-            order.remove(default)
-            order.insert(1, default)
-        super().__init__(order)
+        super().__init__(by_prior(shuffled, searched.prior or {}))
 
 
 def rounds(length: int, seed: str) -> Iterator[int]:

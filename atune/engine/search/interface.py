@@ -46,8 +46,9 @@ class Searched:
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
     or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates in
-    addition to their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: a
-    candidate's latency on other problems or devices, as a multiple of the best there. It may be wrong here.
+    addition to their axes. `default`: the default configuration's index, where the space holds it; it is tried
+    first, whatever the strategy proposes. `elsewhere`: a candidate's latency on other problems or devices, as a
+    multiple of the best there. It may be wrong here.
     """
 
     configs: Mapping[int, Config]
@@ -86,13 +87,15 @@ def check_strategy(strategy: object) -> None:
 class Guarded:
     """Forwards calls of the engine and of simulations to `strategy`, and checks the answers.
 
-    `known`: the indices that it may propose.
+    `known`: the indices that it may propose. `first`: the default configuration, which comes before all that it
+    proposes; None where the space holds none.
     """
 
-    def __init__(self, strategy: Strategy, known: Container[int]) -> None:
+    def __init__(self, strategy: Strategy, known: Container[int], first: int | None = None) -> None:
         self.strategy, self.name = strategy, strategy.name
-        self._known = known
+        self._known, self._first = known, first
         self._asked = set[int]()
+        self._begun = first is None
 
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
@@ -103,7 +106,14 @@ class Guarded:
             raise self._raised("most_outstanding", error) from error
 
     def ask(self) -> int | None:
-        """Return the next index. Raises `StrategyError`."""
+        """Return the next index: the first one, then what the strategy proposes besides. Raises `StrategyError`."""
+        if not self._begun:
+            self._begun = True
+            return self._first
+        index = self._next()
+        return self._next() if index is not None and index == self._first else index
+
+    def _next(self) -> int | None:
         try:
             answer = self.strategy.ask()
         except Exception as error:

@@ -106,7 +106,7 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
     tried = {}
     for entry in state.entries.values():
         outcome = state.outcome(entry.index)
-        if entry.key and outcome is not None:
+        if entry.key and entry.in_space and outcome is not None:
             latency_ms = outcome.timing.latency_ms if isinstance(outcome, CandidateMeasured) else None
             reason = reason_of(state, entry.index)
             first = state.first(entry.index).index == entry.index
@@ -122,9 +122,11 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
     configs = {index: state.entries[index].config for index in sorted(tried)}
     facts = {index: known for index in configs if (known := state.entries[index].facts) is not None}
     assert state.header is not None
+    default = state.header.default
     return Recording(
         configs, tried, facts, start_s, max(0.0, state.last_mono - settled_s),
-        state.header.target, tuple(state.devices.values()), state.header.default,
+        state.header.target, tuple(state.devices.values()),
+        default if default in configs else None,
     )  # fmt: skip
 
 

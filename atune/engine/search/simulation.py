@@ -81,7 +81,7 @@ def simulate_run(
 
     `seconds`: the simulated time after which it ends, too.
     """
-    strategy = Guarded(make(searched), recording.configs)
+    strategy = Guarded(make(searched), recording.configs, searched.default)
     machine = SimulatedMachine(recording, workers, devices)
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers

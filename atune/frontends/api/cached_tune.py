@@ -95,12 +95,13 @@ class CachedWork:
         )
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether the space contains a configuration."""
+        """Tell whether a configuration may win: the space contains it, or it is the default."""
         return config_key(config) in self._keys
 
     @cached_property
     def _keys(self) -> frozenset[str]:
-        return frozenset(map(config_key, self.spec.configs))
+        baseline = [] if self.spec.baseline is None else [self.spec.baseline]
+        return frozenset(map(config_key, [*self.spec.configs, *baseline]))
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""

@@ -140,7 +140,7 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
     from atune.workload.workload import parse_file_ref
 
     result = replay(path)
-    known = {record.index: dict(record.config) for record in result.records}
+    known = {record.index: dict(record.config) for record in result.all_records}
     if not indices and result.best_index is None:
         raise UsageError(f"{path} has no winner: give a candidate's INDEX")
     wanted = indices or [index for index in (result.best_index,) if index is not None]
@@ -150,7 +150,7 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
         raise UsageError(f"{path} names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2")
     target = result.header.target
     text = "auto" if target is None else target.arch or target.kind
-    choices = [choice_of(result.records, index) for index in wanted]
+    choices = [choice_of(result.all_records, index) for index in wanted]
     return parse_file_ref(result.header.origin), [known[index] for index in wanted], text, choices
 
 

@@ -121,12 +121,12 @@ def final(payload: bytes) -> bytes:
         call()
         _device.timer.synchronise()
         calls.append(_device.timer.ready(Timed(call, arguments.restorer(arguments.restore_inputs()))))
-    with_reference = job.with_reference and _gives_outputs()
+    with_reference = _gives_outputs()
     if with_reference:
         calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
-    if job.with_reference and session().benchmark.energy:  # in the first look alone
+    if job.first_look and session().benchmark.energy:
         entries = [_with_energy(entry, timed) for entry, timed in zip(entries, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):

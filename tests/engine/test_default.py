@@ -1,0 +1,264 @@
+"""The default configuration: measured first whatever is searched, outside of the space too, and returned where nothing
+beats it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from fake_runs import finish, valley
+from own_strategy import Own
+
+from atune.frontends.api.resume import resume
+from atune.frontends.api.tuner import tune
+from atune.journal.events import (
+    AnyEvent,
+    CandidateMeasured,
+    CandidateProposed,
+    Event,
+    FinalOrdered,
+    RunFinished,
+    RunStarted,
+)
+from atune.journal.merge import merge
+from atune.journal.reader import read
+from atune.journal.replay import replay
+from atune.journal.writer import write_journal
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import BASELINE
+from atune.model.device import DeviceLimits
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.summary import default_line, summary, summary_text
+from atune.testing import FakeMachine, Script
+
+pytestmark = pytest.mark.anyio
+
+OUTSIDE = {"x": 1000}
+"""A default that no space here holds."""
+FAST_OUTSIDE = Script(latency_ms=lambda c: 0.5 if c == OUTSIDE else 1.0 + c["x"])
+SLOW_OUTSIDE = Script(latency_ms=lambda c: 8.0 if c == OUTSIDE else 1.0 + c["x"])
+STRATEGIES = ["exhaustive", "random", "prior", "forest", "own"]
+
+
+def made(strategy: str) -> Any:
+    return Own() if strategy == "own" else strategy
+
+
+def proposed(events: list[Event] | list[AnyEvent]) -> list[int]:
+    return [event.index for event in events if isinstance(event, CandidateProposed)]
+
+
+# ---- in the space
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("budget", "count"), [(1, 1), (8, 8), ("10%", 10), ("900s", 100), (None, 100)])
+async def test_the_default_is_the_first_of_every_strategy_under_every_budget(
+    strategy: str, budget: Any, count: int
+) -> None:
+    machine = FakeMachine(100, Script(latency_ms=valley(3)), default=61)
+    run = await finish(machine, strategy=made(strategy), budget=budget, seed=4)
+    assert proposed(run.events)[0] == 61 and machine.lowered[0] == 61
+    assert len(set(proposed(run.events))) == len(proposed(run.events)) == count == run.result.measured
+    assert run.result.default is not None and run.result.default.status == "measured"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_optimum_that_is_the_default_is_returned_under_a_small_budget(strategy: str) -> None:
+    for seed in range(5):
+        machine = FakeMachine(300, Script(latency_ms=valley(287)), default=287)
+        result = (await finish(machine, strategy=made(strategy), budget=10, seed=seed)).result
+        assert result.best_config == {"x": 287} and result.default_wins
+        assert "no configuration beats the default" in summary_text(result)
+        assert result.default_ms == result.latency_ms and result.default_ratio == 1.0
+
+
+async def test_of_equals_the_default_is_returned_also_when_it_is_not_among_the_best_by_first_timing() -> None:
+    script = Script(latency_ms=lambda c: 1.0 + c["x"] / 10, final_ms=lambda c: 1.0)
+    run = await finish(FakeMachine(20, script, default=15), benchmark=BenchmarkSettings(n_final=3))
+    assert run.result.best_index == 15 and set(run.result.ties or ()) == {0, 1, 2}
+
+
+async def test_a_likely_loser_is_measured_if_it_is_the_default() -> None:
+    script = Script(facts=lambda c: StaticFacts(accumulators=300 if c["x"] > 3 else 10), latency_ms=valley(6))
+    run = await finish(FakeMachine(12, script, default=6), budget=11, strategy="exhaustive")
+    assert run.result.best_index == 6 and run.result.pruned == 6
+
+
+async def test_a_default_that_cannot_run_is_said_in_a_line() -> None:
+    run = await finish(FakeMachine(6, Script(fails={2: "compile"}), default=2))
+    assert default_line(run.result) == "the default configuration failed: compile: scripted to fail: compile"
+    facts = Script(facts=lambda c: StaticFacts(smem_bytes=100 * c["x"]))
+    run = await finish(FakeMachine(6, facts, default=5, limits=DeviceLimits(smem_bytes=400)))
+    assert default_line(run.result).startswith("the default configuration was not measured: shared memory: 500 bytes")
+    run = await finish(FakeMachine(6, no_default="x has no default value"))
+    assert default_line(run.result).endswith("no default configuration to compare with: x has no default value")
+    assert summary(run.result)["no_default"] == default_line(run.result)
+
+
+# ---- outside of the space
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, None])
+@pytest.mark.parametrize("budget", [1, 8, "10%", "900s", None])
+async def test_a_default_outside_of_the_space_is_measured_first_and_counts_nowhere(strategy: Any, budget: Any) -> None:
+    machine = FakeMachine(100, FAST_OUTSIDE, default=OUTSIDE)
+    own = made(strategy)
+    run = await finish(machine, strategy=own, budget=budget)
+    count = {1: 1, 8: 8, "10%": 10}.get(budget, 100)
+    assert proposed(run.events)[0] == BASELINE == machine.lowered[0] and len(proposed(run.events)) == 1 + count
+    assert (run.result.measured, run.result.total, len(run.result.records)) == (count, 100, count)
+    assert run.result.best_config == OUTSIDE and run.result.best_index == BASELINE and run.result.latency_ms == 0.5
+    assert default_line(run.result) == "no configuration beats the default, which the space does not hold"
+    assert run.result.built == count and sum(one.count for one in run.result.untried) == 100 - count
+    if isinstance(own, Own):
+        assert BASELINE not in own.outcomes and own.searched.default is None and BASELINE not in own.searched.configs
+
+
+@pytest.mark.parametrize("script", [FAST_OUTSIDE, SLOW_OUTSIDE])
+async def test_a_baseline_reads_alike_from_its_journal(script: Script, tmp_path: Path) -> None:
+    result = await tune(machine=FakeMachine(20, script, default=OUTSIDE), journal=tmp_path / "j", budget=9)
+    again = replay(tmp_path / "j")
+    assert summary(again) == summary(result) and again.header is not None and again.header.default == BASELINE
+    assert result.baseline is not None and again.baseline == result.baseline
+    assert result.default_ms == (8.0 if script is SLOW_OUTSIDE else 0.5)
+    if script is SLOW_OUTSIDE:
+        assert result.default_ratio == round(8.0 / result.latency_ms, 5)  # type: ignore[operator]
+        assert result.speedup_over_default is not None and result.speedup_over_default[0] > 1
+
+
+async def test_a_baseline_that_wins_is_proven_and_kept() -> None:
+    script = replace(FAST_OUTSIDE, accelerated=True)
+    machine = FakeMachine(6, script, default=OUTSIDE)
+    run = await finish(machine)
+    assert run.result.proven and machine.proved[-1] == BASELINE
+    [end] = run.of(RunFinished)
+    assert end.kernel is not None and end.kernel.index == BASELINE
+
+
+async def test_a_baseline_that_fails_is_said_in_a_line_and_is_no_candidates_failure() -> None:
+    run = await finish(FakeMachine(6, Script(fails={BASELINE: "compile"}), default=OUTSIDE))
+    assert run.result.failed == 0 and not run.result.failures and run.result.best_index is not None
+    assert default_line(run.result) == "the default configuration failed: compile: scripted to fail: compile"
+    assert run.result.default_ms is None and "compile" not in summary_text(run.result).partition("candidates")[2]
+
+
+async def test_a_baseline_whose_outputs_are_not_checked_is_compared_with_and_not_returned() -> None:
+    """It may be another program: an axis of one value may decide what is computed."""
+    run = await finish(FakeMachine(6, replace(FAST_OUTSIDE, reference_ms=None), default=OUTSIDE))
+    assert run.result.best_config == {"x": 0} and not run.result.default_wins and run.result.default_ratio == 0.5
+    assert default_line(run.result) == (
+        "2.00 times slower than the default configuration, which the space does not hold, and is not returned, because "
+        "its outputs were not checked (0.5 ms, 95 % interval 0.50–0.50)"
+    )
+    slow = await finish(FakeMachine(6, replace(SLOW_OUTSIDE, reference_ms=None), default=OUTSIDE))
+    assert slow.result.default_ratio == 8.0 and "checked" not in default_line(slow.result)
+
+
+async def test_a_space_of_failures_leaves_the_default() -> None:
+    run = await finish(FakeMachine(4, Script(fails=dict.fromkeys(range(4), "mismatch")), default=OUTSIDE))
+    assert run.result.best_config == OUTSIDE and run.result.failed == 4 and run.result.measured == 0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_candidate_with_the_baselines_code_is_the_one_that_counts(workers: int) -> None:
+    script = Script(latency_ms=lambda c: 0.5 if c["x"] in (4, 1000) else 1.0, code_key=lambda c: str(c["x"] % 996))
+    run = await finish(FakeMachine(8, script, default=OUTSIDE, workers=workers))
+    assert (run.result.measured, run.result.duplicates, run.result.built) == (8, 0, 8)
+    assert run.result.best_config == {"x": 4} and run.result.baseline is not None and run.result.baseline.same_as == 4
+    assert default_line(run.result) == "no configuration beats the default, which has the winner's code"
+
+
+async def test_a_baseline_that_likely_loses_or_has_layouts_is_built_at_once() -> None:
+    script = Script(facts=lambda c: StaticFacts(accumulators=300), latency_ms=valley(2))
+    run = await finish(FakeMachine(9, script, default=OUTSIDE), budget=4)
+    assert run.result.baseline is not None and run.result.baseline.status == "measured"
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "own"])
+async def test_cut_after_any_event_a_baseline_is_measured_once(tmp_path: Path, strategy: str) -> None:
+    def machine() -> FakeMachine:
+        return FakeMachine(12, SLOW_OUTSIDE, default=OUTSIDE)
+
+    whole = tmp_path / "whole"
+    await tune(machine=machine(), journal=whole, strategy=made(strategy), budget=9)
+    lines, wanted = whole.read_bytes().splitlines(keepends=True), replay(whole)
+    for cut in range(1, len(lines), 3):
+        part = tmp_path / "part"
+        part.write_bytes(b"".join(lines[:cut]))
+        result = await resume(part, machine=machine(), strategy=made(strategy) if strategy == "own" else None)
+        events = list(read(part))
+        assert proposed(events) == proposed(list(read(whole))), f"cut after {cut} events"
+        assert sum(isinstance(e, CandidateMeasured) and e.index == BASELINE for e in events) == 1
+        assert (result.best_index, result.default_ms, result.measured) == (wanted.best_index, 8.0, 9)
+
+
+async def test_a_journal_without_a_baseline_is_continued_without_one(tmp_path: Path) -> None:
+    """It is of an atune that had none: what it says of the default stays as it was."""
+    journal = tmp_path / "j"
+    with anyio.CancelScope() as scope:
+
+        def listen(event: Event) -> None:
+            if isinstance(event, CandidateMeasured):
+                scope.cancel()
+
+        await tune(machine=FakeMachine(9, SLOW_OUTSIDE), journal=journal, on_event=listen)
+    result = await resume(journal, machine=FakeMachine(9, SLOW_OUTSIDE, default=OUTSIDE))
+    assert result.measured == 9 and result.default is None and not default_line(result)
+
+
+async def test_merged_journals_keep_the_baseline(tmp_path: Path) -> None:
+    for number, (default, budget) in enumerate([(None, 4), (OUTSIDE, 4), (OUTSIDE, 8)]):
+        machine = FakeMachine(8, FAST_OUTSIDE, default=default)
+        await tune(machine=machine, journal=tmp_path / f"{number}", budget=budget, strategy="exhaustive")
+    for paths in ([0, 1], [1, 2], [1, 0, 2]):
+        result = merge([tmp_path / f"{number}" for number in paths], tmp_path / "".join(map(str, ["m", *paths])))
+        assert result.best_config == OUTSIDE and result.default_wins and result.measured == max(4, 8 * (2 in paths))
+
+
+def test_a_stranger_may_write_a_baseline_without_a_default(tmp_path: Path) -> None:
+    events: list[Any] = []
+
+    def add(kind: type[Event], **fields: Any) -> None:
+        events.append(kind(seq=len(events), time=1.7e9, mono=0.0, **fields))
+
+    add(RunStarted, schema=1, workload="toy", origin="", fingerprint="f", space="5", total=1, arguments={},
+        target={"kind": "c", "arch": ""}, devices=(), strategy="exhaustive", settings={}, versions={})  # fmt: skip
+    add(CandidateProposed, index=BASELINE, key="k", config={"x": 1})
+    write_journal(str(tmp_path / "j"), events)
+    result = replay(tmp_path / "j")
+    assert result.default is None and result.remaining == 1 and not default_line(result)
+
+
+# ---- the figures
+
+
+@pytest.mark.parametrize("default", [19, OUTSIDE])
+async def test_default_and_reference_are_timed_in_every_round_of_the_winner(default: Any) -> None:
+    """The order of the best two is open for long, because their samples scatter."""
+    rng = random.Random(3)
+    script = Script(
+        latency_ms=lambda c: 8.0 if c in ({"x": 19}, OUTSIDE) else 1.0 if c["x"] < 2 else 3.0,
+        final_noise=lambda index: 1.0 + (0.1 * rng.random() if index in (0, 1) else 0.0),
+    )
+    run = await finish(FakeMachine(20, script, default=default), benchmark=BenchmarkSettings(n_final_rounds=5))
+    [final] = run.of(FinalOrdered)
+    samples = {entry.index: entry.timing.n_samples for entry in final.entries}
+    rounds = samples[final.entries[0].index]
+    assert final.reference is not None and rounds > 5
+    assert samples[BASELINE if default is OUTSIDE else 19] == final.reference.n_samples == rounds
+    assert min(samples.values()) == 5  # the others are known to be slower
+    result = run.result
+    assert result.reference_ratio == round(result.reference_ms / result.latency_ms, 5)  # type: ignore[operator]
+    assert result.default_ratio == round(result.default_ms / result.latency_ms, 5)  # type: ignore[operator]
+
+
+async def test_without_a_final_the_first_timings_are_compared() -> None:
+    machine = FakeMachine(4, SLOW_OUTSIDE, default=OUTSIDE)
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=0), compile=CompileSettings(group_size=1))
+    text = "8.00 times faster than the default configuration, which the space does not hold (8 ms)"
+    assert default_line(run.result) == text
