@@ -116,7 +116,7 @@ def main() -> None:
 
 def first_timings(result: TuneResult) -> dict[int, Timing]:
     """Return the first timings by candidate of `kernels.FAULTY`."""
-    configs = {r.index: r.config for r in result.records}
+    configs = {r.index: r.config for r in result.all_records}
     return {configs[m.index]["x"]: m.timing for m in result.measurements}
 
 

@@ -93,7 +93,7 @@ class Result:
         self._by_index = {record.index: record for record in self.all_records}
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
         self.measurements: tuple[Measurement, ...] = _measurements(state, sorted(self._measured_by_latency))
-        """First timings, one a measured candidate of the space, by index."""
+        """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
@@ -363,7 +363,7 @@ def _measurements(state: State, indices: Iterable[int]) -> tuple[Measurement, ..
     return tuple(
         Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
         for index in indices
-        if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured) and e.in_space
+        if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
     )
 
 

@@ -65,7 +65,7 @@ def head_section(result: Result) -> str:
 def _figures(result: Result) -> list[tuple[str, str]]:
     """Return the winner's figures, each with what it says: how it compares, and its latency."""
     known, default = [], result.default
-    if result.speedup_over_default is not None and default is not None and not _default_wins(result):
+    if result.speedup_over_default is not None and default is not None and not result.default_wins:
         known.append(_compared(result.speedup_over_default, "the default configuration", default.latency_ms))
     known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
     if result.reference_ratio is not None:
@@ -74,11 +74,6 @@ def _figures(result: Result) -> list[tuple[str, str]]:
     if (energy := result.energy) is not None:
         known.append((f"{energy.call_j:.3g} J", f"a call, at {energy.power_w:.0f} W"))
     return known
-
-
-def _default_wins(result: Result) -> bool:
-    default = result.default
-    return default is not None and result.best_index in (default.index, default.same_as)
 
 
 def _compared(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:
@@ -98,7 +93,7 @@ def _config(config: Config) -> str:
 
 def _notes(result: Result) -> list[str]:
     """Return what else there is to say of the winner, a sentence each."""
-    compared = result.speedup_over_default is not None and not _default_wins(result)
+    compared = result.speedup_over_default is not None and not result.default_wins
     lines = [] if compared else [default_line(result)]
     lines = [f"{line[0].upper()}{line[1:]}." for line in (*lines, ties_line(result)) if line]
     if why := why_unchecked(result):
