@@ -163,7 +163,7 @@ def test_the_card_says_how_much_faster_where_when_and_by_which_command() -> None
 def test_a_default_that_wins_is_said_and_not_compared_with_itself() -> None:
     stream = Stream(total=2, default=0).candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0] * 3, 1: [2.0] * 3})
     text = without_script(page_of(stream.finished().events))
-    assert "1 ms latency" in text and "The default configuration wins." in text
+    assert "1 ms latency" in text and "No configuration beats the default." in text
     assert "1.00×" not in text
 
 
