@@ -3,7 +3,7 @@
     python release/package.py [--out dist]
 
 `python -m build` makes the wheel from the sdist, so the sdist lacks nothing. The wheel must hold what git tracks below
-atune/, and nothing else. A new environment then gets it by the command that docs/install.md gives for machines without
+atune/, and nothing else. A new environment then gets it by the command that the docs give for machines without
 tilelang and torch; there a stored journal is replayed, reported and simulated, and tuning says what to install.
 """
 
@@ -64,15 +64,16 @@ def compare(wheel: Path) -> None:
 
 
 def light_install() -> list[list[str]]:
-    """Return the commands that docs/install.md gives for machines that only read journals, as lists of words."""
-    line = re.search(r"^    (pip install .*--no-deps \.)$", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    """Return the commands that the docs give for machines that only read journals, as lists of words."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    line = re.search(r"^    (pip install .*--no-deps \.)$", pages, re.MULTILINE)
     if line is None:
-        sys.exit("docs/install.md does not say how to install without tilelang and torch: pip install … --no-deps .")
+        sys.exit("docs do not say how to install without tilelang and torch: pip install … --no-deps .")
     return [shlex.split(part) for part in line[1].split("&&")]
 
 
 def try_out(folder: Path, wheel: Path) -> None:
-    """Install the wheel in a new environment, and exit unless it does there what docs/install.md promises."""
+    """Install the wheel in a new environment, and exit unless it does there what the docs promise."""
     venv.create(folder, with_pip=True)
     for pip, *words in light_install():
         given = [str(wheel) if word == "." else word for word in words]
