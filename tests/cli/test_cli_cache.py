@@ -73,7 +73,7 @@ def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "not a file of exported results" in printed(capsys, "import", __file__, status=2)
     assert "cannot read" in printed(capsys, "import", str(tmp_path / "none"), status=2)
     assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
-    assert "required" in printed(capsys, status=2)
+    assert "  import  " in printed(capsys)
 
 
 def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,5 +88,5 @@ def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.C
     cache.put(key(kernel="add", problem={"dtype": {"$dtype": "float32"}, "M": {"$dynamic": "m"}}), events(1.0))
     cache.put(key(kernel="none", problem={}), events(1.0))
     lines = printed(capsys, "ls").splitlines()
-    assert any("add" in line and "M=m, dtype=float32 " in line for line in lines)
+    assert any("add" in line and "dtype=float32, M=m " in line for line in lines)
     assert any("none" in line and "no arguments" in line for line in lines)
