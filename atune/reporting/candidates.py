@@ -40,7 +40,7 @@ def columns(result: Result) -> list[Column]:
         Column("spread, %", lambda r: getattr(r.timing, "spread", None), lambda v: f"{100 * v:.1f}"),
         Column("mark", lambda r: marks.get(r.index, "")),
     ]
-    names = dict.fromkeys(name for record in result.records for name in record.config)
+    names = dict.fromkeys(name for record in result.all_records for name in record.config)
     axes = [Column(printable(name), lambda r, n=name: r.config.get(n), _value) for name in names]  # type: ignore[misc]
     differing = [axis for axis in axes if differs(axis, result)]
     found += differing or axes
@@ -87,7 +87,7 @@ def _resident_blocks(record: Record, arch: str) -> int | None:
 
 def differs(column: Column, result: Result) -> bool:
     """Tell whether two candidates differ in what a column shows; one that is not known differs from none."""
-    seen = {value_text(value) for record in result.records if (value := column.read(record)) is not None}
+    seen = {value_text(value) for record in result.all_records if (value := column.read(record)) is not None}
     return len(seen) > 1
 
 
@@ -99,9 +99,10 @@ def times_winner(result: Result) -> Callable[[Record], float | None]:
     def ratio(record: Record) -> float | None:
         credited, best = record.index if record.same_as is None else record.same_as, result.best_index
         timed = final if credited in final else first
-        if best is None or credited not in timed or not timed.get(best):
+        if best is None or credited not in timed:
             return None
-        return timed[credited] / timed[best]
+        fastest = timed.get(best) or final.get(best)  # a baseline's first timing is not among those of the space
+        return timed[credited] / fastest if fastest else None
 
     return ratio
 

@@ -64,9 +64,10 @@ def head_section(result: Result) -> str:
 
 def _figures(result: Result) -> list[tuple[str, str]]:
     """Return the winner's figures, each with what it says: how it compares, and its latency."""
-    known, default = [], result.default
-    if result.speedup_over_default is not None and default is not None and not result.default_wins:
-        known.append(_compared(result.speedup_over_default, "the default configuration", default.latency_ms))
+    known = []
+    if result.default_ratio is not None and not result.default_wins:
+        ratio = result.speedup_over_default or (result.default_ratio,) * 3
+        known.append(_compared(ratio, "the default configuration", result.default_ms))
     known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
     if result.reference_ratio is not None:
         ratio = result.speedup_over_reference or (result.reference_ratio,) * 3
@@ -93,8 +94,8 @@ def _config(config: Config) -> str:
 
 def _notes(result: Result) -> list[str]:
     """Return what else there is to say of the winner, a sentence each."""
-    compared = result.speedup_over_default is not None and not result.default_wins
-    lines = [] if compared else [default_line(result)]
+    faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures say it
+    lines = [] if faster else [default_line(result)]
     lines = [f"{line[0].upper()}{line[1:]}." for line in (*lines, ties_line(result)) if line]
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")

@@ -24,9 +24,8 @@ LONG = 24
 
 def plot_data(result: Result, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
     """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
-    measured = sorted((r for r in result.records if _timed(r)), key=lambda r: (r.latency_ms or 0.0, r.index))
-    mattered = axis_importance(result)
-    axes = _axes(measured, mattered)
+    measured = sorted((r for r in result.all_records if _timed(r)), key=lambda r: (r.latency_ms or 0.0, r.index))
+    axes = _axes([record for record in measured if record is not result.baseline], axis_importance(result))
     final = {entry.index for entry in result.final}
     places = [{label: i for i, label in enumerate(axis["labels"])} for axis in axes]
     rows = [

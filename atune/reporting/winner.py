@@ -21,7 +21,7 @@ def kernel_section(result: Result) -> str:
     best, header = result.best, result.header
     if best is None or header is None:
         return ""
-    facts = [*fact_rows(best, str(header.target), result.records)]
+    facts = [*fact_rows(best, str(header.target), result.all_records)]
     if not facts and result.roofline is None:
         return ""
     rows = "".join(f'<tr><th scope="row">{escape(n)}</th><td>{escape(v)}</td></tr>' for n, v in facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import html
@@ -18,11 +17,13 @@ from event_streams import Stream, write
 from reporting.test_look import DATA, RESULTS
 from reporting.test_report import BROWSER, opened, without_script
 
+from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import add_options, with_flags
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.model.artifact import StaticFacts
+from atune.model.candidate import BASELINE
 from atune.model.options import Field
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.candidates import LONG, MOST, candidates_section, columns, differs, facts
@@ -167,6 +168,21 @@ def test_a_default_that_wins_is_said_and_not_compared_with_itself() -> None:
     assert "1.00×" not in text
 
 
+def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page() -> None:
+    stream = Stream(total=4, default=BASELINE).proposed(BASELINE, block=7).lowered(BASELINE).built(BASELINE)
+    stream.measured(BASELINE, 1.0)
+    for index in range(4):
+        stream.candidate(index, 2.0 + index, block=index % 2, threads=index // 2)
+    events = stream.final({BASELINE: [1.0] * 3, 0: [2.0] * 3}).finished().events
+    result, page = Result.from_events(events), page_of(events)
+    assert result.best_index == BASELINE and "No configuration beats the default" in without_script(page)
+    data = plot_data(result, Timeline(), Clocks())
+    assert [row[0] for row in data["candidates"]] == [BASELINE, 0, 1, 2, 3] and data["winner"] == BASELINE
+    assert [axis["labels"] for axis in data["axes"]] == [["0", "1"], ["0", "1"]]  # those of the space alone
+    assert data["candidates"][0][3:] == [None, None]
+    assert [row["× winner"] for row in table_of(page)] == ["1.00", "2.00", "3.00", "4.00", "5.00"]
+
+
 def test_the_command_starts_such_a_run() -> None:
     """The command line reads every setting off the command as it was, and those at their default are not in it."""
     fields = {kind: with_flags(kind) for kind in (CompileSettings, BenchmarkSettings)}
@@ -186,7 +202,7 @@ def test_the_command_starts_such_a_run() -> None:
     words = shlex.split(command_of(started))
     begin = ["atune", "tune", "a b.py:K", "--strategy", "forest", "--budget", "5", "--budget", "90s", "--seed", "3"]
     assert words[: len(begin)] == begin
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_options(parser, [field for group in fields.values() for field in group])
     read = vars(parser.parse_args(words[len(begin) :]))
     assert read == {field.name: other(field) for group in fields.values() for field in group}
