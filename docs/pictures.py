@@ -45,7 +45,7 @@ text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #2429
 </svg>
 """
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-PAGE = (1000, 1240)
+PAGE = (1000, 790)
 """Width and height in pixels of what is kept of the report."""
 
 
