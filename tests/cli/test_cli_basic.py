@@ -144,6 +144,17 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     assert given["warm"] == ["cache"]
 
 
+def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
+    scripted = engine()
+    assert main(["tune", workload, "--quiet"]) == 0
+    first = scripted.options["journal"]
+    assert main(["tune", workload, "--quiet", "--warm", "toy", "--warm", "1", "--warm", "cache"]) == 0
+    assert scripted.options["warm"] == [first, first, "cache"] and scripted.options["journal"] != first
+    second = scripted.options["journal"]
+    main(["tune", workload, "--quiet", "--journal", "latest"])
+    assert scripted.options["journal"] == second
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

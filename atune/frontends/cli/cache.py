@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
-    text = "List, show, clear, export or import the results of earlier tunings"
+    text = "List, show, clear, export or import the results of tunings"
     cache = commands.add_parser(
         "cache", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
     )

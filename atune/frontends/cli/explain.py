@@ -41,7 +41,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
         metavar="INDEX",
         help="the candidate [default: the winner, or else the first that failed]",
     )
-    text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
+    text = "Show what a configuration compiles to; its layouts, registers and occupancy; of two, what differs"
     parser = add_command(commands, shown, "explain", _explain, text)
     parser.add_argument("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
     parser.add_argument(

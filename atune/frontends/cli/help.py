@@ -61,6 +61,7 @@ class Parser(argparse.ArgumentParser):
         texts = [(action, action.help) for action in self._rare]
         for action, _ in texts:
             action.help = argparse.SUPPRESS
+        self._action_groups.sort(key=lambda group: group is self._optionals)  # commands come before it
         for group in self._action_groups:
             group._group_actions.sort(key=lambda action: _LAST.find(f"--{action.dest.replace('_', '-')} "))
         usage, self.usage = self.usage, " ".join([self.prog, *map(_shown, self._get_positional_actions()), "[options]"])

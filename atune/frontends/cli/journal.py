@@ -63,7 +63,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     replay = add("replay", _replay, "Show a journal's result; runs no code")
     add_options(replay, [table])
 
-    watch = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
+    watch = add("watch", _watch, "Follow a run that another process writes; or play its recording; runs no code")
     watch.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
     add_options(watch, [table])
 
@@ -91,7 +91,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
     add_options(merge, [table])
 
-    apply = add("apply", _apply, "Write a journal's winner into its kernel's default arguments")
+    apply = add("apply", _apply, "Write a winner into its kernel's default arguments")
     apply.add_argument("kernel", metavar="FILE.py[:NAME]", help="the Workload that was tuned, or its kernel")
     apply.add_argument("--write", action="store_true", help="write the file [default: only print the diff]")
     forced = "apply even if the kernel differs from the one that was tuned"
