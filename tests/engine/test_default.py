@@ -32,6 +32,10 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.explanation import candidate_story, story_lines
+from atune.reporting.export import export, table
+from atune.reporting.notebook import result_html
+from atune.reporting.report import report
 from atune.reporting.summary import default_line, summary, summary_text
 from atune.testing import FakeMachine, Script
 
@@ -129,6 +133,18 @@ async def test_a_baseline_reads_alike_from_its_journal(script: Script, tmp_path:
     if script is SLOW_OUTSIDE:
         assert result.default_ratio == round(8.0 / result.latency_ms, 5)  # type: ignore[operator]
         assert result.speedup_over_default is not None and result.speedup_over_default[0] > 1
+
+
+@pytest.mark.parametrize("script", [FAST_OUTSIDE, SLOW_OUTSIDE])
+async def test_a_baseline_is_shown_wherever_candidates_are(script: Script, tmp_path: Path) -> None:
+    result = await tune(machine=FakeMachine(20, script, default=OUTSIDE), journal=tmp_path / "j", budget=9)
+    assert (
+        "default, not in the space" in report(tmp_path / "j")
+        and "x=1000" in table(result)
+        and "1000" in result_html(result)
+    )
+    assert b"-1," in export(tmp_path / "j", "csv") and len(export(tmp_path / "j", "csv").splitlines()) == 1 + 9 + 1
+    assert next(story_lines(candidate_story(tmp_path / "j", BASELINE))) == "candidate  -1: measured"
 
 
 async def test_a_baseline_that_wins_is_proven_and_kept() -> None:
