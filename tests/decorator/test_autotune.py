@@ -74,9 +74,9 @@ def test_eager_kernels_run(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
     kernel = tuned(shift, reference=doubled)
-    with pytest.raises(NoWinner, match="mismatch"):
+    with pytest.raises(NoWinner, match="gave wrong outputs"):
         kernel(torch.randn(64))
-    with pytest.raises(NoWinner, match="mismatch"):
+    with pytest.raises(NoWinner, match="gave wrong outputs"):
         kernel(torch.randn(64))
 
 
@@ -178,7 +178,7 @@ def same_as_call(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> boo
 def test_setup_and_check(tuned: Any) -> None:
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
-    with pytest.raises(NoWinner, match="mismatch"):
+    with pytest.raises(NoWinner, match="gave wrong outputs"):
         tuned(shift, check=all_ones).tune(torch.randn(64))
 
 
