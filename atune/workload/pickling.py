@@ -214,7 +214,7 @@ def chosen(ref: FileRef) -> FileRef:
         return ref
     there = _workloads_of(_run_file(ref.path))
     if not there:
-        raise WorkloadError(f"{ref.path} has no atune.Workload; give FILE.py:NAME for another object")
+        raise WorkloadError(f"{ref.path} has no atune.Workload at its top level")
     if len(there) > 1 and PREFERRED not in there:
         ways = "".join(f"\n  {ref.typed}:{name}" for name in there)
         raise WorkloadError(f"{ref.path} has {len(there)} workloads; choose one:{ways}")

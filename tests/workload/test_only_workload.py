@@ -55,7 +55,7 @@ def test_of_several_the_message_has_the_commands(tmp_path: Path, monkeypatch: py
 
 
 def test_a_file_without_any_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"work.py has no atune.Workload; give FILE.py:NAME"):
+    with pytest.raises(WorkloadError, match=r"work.py has no atune.Workload at its top level"):
         load(parse_file_ref(written(tmp_path, "")))
 
 
