@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from atune.journal.result import Record, Result
-from atune.model.candidate import printable
+from atune.model.candidate import BASELINE, printable
 from atune.model.device import occupancy_of
 from atune.model.roofline import in_thousands
 from atune.reporting.export import marks_of, outcome, ranking
@@ -34,7 +34,7 @@ def columns(result: Result) -> list[Column]:
     marks, final = marks_of(result), {entry.index for entry in result.final}
     ratio = times_winner(result)
     found = [
-        Column("candidate", lambda r: r.index),
+        Column("candidate", lambda r: r.index, lambda v: "baseline" if v == BASELINE else str(v)),
         Column("latency, ms", lambda r: r.latency_ms, lambda v: f"{v:.4g}"),
         Column("× winner", ratio, lambda v: f"{v:.2f}"),
         Column("spread, %", lambda r: getattr(r.timing, "spread", None), lambda v: f"{100 * v:.1f}"),

@@ -17,7 +17,7 @@ function add(parent, name, attributes, text) {
 const candidates = D.candidates.map(([index, ms, final, ...at], rank) => ({ index, ms, final, at, rank: rank + 1 }));
 const winner = candidates.find(c => c.index === D.winner), byDefault = candidates.find(c => c.index === D.default);
 const describe = c => D.axes.map((axis, i) => c.at[i] === null ? "" : `${axis.name}=${axis.labels[c.at[i]]}`).filter(Boolean).join("\n");
-const title = c => `${say(c.ms)} ms, candidate ${c.index}\n${describe(c)}`;
+const title = c => `${say(c.ms)} ms, ${c.index < 0 ? "the baseline" : `candidate ${c.index}`}\n${describe(c)}`;
 const rivals = [
   ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)} ms` }] : []),
   ...(D.default_ms && D.default !== D.winner ? [{ ms: D.default_ms, text: `default ${say(D.default_ms)} ms` }] : []),

@@ -180,6 +180,7 @@ def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page()
     assert [row[0] for row in data["candidates"]] == [BASELINE, 0, 1, 2, 3] and data["winner"] == BASELINE
     assert [axis["labels"] for axis in data["axes"]] == [["0", "1"], ["0", "1"]]  # those of the space alone
     assert data["candidates"][0][3:] == [None, None]
+    assert [row["candidate"] for row in table_of(page)] == ["baseline", "0", "1", "2", "3"]
     assert [row["× winner"] for row in table_of(page)] == ["1.00", "2.00", "3.00", "4.00", "5.00"]
 
 
