@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import UsageError, in_one_line, message_of, whole_message
+from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import Guards, KernelArguments
-from atune.stages.measure.check import Expected, Mismatch, expected_outputs, explained, judged, reference_arguments
+from atune.stages.measure.check import Causes, Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
@@ -40,6 +40,7 @@ class _Device:
     observer: Observer | None = None
     arguments: KernelArguments | None = None
     expected: Expected | None = None
+    causes: Causes | None = None
 
 
 _device = _Device()
@@ -152,7 +153,7 @@ def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
 
 def _make_arguments(params: tuple[KernelParam, ...]) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
-    _device.arguments = _device.expected = None  # their memory is free before new ones are made
+    _device.arguments = _device.expected = _device.causes = None  # their memory is free before new ones are made
     _device.arguments = KernelArguments(workload(), params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
@@ -183,7 +184,7 @@ def _checked_and_timed(
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
     wrong, worst = _called_and_judged(Timed(call), arguments, expected)
-    wrong = wrong and _explained(wrong, call)
+    wrong = wrong and _with_causes(wrong, call)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
@@ -199,21 +200,25 @@ def _checked_and_timed(
     return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, tuple(sorted(changed)))
 
 
-def _explained(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
-    """Return what is wrong, and whether the kernel updates an output in place."""
+def _with_causes(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
+    """Return what is wrong with its likely causes; the reference is asked once for all candidates."""
     import torch
 
-    arguments = _device.arguments
+    arguments, expected = _device.arguments, _device.expected
     assert arguments is not None
+    if wrong.kind == "out_of_bounds" or not expected:
+        return wrong
+    if _device.causes is None or _device.causes.expected is not expected:
+        _device.causes = Causes(workload(), arguments, expected)
 
     def call_and_wait() -> None:
         call()
         _device.timer.synchronise()
 
     try:
-        return explained(wrong, workload(), arguments, _device.expected, call_and_wait)
-    except torch.OutOfMemoryError:
-        return wrong  # the device has room to compare, and none to look further
+        return _device.causes.named(wrong, call_and_wait)
+    except (torch.OutOfMemoryError, WorkloadError):
+        return wrong  # the device has room to compare, and none to look further, or for the reference once more
 
 
 def _is_checked(expected: Expected | None) -> bool:
@@ -273,7 +278,7 @@ def _release() -> None:
 
     import torch
 
-    _device.arguments = _device.expected = None
+    _device.arguments = _device.expected = _device.causes = None
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Outputs against the reference's: what is expected, and where and how much a candidate differs."""
+"""Outputs against the reference's: what is expected, where and how much a candidate differs, and the likely causes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def judged(
         return _judged_by_reference(work, arguments), None
     if work.check is None:
         assert expected is not None
-        return _compare(work, arguments, expected)
+        return compare(work, arguments, expected)
     outputs = {i: arguments.values[i] for i in (expected if expected is not None else arguments.out_idx)}
     given = list(outputs.values())
     pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
@@ -165,12 +165,15 @@ def _objection(judge: str, error: BaseException, arguments: KernelArguments) -> 
     return f"the {judge} raised {name_of(error)}: {message}"
 
 
-def _compare(work: Workload, arguments: KernelArguments, expected: Expected) -> tuple[Mismatch | None, float]:
-    """Compare the kernel's outputs with the reference's tensors, elementwise."""
+def compare(
+    work: Workload, arguments: KernelArguments, expected: Expected, outputs: Expected | None = None
+) -> tuple[Mismatch | None, float]:
+    """Compare with the reference's tensors, elementwise: the kernel's, or `outputs` in their place."""
     worst = 0.0
     for i, ref in sorted(expected.items()):
         label = f"output {arguments.out_idx.index(i)}" if i in arguments.out_idx else f"parameter {i}"
-        wrong, difference = _compared(work, label, arguments.values[i], ref, i in arguments.out_idx)
+        out, poisoned = (arguments.values[i], i in arguments.out_idx) if outputs is None else (outputs[i], False)
+        wrong, difference = _compared(work, label, out, ref, poisoned)
         worst = max(worst, difference)
         if wrong is not None:
             return wrong, worst
@@ -208,7 +211,7 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
     lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
     if lost == count:
         return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {first}"), worst
-    ours, theirs = _apart(*(tensor[at].item() for tensor in ((out, ref) if exact else (got, want))))
+    ours, theirs = apart(*(tensor[at].item() for tensor in ((out, ref) if exact else (got, want))))
     detail = (
         f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
         f"{ours} and not {theirs}; largest difference {worst:.3g}"
@@ -216,7 +219,7 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
     if unwritten:
         detail += f"; {unwritten} of them were not written"
     most = int(work.max_mismatched_ratio * out.numel())
-    if not exact and (enough := _passing_rtol(difference, want, scale, work.atol, most)):
+    if not exact and (enough := passing_rtol(difference, want, scale, work.atol, most)):
         detail += f"; would pass with rtol ≥ {enough}"
     return Mismatch("mismatch", detail), worst
 
@@ -229,7 +232,7 @@ MOST_RTOL = 0.5
 """A tolerance above this is no advice: the outputs are plainly others."""
 
 
-def _apart(one: float, other: float) -> tuple[str, str]:
+def apart(one: float, other: float) -> tuple[str, str]:
     """Return two numbers as text, with as many digits, six at least, as tell them apart."""
     if isinstance(one, int) and isinstance(other, int):
         return str(int(one)), str(int(other))
@@ -239,7 +242,7 @@ def _apart(one: float, other: float) -> tuple[str, str]:
     return f"{one:.{digits}g}", f"{other:.{digits}g}"
 
 
-def _passing_rtol(difference: Any, want: Any, scale: float, atol: float | None, most: int) -> str:
+def passing_rtol(difference: Any, want: Any, scale: float, atol: float | None, most: int) -> str:
     """Return the least rtol with which no more than `most` elements are wrong, as text; empty where that is no advice.
 
     `difference`, `want`: tensors of the absolute difference and the reference. `scale`: what rtol is multiplied with to
@@ -267,20 +270,57 @@ LEAST_SHARE = 0.1
 Results of atomic adds may differ so, in their last bits."""
 
 
-def explained(
-    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected | None, call: Callable[[], None]
-) -> Mismatch:
-    """Return `wrong`, or that an output is updated in place. `call` calls the kernel again, and waits.
+class Causes:
+    """Finds likely causes for one workload on one device. Findings about its reference are kept between candidates."""
 
-    The outputs may be overwritten. A check of the user's own has its own message, which is left alone.
-    """
-    if work.check is not None or not expected or wrong.kind not in ("unwritten", "non_finite"):
-        return wrong
-    position = _updated_in_place(arguments, call)
-    return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
+    def __init__(self, work: Workload, arguments: KernelArguments, expected: Expected) -> None:
+        self.expected = expected
+        self._work, self._arguments = work, arguments
+        self._reference: str | None = None
+
+    def named(self, wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
+        """Return `wrong` with the likely causes in its message. `call` calls the kernel again, and waits.
+
+        The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
+        """
+        if self._work.check is not None or not self.expected:
+            return wrong
+        if wrong.kind == "mismatch":
+            causes = filter(None, (self._transposed(), self._of_reference()))
+            return msgspec.structs.replace(wrong, message="; ".join([wrong.message, *causes]))
+        if wrong.kind not in ("unwritten", "non_finite"):
+            return wrong
+        position = updated_in_place(self._arguments, call)
+        return wrong if position is None else Mismatch("mismatch", _in_place(position, self._arguments))
+
+    def _transposed(self) -> str:
+        if any(tensor.dim() < 2 for tensor in self.expected.values()):
+            return ""
+        turned = {i: tensor.transpose(-2, -1) for i, tensor in self.expected.items()}
+        wrong, _ = compare(self._work, self._arguments, turned)
+        return "" if wrong is not None else "it is the reference's output transposed: swap the last two axes of one"
+
+    def _of_reference(self) -> str:
+        if self._reference is None:
+            self._reference = "; ".join(filter(None, (self._not_deterministic(), self._of_another_dtype())))
+        return self._reference
+
+    def _not_deterministic(self) -> str:
+        again = expected_outputs(self._work, self._arguments)
+        alike = again.keys() == self.expected.keys()
+        if alike and compare(self._work, self._arguments, self.expected, outputs=again)[0] is None:
+            return ""
+        return "the reference gives other outputs when it runs again: it is not deterministic"
+
+    def _of_another_dtype(self) -> str:
+        for i, tensor in self.expected.items():
+            ours = self._arguments.values[i].dtype
+            if tensor.dtype != ours:
+                return f"the reference gives {_name(tensor.dtype)} and the kernel {_name(ours)}"
+        return ""
 
 
-def _updated_in_place(arguments: KernelArguments, call: Callable[[], None]) -> int | None:
+def updated_in_place(arguments: KernelArguments, call: Callable[[], None]) -> int | None:
     """Return the output whose result depends on what it held before the call; None where there is none.
 
     `call` is called on outputs that hold one number, then another, and then the first again. Elements that differ
@@ -310,3 +350,7 @@ def _in_place(position: int, arguments: KernelArguments) -> str:
         f" call. Say what that is: zero=[{position}] for zeros, or out_idx={others} to make it an input, which the "
         "reference then updates in place, too"
     )
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from atune.model.artifact import KernelParam
-from atune.stages.measure import benchmark, check
+from atune.stages.measure import benchmark
 from atune.stages.measure.arguments import KernelArguments
-from atune.stages.measure.check import Mismatch, expected_outputs, judged
+from atune.stages.measure.check import Causes, Mismatch, expected_outputs, judged
 from atune.workload.workload import Workload
 
 X = KernelParam("float32", (8, 8))
@@ -26,7 +26,7 @@ def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelPara
     arguments.poison()
     kernel(*arguments.values)
     wrong, _ = judged(work, arguments, expected)
-    return wrong and check.explained(wrong, work, arguments, expected, lambda: kernel(*arguments.values))
+    return wrong and Causes(work, arguments, expected).named(wrong, lambda: kernel(*arguments.values))
 
 
 def double(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -67,12 +67,53 @@ def test_digits_that_differ_are_in_the_message() -> None:
     assert ours != theirs
 
 
+def test_a_transposed_output_is_named() -> None:
+    def transposed(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(2 * x.T)
+
+    wrong = explained(transposed, lambda x: x * 2, X, X)
+    assert wrong is not None and "the reference's output transposed" in wrong.message
+    long = KernelParam("float32", (8, 4))
+    wrong = explained(double, lambda x: (x * 2).T, long, long)
+    assert wrong is not None and "shape [8, 4], the reference's is [4, 8]" in wrong.message
+    assert "the reference's output transposed" in wrong.message
+
+
+def test_a_reference_that_is_not_deterministic_is_named_and_asked_once() -> None:
+    calls = 0
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x * 2 + torch.randn_like(x)
+
+    work = Workload(lambda x: None, [{"x": 1}], reference=noisy)
+    arguments = KernelArguments(work, (X, X), "cpu", 0)
+    causes = Causes(work, arguments, expected_outputs(work, arguments))
+    for _ in range(3):
+        named = causes.named(Mismatch("mismatch", "it differs"), lambda: None)
+        assert named.message == (
+            "it differs; the reference gives other outputs when it runs again: it is not deterministic"
+        )
+    assert calls == 2
+
+
+def test_a_deterministic_reference_of_the_same_dtype_is_not_blamed() -> None:
+    wrong = explained(double, lambda x: x * 3, X, X)
+    assert wrong is not None and "the reference gives" not in wrong.message
+
+
+def test_a_reference_of_another_dtype_is_named() -> None:
+    wrong = explained(double, lambda x: (x * 2).to(torch.float16), X, X)
+    assert wrong is not None and wrong.message.endswith("the reference gives float16 and the kernel float32")
+
+
 def accumulate(x: torch.Tensor, out: torch.Tensor) -> None:
     out.mul_(2).add_(x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_an_output_updated_in_place_is_distinguished_from_one_that_is_not_written(dtype: str) -> None:
+def test_an_output_updated_in_place_is_told_from_one_that_is_not_written(dtype: str) -> None:
     param = KernelParam(dtype, (8, 8))
     wrong = explained(accumulate, lambda x: x, param, param)
     assert wrong is not None and wrong.kind == "mismatch"
@@ -99,7 +140,7 @@ def test_outputs_that_are_not_written_or_hold_nan_stay_what_they_are() -> None:
         assert wrong is not None and wrong.kind == kind and "in place" not in wrong.message
 
 
-def test_a_kernel_that_is_not_deterministic_is_not_said_to_update_in_place() -> None:
+def test_a_kernel_that_is_not_deterministic_is_not_told_that_it_updates_in_place() -> None:
     def noisy(x: torch.Tensor, out: torch.Tensor) -> None:
         out.view(torch.int32).copy_(0x7FC00000 + torch.randint(1, 1 << 20, (8, 8)))  # NaN of many kinds
 
@@ -118,14 +159,22 @@ def test_atomic_adds_to_what_was_there_are_an_update_in_place() -> None:
     assert wrong is not None and "output 0 is updated in place" in wrong.message
 
 
-def test_a_device_without_room_for_more_calls_leaves_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def test_a_reference_that_raises_the_second_time_leaves_the_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory may be gone by then: a candidate is wrong all the same."""
+    calls = 0
 
-    work = Workload(lambda x: None, [{"x": 1}], reference=lambda x: x * 2)
+    def once(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x * 2
+
+    work = Workload(lambda x: None, [{"x": 1}], reference=once)
     arguments = KernelArguments(work, (X, X), "cpu", 0)
     monkeypatch.setattr(benchmark, "workload", lambda: work)
     monkeypatch.setattr(benchmark._device, "arguments", arguments)
     monkeypatch.setattr(benchmark._device, "expected", expected_outputs(work, arguments))
-    wrong = Mismatch("unwritten", "it differs")
-    assert benchmark._explained(wrong, full) == wrong
+    monkeypatch.setattr(benchmark._device, "causes", None)
+    wrong = Mismatch("mismatch", "it differs")
+    assert benchmark._with_causes(wrong, lambda: None) == wrong and calls == 2
