@@ -355,7 +355,9 @@ def test_a_changed_list_measures_only_what_is_new(cache: ResultCache) -> None:
     result = run_here(cache, atune.Space(factor=[2, 3], block=[64, 128]), on_event=seen.append)
     resumed = next(i for i, e in enumerate(seen) if isinstance(e, RunResumed))
     proposed = [e.config for e in seen[resumed:] if isinstance(e, CandidateProposed)]
-    assert [(c["factor"], c["block"]) for c in proposed] == [(2, 128), (3, 64), (3, 128)]
+    first, *others = [(c["factor"], c["block"]) for c in proposed]
+    assert first == (1, 64), "the default comes first, as a baseline from outside of this space"
+    assert others == [(2, 128), (3, 64), (3, 128)]
     assert result.total == 4 and result.measured == 2 and result.failed == 2
     assert result.best_config is not None and result.best_config["factor"] == 2
 
