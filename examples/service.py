@@ -80,7 +80,8 @@ class Tuned:
         self._say("ended", why=why)
 
     async def _tune(self, journal: Path, budget: int | str | None) -> None:
-        make = partial(atune.Tuner, WORKLOAD, journal=journal, budget=budget, progress=False)
+        options = {"journal": journal, "budget": budget, "strategy": "exhaustive", "progress": False}
+        make = partial(atune.Tuner, WORKLOAD, **options)
         async with await anyio.to_thread.run_sync(make) as tuner:  # it reads sources: not in the event loop
             async for event in tuner.events():
                 self._see(event)
@@ -128,7 +129,6 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         background.start_soon(app.state.tuned.tune)
         yield
         background.cancel_scope.cancel()  # ends the workers and their compilers, too
-    atune.shutdown()
 
 
 async def page(request: Request) -> Response:
