@@ -47,7 +47,7 @@ def transpose(M: int, N: int, block_M: int = 16, block_N: int = 16) -> Any:
 
 WORKLOAD = atune.Workload(
     transpose,
-    atune.Space(block_M=[4, 16, 64], block_N=[4, 32, 256]),
+    atune.Space(block_M=[4, 16, 64], block_N=[4, 16, 256]),
     arguments={"M": M, "N": N},
     reference=lambda A: A.T.contiguous(),
 )
@@ -57,7 +57,7 @@ class Tuned:
     """Tunes in the background. Has the fastest kernel so far, and messages for the page."""
 
     BUDGETS = (1, "40%", None)
-    """One run in three parts: the service has a kernel after the first candidate, and a faster one after each part."""
+    """One run in three parts: the service has the default configuration first, and a faster one after each part."""
 
     def __init__(self) -> None:
         self.serving: tuple[Any, Any] | None = None
