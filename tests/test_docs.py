@@ -61,7 +61,7 @@ EXAMPLES = {
     "transpose.py": r"best: \{'block_M': ",
     "shapes.py": r"262144 \{'block': \d+\} [\d.]+ ms\n",
     "service.py": r"answer: 8192\.0\ntuned: \{'block': \d+\}\nanswer: 8192\.0\n",
-    "strategy.py": r"4 [\d.]+ .*\n3 [\d.]+ .*\{'block_M': ",
+    "strategy.py": r"3 [\d.]+ .*\n4 [\d.]+ .*\n2 [\d.]+ .*\{'block_M': ",
     "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
     "logged.py": "nightly",
 }
