@@ -77,7 +77,7 @@ def test_reserved_names_are_no_arguments(passes: Any) -> None:
 
 
 def test_a_kernel_that_returns_something_else_is_named() -> None:
-    with pytest.raises(TypeError, match="returned a int"):
+    with pytest.raises(TypeError, match="returned an int"):
         elaborate(lambda n: n, {"n": 1}, {})
 
 

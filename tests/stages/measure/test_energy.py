@@ -85,4 +85,4 @@ def test_energy_is_in_the_record_the_journal_and_the_summary() -> None:
     result = Result.from_events(decode(encode(event)) for event in stream.finished().events)
     assert result.best is not None and result.best.timing is not None and result.best.timing.energy == energy
     assert summary(result)["energy"] == {"power_w": 512.5, "call_j": 0.0912, "calls": 1500}
-    assert "\nenergy     512 W, 0.0912 J a call\n" in summary_text(result)
+    assert "\nenergy     512 W, 0.0912 J a call" in summary_text(result)
