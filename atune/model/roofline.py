@@ -58,8 +58,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return it as a line of text; empty if nothing is known."""
         rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
         parts = [
-            (f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}")
-            + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
+            rate_text(rate, unit) + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
             for rate, unit, share in rates
             if rate is not None
         ]
@@ -96,6 +95,11 @@ def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofl
         bound=_bound(compute, memory),
         peaks="" if peaks is None else "nominal",
     )
+
+
+def rate_text(rate: float, unit: str, digits: int = 4) -> str:
+    """Return a rate of 10^9 `unit` with its prefix, such as ``756.9 TFLOP/s``."""
+    return f"{rate / 1e3:.{digits}g} T{unit}" if rate >= 1e3 else f"{rate:.{digits}g} G{unit}"
 
 
 def in_thousands(rate: float) -> str:

@@ -17,8 +17,9 @@ from atune.reporting.plot import rank_plot
 from atune.reporting.summary import (
     counts_line,
     default_line,
-    failure_lines,
+    failure_groups,
     first_failure_lines,
+    group_lines,
     latency_line,
     no_winner_line,
     ties_line,
@@ -55,8 +56,9 @@ def result_html(result: Result) -> str:
     parts = [_card(result), f"<p>Candidates {counts_line(result)}</p>"]
     if result.best is not None:
         parts += [_ranked(result), rank_plot(result).svg]
-    parts += [f"<p>{escape(line)}</p>" for line in failure_lines(result, 3)]
-    if result.best is None and (text := first_failure_lines(result)):
+    groups = failure_groups(result.records)
+    parts += [f"<p>{escape(line)}</p>" for line in group_lines(groups, 3)]
+    if result.best is None and (text := first_failure_lines(result, groups)):
         parts.append(f'<pre tabindex="0" style="overflow-x: auto">{escape(chr(10).join(text))}</pre>')
     return f'<div style="{BREAKING}">{"".join(parts)}</div>'
 

@@ -26,6 +26,8 @@ from atune.reporting.summary import (
     default_line,
     failure_groups,
     no_winner_line,
+    over_default,
+    over_reference,
     ties_line,
     why_unchecked,
 )
@@ -65,12 +67,10 @@ def head_section(result: Result) -> str:
 def _figures(result: Result) -> list[tuple[str, str]]:
     """Return the winner's figures, each with what it says: how it compares, and its latency."""
     known = []
-    if result.default_ratio is not None and not result.default_wins:
-        ratio = result.speedup_over_default or (result.default_ratio,) * 3
+    if (ratio := over_default(result)) is not None and not result.default_wins:
         known.append(_compared(ratio, "the default configuration", result.default_ms))
     known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
-    if result.reference_ratio is not None:
-        ratio = result.speedup_over_reference or (result.reference_ratio,) * 3
+    if (ratio := over_reference(result)) is not None:
         known.append(_compared(ratio, "the reference", result.reference_ms))
     if (energy := result.energy) is not None:
         known.append((f"{energy.call_j:.3g} J", f"a call, at {energy.power_w:.0f} W"))

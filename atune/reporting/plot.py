@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from pathlib import Path
 
@@ -41,12 +41,12 @@ class Plot(msgspec.Struct, frozen=True):
 
 def rank_plot(result: Result) -> Plot:
     """Return all measured latencies by rank, fastest first, on a log scale, with the reference as a line."""
-    measured = sorted(filter(_is_timed, result.records), key=lambda record: (record.latency_ms or 0.0, record.index))
+    measured = by_latency(result.records)
     if not measured:
         return Plot(
             _svg([_text(WIDTH / 2, HEIGHT / 2, "No candidate was measured.", "middle")], "latency against rank")
         )
-    reference = [result.reference_ms] if result.reference_ms and result.reference_ms > 0 else []
+    reference = [] if (reference_ms := drawable(result.reference_ms)) is None else [reference_ms]
     known = [record.latency_ms or 0.0 for record in measured] + reference
     low = min(known)
     y, drawn = _levels(low, max(known))
@@ -76,9 +76,15 @@ def _levels(low: float, high: float) -> tuple[Callable[[float], float], list[str
     return y, drawn
 
 
-def _is_timed(record: Record) -> bool:
-    latency = record.latency_ms
-    return record.status == "measured" and latency is not None and latency > 0 and math.isfinite(latency)
+def by_latency(records: Iterable[Record]) -> list[Record]:
+    """Return the measured records whose latency can be drawn, the fastest first."""
+    timed = (record for record in records if record.status == "measured" and drawable(record.latency_ms) is not None)
+    return sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
+
+
+def drawable(latency_ms: float | None) -> float | None:
+    """Return a latency that has a place on a logarithmic axis; None for any other."""
+    return latency_ms if latency_ms is not None and latency_ms > 0 and math.isfinite(latency_ms) else None
 
 
 def _point(x: float, y: float, colour: str, radius: float, title: str) -> str:

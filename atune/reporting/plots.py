@@ -11,21 +11,22 @@ from atune.journal.candidate_state import Improvement
 from atune.journal.result import Record, Result
 from atune.model.candidate import printable
 from atune.reporting.candidates import value_text
-from atune.reporting.importance import Importance, axis_importance
+from atune.reporting.importance import Importance
+from atune.reporting.plot import by_latency, drawable
 from atune.reporting.timeline import Clocks, Timeline
 
 CANDIDATES = 5000
 """Most candidates that the plots show, fastest first."""
-VALUES = 24
-"""Most values of an axis of the heat map."""
+STEPS = 24
+"""Most improvements that the table shows which stands where no script runs: the last ones."""
 LONG = 24
 """Characters of an axis value from which on a plot cuts it."""
 
 
-def plot_data(result: Result, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
+def plot_data(result: Result, mattered: Importance | None, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
     """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
-    measured = sorted((r for r in result.all_records if _timed(r)), key=lambda r: (r.latency_ms or 0.0, r.index))
-    axes = _axes([record for record in measured if record is not result.baseline], axis_importance(result))
+    measured = by_latency(result.all_records)
+    axes = _axes([record for record in measured if record is not result.baseline], mattered)
     final = {entry.index for entry in result.final}
     places = [{label: i for i, label in enumerate(axis["labels"])} for axis in axes]
     rows = [
@@ -41,9 +42,9 @@ def plot_data(result: Result, timeline: Timeline, clocks: Clocks) -> dict[str, A
         "left_out": len(measured) - len(rows),
         "winner": result.best_index,
         "latency_ms": result.latency_ms,
-        "reference_ms": _drawable(result.reference_ms),
+        "reference_ms": drawable(result.reference_ms),
         "default": None if default is None else default.index if default.same_as is None else default.same_as,
-        "default_ms": None if default is None else _drawable(default.latency_ms),
+        "default_ms": None if default is None else drawable(default.latency_ms),
         "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in improvements(result)],
         "end_s": result.wall_s,
         "timeline": timeline.data(),
@@ -54,15 +55,7 @@ def plot_data(result: Result, timeline: Timeline, clocks: Clocks) -> dict[str, A
 
 def improvements(result: Result) -> list[Improvement]:
     """Return when the best so far changed, where its latency can be drawn."""
-    return [step for step in result.best_over_time if step.latency_ms > 0 and math.isfinite(step.latency_ms)]
-
-
-def _timed(record: Record) -> bool:
-    return record.status == "measured" and _drawable(record.latency_ms) is not None
-
-
-def _drawable(latency_ms: float | None) -> float | None:
-    return latency_ms if latency_ms is not None and latency_ms > 0 and math.isfinite(latency_ms) else None
+    return [step for step in result.best_over_time if drawable(step.latency_ms) is not None]
 
 
 def _axes(records: Sequence[Record], mattered: Importance | None) -> list[dict[str, Any]]:
@@ -92,7 +85,7 @@ def _cut(labels: list[str]) -> list[str]:
     return short if len(set(short)) == len(labels) else labels
 
 
-def plot_sections(result: Result, data: dict[str, Any]) -> str:
+def plot_sections(result: Result, mattered: Importance | None, data: dict[str, Any]) -> str:
     """Return the sections of the plots, empty and hidden until the script draws them, and the axes that mattered."""
     steps, axes, n = improvements(result), data["axes"], len(data["candidates"])
     parts = []
@@ -104,7 +97,7 @@ def plot_sections(result: Result, data: dict[str, Any]) -> str:
         parts.append('<div class="pair">')
         parts.append(_section("heat", f"{x} and {y}", f"{text} The stronger the colour, the faster."))
     if result.measured:
-        parts.append(_mattered(result))
+        parts.append(_mattered(result, mattered))
     if len(axes) > 1:
         parts.append("</div>")
     if n > 1:
@@ -142,15 +135,14 @@ def _steps(steps: Sequence[Improvement]) -> str:
     rows = "".join(
         f'<tr><td class="n">{s.seconds:.1f}</td><td class="n">{s.latency_ms:.4g}</td><td class="n">{s.tried:,}</td>'
         f'<td class="n">{s.index}</td></tr>'
-        for s in steps[-VALUES:]
+        for s in steps[-STEPS:]
     )
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("seconds", "ms", "tried", "candidate"))
     return f"<noscript><table><tr>{heads}</tr>{rows}</table></noscript>"
 
 
-def _mattered(result: Result) -> str:
+def _mattered(result: Result, found: Importance | None) -> str:
     """Return the axes that mattered as a table with bars, which needs no script."""
-    found, best = axis_importance(result), result.best
     if found is None:
         return (
             '<section id="mattered"><h2>Axes that mattered</h2>'
@@ -160,6 +152,7 @@ def _mattered(result: Result) -> str:
     lines = ['<section id="mattered"><h2>Axes that mattered</h2>', f'<p class="soft">{text}</p><table>']
     heads = ("axis", "share", "winner's value")
     lines.append(f"<tr>{''.join(f'<th scope=col>{head}</th>' for head in heads)}</tr>")
+    best = result.best
     most = max([*found.shares.values(), found.unexplained]) or 1.0
     for name, share in [*found.shares.items(), ("", found.unexplained)]:
         value = value_text(best.config[name]) if best is not None and name in best.config else ""

@@ -13,6 +13,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.journal.state import State
 from atune.reporting.candidates import candidates_section
+from atune.reporting.importance import axis_importance
 from atune.reporting.libraries import scripts
 from atune.reporting.page import (
     environment_section,
@@ -39,7 +40,8 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         timeline.add(event)
         clocks.add(event)
     result = Result.of(state, journal, replayed=True)
-    data = plot_data(result, timeline, clocks)
+    mattered = axis_importance(result)
+    data = plot_data(result, mattered, timeline, clocks)
     # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     here = Path(__file__).parent
@@ -49,7 +51,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
             [
                 head_section(result),
                 warnings_section(result),
-                plot_sections(result, data),
+                plot_sections(result, mattered, data),
                 failures_section(result),
                 candidates_section(result),
                 kernel_section(result),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from atune.journal.result import Ratio, Record, Result
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Target
-from atune.model.roofline import Roofline
+from atune.model.roofline import Roofline, rate_text
 from atune.reporting.importance import axis_importance
 from atune.reporting.progress import duration, shortened
 from atune.reporting.screen import Line, plain
@@ -47,12 +47,13 @@ def result_lines(result: Result) -> list[Line]:
 
     Nothing stands there twice, and there is no line that says that there is nothing.
     """
-    attention = attention_lines(result)
+    groups = failure_groups(result.records)
+    attention = attention_lines(result, groups)
     return [
         *(answer_lines(result)),
         Line(f"candidates {counts_line(result)}"),
         *([Line(""), *attention] if attention else []),
-        *([Line(""), *rest] if (rest := [*detail_lines(result), *next_lines(result)]) else []),
+        *([Line(""), *rest] if (rest := [*detail_lines(result, groups), *next_lines(result)]) else []),
     ]
 
 
@@ -64,15 +65,15 @@ def answer_lines(result: Result) -> list[Line]:
     return [Line(first, "answer"), *(Line(line, "strong") for line in further)]
 
 
-def attention_lines(result: Result) -> list[Line]:
+def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what the user may want to do something about: unchecked outputs, failures, noise, a run cut short."""
     lines = [Line(f"outputs    not checked: {why}", "attention")] if (why := why_unchecked(result)) else []
-    failed = [group for group in failure_groups(result.records) if group.kind != PRUNED]
+    failed = [group for group in groups if group.kind != PRUNED]
     label = "failures"
     for line in group_lines(failed):
         lines.append(Line(f"{label:11}{line}", "attention"))
         label = ""
-    lines += [Line(f"             {line}", "dim") for line in first_failure_lines(result)]
+    lines += [Line(f"             {line}", "dim") for line in first_failure_lines(result, groups)]
     lines += [Line(f"{'' if n else 'noise':11}{printable(text)}", "attention") for n, text in enumerate(result.noise)]
     if not result.finished:
         how = "interrupted" if result.interrupted else "not yet: the run is under way, or was killed"
@@ -80,7 +81,7 @@ def attention_lines(result: Result) -> list[Line]:
     return lines
 
 
-def detail_lines(result: Result) -> list[Line]:
+def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what else is known: ties, energy, rooflines, the axes that mattered, what was pruned and reused."""
     lines = [f"ties       {ties_line(result)}"] if result.ties else []
     if (energy := result.energy) is not None:
@@ -88,7 +89,7 @@ def detail_lines(result: Result) -> list[Line]:
     lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
     if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
         lines.append(f"axes       {printable(text)}")
-    pruned = group_lines(group for group in failure_groups(result.records) if group.kind == PRUNED)
+    pruned = group_lines([group for group in groups if group.kind == PRUNED])
     lines += [f"{'' if n else 'left out':11}{line}" for n, line in enumerate(pruned)]
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
@@ -137,9 +138,8 @@ def no_winner_line(result: Result) -> str:
 def latency_line(result: Result) -> str:
     """Return the winner's latency, next to the reference's, with its rate where the work of the problem is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
-    if result.reference_ms is not None and result.reference_ratio is not None:
-        known = result.speedup_over_reference or (result.reference_ratio,) * 3
-        parts.append(f"{comparison(known, 'the reference')} ({result.reference_ms:.4g} ms)")
+    if result.reference_ms is not None and (ratio := over_reference(result)) is not None:
+        parts.append(f"{comparison(ratio, 'the reference')} ({result.reference_ms:.4g} ms)")
     text = ", ".join(parts)
     return f"{text}; {rate}" if (rate := _rate(result.roofline)) else text
 
@@ -153,11 +153,11 @@ def default_line(result: Result) -> str:
     if result.default_wins:
         same = ", which has the winner's code" if result.best_index == default.same_as else outside
         return f"no configuration beats the default{same}"
-    if result.default_ratio is None or result.default_ms is None:
+    ratio = over_default(result)
+    if ratio is None or result.default_ratio is None or result.default_ms is None:
         return ""
-    ratio = result.speedup_over_default
-    interval = "" if ratio is None else f", 95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}"
-    text = comparison(ratio or (result.default_ratio,) * 3, "the default configuration")
+    interval = "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}"
+    text = comparison(ratio, "the default configuration")
     left = ", and is not returned, because its outputs were not checked" if outside and result.default_ratio < 1 else ""
     return f"{text}{outside}{left} ({result.default_ms:.4g} ms{interval})"
 
@@ -174,6 +174,20 @@ def ties_line(result: Result) -> str:
     one = len(ties) == 1
     rule = "; the default is preferred among equals" if result.default_wins else ""
     return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner{rule}"
+
+
+def over_default(result: Result) -> Ratio | None:
+    """Return `speedup_over_default`, or three times the ratio of first timings; None where neither is known."""
+    return result.speedup_over_default or _thrice(result.default_ratio)
+
+
+def over_reference(result: Result) -> Ratio | None:
+    """As `over_default`, over the reference."""
+    return result.speedup_over_reference or _thrice(result.reference_ratio)
+
+
+def _thrice(ratio: float | None) -> Ratio | None:
+    return None if ratio is None else (ratio, ratio, ratio)
 
 
 def comparison(ratio: Ratio, than: str) -> str:
@@ -194,7 +208,7 @@ def _rate(found: Roofline | None) -> str:
     rate, unit, share = memory if found.gflops_s is None or found.bound in ("memory", "cache") else compute
     if rate is None:
         return ""
-    number = f"{rate / 1e3:.3g} T{unit}" if rate >= 1e3 else f"{rate:.3g} G{unit}"
+    number = rate_text(rate, unit, digits=3)
     return number if share is None else f"{number}, {100 * share:.0f} % of the {found.peaks} peak"
 
 
@@ -296,12 +310,13 @@ def failures_data(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def first_failure_lines(result: Result) -> list[str]:
-    """Return what teaches of the largest group that failed: an example, where it failed, and how to see more.
+def first_failure_lines(result: Result, groups: Iterable[FailureGroup]) -> list[str]:
+    """Return what teaches of the largest of a result's `groups` that failed: an example, where it failed, and how to
+    see more.
 
     Empty where nothing failed.
     """
-    group = next((g for g in failure_groups(result.records) if g.kind != PRUNED), None)
+    group = next((g for g in groups if g.kind != PRUNED), None)
     if group is None:
         return []
     lines = [f"for example candidate {group.first.index}: {group.example}"]
@@ -341,17 +356,11 @@ def _last_lines(group: FailureGroup) -> list[str]:
     return [line for line in lines if line.strip() not in group.message][-DETAIL_LINES:]
 
 
-def failure_lines(result: Result, limit: int = 8) -> list[str]:
-    """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
-    return group_lines(failure_groups(result.records), limit)
-
-
-def group_lines(groups: Iterable[FailureGroup], limit: int = 8) -> list[str]:
-    """Return a line for each of the first groups, and one for the rest."""
-    known = list(groups)
-    rest = sum(group.count for group in known[limit:])
-    more = [f"{rest} more, for {len(known) - limit} other reasons"] if rest else []
-    return [*(shortened(group.line, LINE_CHARACTERS) for group in known[:limit]), *more]
+def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:
+    """Return a line for each of the first `limit` groups, and one for the rest."""
+    rest = sum(group.count for group in groups[limit:])
+    more = [f"{rest} more, for {len(groups) - limit} other reasons"] if rest else []
+    return [*(shortened(group.line, LINE_CHARACTERS) for group in groups[:limit]), *more]
 
 
 def roofline_lines(result: Result) -> list[str]:

@@ -8,7 +8,7 @@ from html import escape
 from atune.errors import AtuneError
 from atune.journal.result import Result
 from atune.model.candidate import printable
-from atune.model.roofline import Roofline
+from atune.model.roofline import Roofline, rate_text
 from atune.reporting.explanation import fact_rows
 from atune.reporting.page import breakable
 
@@ -47,9 +47,9 @@ def _roofline_rows(name: str, found: Roofline) -> list[str]:
     for what, rate, unit, share, bound in rates:
         if rate is None:
             continue
-        shown = f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}"
         limit = ", which bounds it" if found.bound == bound else ", from a cache" if found.bound == "cache" else ""
         bar = "" if share is None else f'<i style="width: {60 * min(1.0, share):.1f}%"></i> {100 * share:.0f} %{limit}'
+        shown = rate_text(rate, unit)
         rows.append(f'<tr><th scope="row">{name}, {what}</th><td>{shown}</td><td class="bar">{bar or "–"}</td></tr>')
     return rows
 

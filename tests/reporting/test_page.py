@@ -176,7 +176,7 @@ def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page()
     events = stream.final({BASELINE: [1.0] * 3, 0: [2.0] * 3}).finished().events
     result, page = Result.from_events(events), page_of(events)
     assert result.best_index == BASELINE and "No configuration beats the default" in without_script(page)
-    data = plot_data(result, Timeline(), Clocks())
+    data = plot_data(result, axis_importance(result), Timeline(), Clocks())
     assert [row[0] for row in data["candidates"]] == [BASELINE, 0, 1, 2, 3] and data["winner"] == BASELINE
     assert [axis["labels"] for axis in data["axes"]] == [["0", "1"], ["0", "1"]]  # those of the space alone
     assert data["candidates"][0][3:] == [None, None]
@@ -246,11 +246,12 @@ def test_a_page_of_a_large_run_is_below_two_megabytes() -> None:
 
 def test_the_heat_map_is_of_the_two_axes_that_matter_most() -> None:
     result = replay(LAYOUTS)
-    mattered, data = axis_importance(result), plot_data(result, Timeline(), Clocks())
+    mattered = axis_importance(result)
+    data = plot_data(result, mattered, Timeline(), Clocks())
     assert mattered is not None
     first, second = [axis["name"] for axis in data["axes"]][:2]
     assert [first, second] == [*mattered.shares][:2]
-    assert f'<section id="heat" data-plot hidden><h2>{first} and {second}</h2>' in plot_sections(result, data)
+    assert f'<section id="heat" data-plot hidden><h2>{first} and {second}</h2>' in plot_sections(result, mattered, data)
     [best] = [row for row in data["candidates"] if row[0] == result.best_index]
     assert result.best is not None
     assert data["axes"][0]["labels"][best[3]] == str(result.best.config[first])
@@ -262,7 +263,8 @@ def test_parallel_coordinates_begin_at_three_axes() -> None:
         for i in range(4):
             stream.candidate(i, 1.0 + i, a=i % 2, b=i // 2, **dict.fromkeys(more, i))
         result = Result.from_events(stream.finished().events)
-        return plot_sections(result, plot_data(result, Timeline(), Clocks()))
+        mattered = axis_importance(result)
+        return plot_sections(result, mattered, plot_data(result, mattered, Timeline(), Clocks()))
 
     assert 'id="parallel"' in sections(c=1) and 'id="parallel"' not in sections() and 'id="heat"' in sections()
 
@@ -387,7 +389,7 @@ def test_the_filter_leaves_the_rows_that_have_all_words(seen: dict[int, Any]) ->
 
 def test_dragging_along_an_axis_keeps_the_lines_that_pass_there(seen: dict[int, Any]) -> None:
     result = replay(LAYOUTS)
-    data = plot_data(result, Timeline(), Clocks())
+    data = plot_data(result, axis_importance(result), Timeline(), Clocks())
     highest = len(data["axes"][0]["labels"]) - 1
     kept = [row for row in data["candidates"] if row[3] / highest >= 2 / 3]
     assert 0 < len(kept) < len(data["candidates"]) and seen[1440]["lines"] == len(kept)

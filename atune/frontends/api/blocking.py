@@ -63,14 +63,16 @@ def of_the_machine(error: OSError) -> Exception:
 
 def no_winner_message(result: Result) -> str:
     """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
-    from atune.reporting.summary import failure_lines, first_failure_lines  # rare, and not needed to import atune
+    # rare, and not needed to import atune
+    from atune.reporting.summary import failure_groups, first_failure_lines, group_lines
 
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
     numbers = {"failed": result.failed, "pruned": result.pruned, "duplicates": result.duplicates}
     counts = ", ".join(f"{n} {name}" for name, n in (numbers | {"not tried": result.remaining}).items() if n)
-    lines = [f"  {line}" for line in failure_lines(result, 10)]
-    example = [f"    {line}" for line in first_failure_lines(result)]
+    groups = failure_groups(result.records)
+    lines = [f"  {line}" for line in group_lines(groups, 10)]
+    example = [f"    {line}" for line in first_failure_lines(result, groups)]
     return "\n".join([f"no candidate worked: {counts}", *lines, *example])
 
 
