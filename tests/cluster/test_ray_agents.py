@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -65,6 +67,15 @@ async def test_ray_is_left_only_after_all_was_killed(monkeypatch: pytest.MonkeyP
         async with ray_agents(OPENING, address="auto"):
             raise ZeroDivisionError
     assert sorted(ray.log[-3:-1]) == ["killed a", "killed b"] and ray.log[-1] == "shutdown"
+
+
+def test_joining_leaves_rays_logger_as_it_was() -> None:
+    """The program may log what Ray says after that."""
+    logger, levels = logging.getLogger("ray._private.worker"), list[int]()
+    before = logger.level
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **options: levels.append(logger.level))
+    assert ray_cluster._join(ray, "auto")
+    assert (levels, logger.level) == ([logging.ERROR], before)
 
 
 async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

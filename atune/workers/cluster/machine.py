@@ -145,16 +145,14 @@ class ClusterMachine:
         await self._everywhere(ask)
         await self._share_out(without)
         found = [node.found for node in self._living]
-        common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
+        common = tuple(name for name in found[0].accelerators if all(name in one.accelerators for one in found))
         unused = {name: why for one in found for name, why in one.unused.items()}
-        devices = [node.named(info) for node in self._living for info in node.found.devices]
-        self._found = msgspec.structs.replace(
-            found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
-        )
+        devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
+        self._found = msgspec.structs.replace(found[0], devices=devices, accelerators=common, unused=unused)
         check_discovery(self._found, self.benchmark)
         if self._found.fallback:
             self._warn(self._found.fallback)
-        return self._found.target, devices
+        return self._found.target, list(devices)
 
     async def _share_out(self, without: Mapping[str, TargetError]) -> None:
         """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio.to_thread
 import msgspec
@@ -188,5 +188,4 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
     elif isinstance(value, Job | Proof):
         fields = {name: with_artifacts(getattr(value, name), change) for name in value.__struct_fields__}
         changed = msgspec.structs.replace(value, **fields)
-    found: T = changed
-    return found
+    return cast(T, changed)

@@ -227,8 +227,9 @@ def _join(ray: Any, address: str) -> bool:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         _reach(address)
-    # In a thread it warns that signals are not its own, as is wanted here.
-    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+    worker = logging.getLogger("ray._private.worker")  # in a thread it warns that signals are not its own, as is wanted
+    level = worker.level
+    worker.setLevel(logging.ERROR)
     try:
         ray.init(address=address, **options)
     except Exception as error:
@@ -237,6 +238,8 @@ def _join(ray: Any, address: str) -> bool:
             f"cluster {address!r} cannot be joined: {first_line}. Start Ray (`ray start --head`), give its "
             "address, or take --cluster local to start one on this machine"
         ) from error
+    finally:
+        worker.setLevel(level)
     return True
 
 
