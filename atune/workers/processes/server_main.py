@@ -127,18 +127,15 @@ def arm_lifeline(lifeline: int) -> int:
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`. An entry may name a function after a colon, which is then called.
+    """Import `modules`.
 
     Returns the seconds that this took, the error's text or None, and the module that was not found or None.
     """
     start, error, absent = time.monotonic(), None, None
     gc.disable()  # nearly all objects that imports make stay
     try:
-        for entry in modules:
-            name, _, function = entry.partition(":")
-            module = importlib.import_module(name)
-            if function:
-                getattr(module, function)()
+        for name in modules:
+            importlib.import_module(name)
     except BaseException as exc:
         traceback.print_exc()
         kind, message, _ = failure(exc)
