@@ -60,6 +60,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.preload = tuple(preload)
+        self._imports = ", ".join(preload) or "modules"
+        """What the server imports, for messages; a given `process` knows the names itself."""
         self.run_dir = Path(run_dir) if process is None else process.folder
         self.env = dict(env or {})
         self.preload_s: float | None = None
@@ -115,7 +117,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if not self._running:
             raise WorkerError("the fork server is not open")
         while not self._ready.is_set():  # a new server has a new event
-            await self._answered(self._ready, f"import {', '.join(self.preload) or 'nothing'}")
+            await self._answered(self._ready, f"import {self._imports}")
         if self._failure:
             raise self._error()
         number = next(self._process.numbers)
@@ -229,7 +231,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 self._hammer()
                 with anyio.move_on_after(GRACE_S):
                     await self._process.wait()
-                while_doing = "" if self._ready.is_set() else f" while importing {', '.join(self.preload)}"
+                while_doing = "" if self._ready.is_set() else f" while importing {self._imports}"
                 why = f"the fork server ended{while_doing}: {describe(self._process.returncode)}"
                 if not self._replaced(why):
                     self._lost(why)
@@ -241,7 +243,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if message["op"] == "ready":
             self.preload_s = self._process.preload_s = message["seconds"]
             if message["error"]:
-                self._failure = f"preloading {', '.join(self.preload) or 'modules'} failed: {message['error']}"
+                self._failure = f"preloading {self._imports} failed: {message['error']}"
                 self._absent = not_installed(message["absent"])
             self._ready.set()
         elif message["op"] == "forked" and worker:
