@@ -25,7 +25,7 @@ while [[ $1 == --* ]]; do
     [[ $1 == --nodes=* ]] && nodes=${1#*=}
     shift
 done
-trap 'for task in "${tasks[@]}"; do kill -TERM -- "-$task"; done' TERM
+trap 'for group in "${tasks[@]}"; do kill -TERM -- "-$group"; done' TERM
 for ((node = 0; node < nodes; node++)); do
     "$@" &
     tasks+=($!)
