@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -78,7 +79,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files
 
 
+@cache
 def run(folder: Path, *command: str) -> str:
+    """Return what the command printed in the folder. It runs once, also where several tests look at that."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     python_3_13 = "ignore:Failing to pass a value to the 'type_params' parameter:DeprecationWarning"  # of tilelang
     command = (sys.executable, "-W", "error", "-W", python_3_13, *command)

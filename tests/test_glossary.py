@@ -60,6 +60,10 @@ def test_retired_words_are_in_no_message_and_on_no_page() -> None:
     assert not [f"{where}: {word}" for where, text in texts for word in retired(text)]
 
 
+def test_a_retired_word_would_be_found() -> None:
+    assert retired("the lane is lost") == ["lane: say worker"]
+
+
 def test_events_that_the_glossary_names_are_those_of_the_journal() -> None:
     tags = {str(kind.__struct_config__.tag) for kind in get_args(AnyEvent)}
     named = {name for _, meaning in rows() for name in re.findall(r"event `(\w+)`", meaning)}

@@ -26,6 +26,7 @@ def test_the_stored_terminal_shows_what_is_printed_today() -> None:
     drawn = shown(pictures.terminal())
     assert shown(stored) == drawn
     assert any(re.fullmatch(r"compiled.*72/720failed", line) for line in drawn)
+    assert any(re.match(r"latency0\.\d+ms,5\.\d+timesfasterthanthereference\(0\.\d+ms\)", line) for line in drawn)
     assert "http" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", stored)  # a reader's browser asks no server
 
 

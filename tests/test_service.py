@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from browser import BROWSER
 from processes import MARK, environment, marked, new_mark, wait_until
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 EXAMPLES = Path(__file__).parents[1] / "examples"
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 A = torch.arange(1024 * 1024, dtype=torch.float32).view(1024, 1024)
 
 

@@ -126,14 +126,14 @@ def judge(output: str) -> None:
 
 def test_mypy_flags_wrong_options_and_no_right_ones(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed here")
+        pytest.skip("mypy is not installed here: pip install mypy")
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
     judge(checked(tmp_path, ["mypy", "--cache-dir", str(tmp_path / "cache")]))
 
 
 def test_basedpyright_flags_wrong_options_and_no_right_ones(tmp_path: Path) -> None:
     if importlib.util.find_spec("basedpyright") is None:
-        pytest.skip("basedpyright is not installed here")
+        pytest.skip("basedpyright is not installed here: pip install basedpyright")
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     judge(checked(tmp_path, ["basedpyright", "--pythonpath", sys.executable]))
 

@@ -311,10 +311,11 @@ async def test_a_budget_in_seconds(pipeline: bool) -> None:
         machine, events = FakeMachine(5000, clock=FakeClock(pace=0.01)), list[Event]()
         options: dict[str, Any] = {"budget": f"{seconds}s", "strategy": "exhaustive", "pipeline": pipeline}
         started = time.monotonic()
-        try:
-            result = await tune(machine=machine, on_event=events.append, **options)
-        except NoWinner as error:
-            result = error.result
+        with anyio.fail_after(seconds + 10):
+            try:
+                result = await tune(machine=machine, on_event=events.append, **options)
+            except NoWinner as error:
+                result = error.result
         assert time.monotonic() - started >= seconds
         assert events[-1].reason == "budget" and result.remaining > 1000  # type: ignore[attr-defined]
         assert machine.closed == 1 and machine.running == 0

@@ -387,6 +387,7 @@ async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_mo
         return bool(writers)
 
     with anyio.fail_after(30):
+        start = time.monotonic()
         async with ForkServer(preload=["waiting_at_import"], run_dir=run_dir) as server:
             async with anyio.create_task_group() as spawning:
 
@@ -395,13 +396,15 @@ async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_mo
 
                 spawning.start_soon(spawn)
                 assert await until(importing)
+                begun = time.monotonic()
                 for _ in range(20):
                     before = time.monotonic()
                     await anyio.sleep(0.005)
                     assert time.monotonic() - before < 0.1
                 assert not workers and server.preload_s is None
+                held = time.monotonic() - begun
                 os.close(writers[0])
-            assert server.preload_s is not None
+            assert server.preload_s is not None and held < server.preload_s < time.monotonic() - start
             assert await workers[0].call("pool_targets:echo", b"x") == b"x"
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from browser import BROWSER
 from event_streams import Stream, write
 from reporting.test_look import DATA, RESULTS
-from reporting.test_report import BROWSER, opened, without_script
+from reporting.test_report import opened, without_script
 
 from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import add_options, with_flags

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import BROWSER
 from event_streams import Stream, write
 from reporting.test_look import DATA, GPU_JOURNALS
 
@@ -22,8 +22,6 @@ from atune.reporting.importance import axis_importance
 from atune.reporting.libraries import LIBRARIES
 from atune.reporting.report import report
 from atune.reporting.timeline import POINTS, Clocks
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
 class Links(HTMLParser):
