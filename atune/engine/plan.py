@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atune.engine.search.interface import Guarded, Searched, Strategy
-from atune.engine.search.recording import reason_of
+from atune.engine.search.recording import latency_or_reason
 from atune.engine.search.registry import make_strategy, uses_prior
 from atune.engine.search.survey_columns import survey_fields
 from atune.engine.search.warm_start import elsewhere
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
-from atune.journal.events import CandidateMeasured, RunStarted
+from atune.journal.events import RunStarted
 from atune.journal.state import State
 from atune.model.candidate import BASELINE, Advice, Candidate, Config, config_key, thaw
 from atune.model.device import DeviceInfo
@@ -258,7 +258,5 @@ def _past(state: State) -> list[tuple[int, float | None, str]]:
     for entry in proposed(state):
         outcome = state.outcome(entry.index)
         if outcome is not None:
-            reason = reason_of(state, entry.index)
-            latency_ms = outcome.timing.latency_ms if isinstance(outcome, CandidateMeasured) and not reason else None
-            found.append((outcome.seq, (entry.index, latency_ms, reason)))
+            found.append((outcome.seq, (entry.index, *latency_or_reason(state, entry.index))))
     return [past for _, past in sorted(found, key=lambda each: each[0])]

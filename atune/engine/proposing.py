@@ -19,7 +19,7 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded
 from atune.engine.search.prior import OwnPrior, check_answers, estimates
-from atune.engine.search.recording import reason_of
+from atune.engine.search.recording import latency_or_reason
 from atune.engine.search.registry import EXHAUSTIVE, kind_of
 from atune.engine.search.survey_columns import columns
 from atune.engine.start import Start
@@ -245,9 +245,8 @@ class StrategyDriver:
         self._pending = deque[Outcome]()
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Queue an outcome, which the strategy gets before it is asked again. It knows of no baseline."""
-        if outcome.index != BASELINE:
-            self._pending.append(outcome)
+        """Queue an outcome, which the strategy gets before it is asked again."""
+        self._pending.append(outcome)
         self._outstanding.discard(outcome.index)
         self._run.wake()
 
@@ -274,8 +273,16 @@ class StrategyDriver:
         return await anyio.to_thread.run_sync(self.strategy.ask, abandon_on_cancel=True)
 
     def tell(self) -> None:
-        """Tell the strategy of the queued outcomes. Raises `StrategyError`."""
+        """Tell the strategy of the queued outcomes. Raises `StrategyError`.
+
+        It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
+        """
+        state = self._run.recorder.state
         while self._pending and self.strategy is not None:
             outcome = self._pending.popleft()
-            reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
-            self.strategy.tell(outcome.index, outcome.latency_ms, reason)
+            index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
+            latency_ms, reason = outcome.latency_ms, ""
+            if latency_ms is None:
+                latency_ms, reason = latency_or_reason(state, index)
+            if index != BASELINE:
+                self.strategy.tell(index, latency_ms, reason)

@@ -13,6 +13,7 @@ import pytest
 from fake_runs import finish, valley
 from own_strategy import Own
 
+from atune.engine.search.recording import read_recording
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
@@ -187,6 +188,22 @@ async def test_a_candidate_with_the_baselines_code_is_the_one_that_counts(worker
     assert (run.result.measured, run.result.duplicates, run.result.built) == (8, 0, 8)
     assert run.result.best_config == {"x": 4} and run.result.baseline is not None and run.result.baseline.same_as == 4
     assert default_line(run.result) == "no configuration beats the default, which has the winner's code"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("fails", "outcome"), [({}, (0.5, "")), ({BASELINE: "mismatch"}, (None, "mismatch"))])
+async def test_a_strategy_gets_the_baselines_outcome_for_the_candidate_with_its_code(
+    workers: int, fails: Any, outcome: Any, tmp_path: Path
+) -> None:
+    script = Script(
+        latency_ms=lambda c: 0.5 if c["x"] in (4, 1000) else 1.0, fails=fails, code_key=lambda c: str(c["x"] % 996)
+    )
+    own = Own()
+    await tune(machine=FakeMachine(8, script, default=OUTSIDE, workers=workers), strategy=own, journal=tmp_path / "j")
+    assert own.outcomes == dict.fromkeys(range(8), (1.0, "")) | {4: outcome}
+    tried = read_recording(tmp_path / "j").tried
+    assert {x: (one.latency_ms, one.reason) for x, one in tried.items()} == own.outcomes
+    assert tried[4].device_s > 0
 
 
 async def test_a_baseline_that_likely_loses_or_has_layouts_is_built_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -52,6 +53,18 @@ async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and
         and own.outcomes[9] == (None, "duplicate")
         and own.outcomes[8][0] == latency(CONFIGS[8])
     )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_candidate_with_the_code_of_a_later_one_is_no_failure(workers: int) -> None:
+    own = Own()
+    own.begin = lambda searched: setattr(own, "_left", deque(reversed(searched.configs)))  # type: ignore[method-assign]
+    machine = FakeMachine(
+        8, Script(latency_ms=lambda c: 1.0 + c["x"] % 4, code_key=lambda c: c["x"] % 4), workers=workers
+    )
+    await tune(machine=machine, strategy=own)
+    assert sorted(own.outcomes) == list(range(8)) and own.outcomes[7] == (4.0, "")
+    assert all(outcome in ((1.0 + x % 4, ""), (None, "duplicate")) for x, outcome in own.outcomes.items())
 
 
 async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> None:

@@ -107,15 +107,14 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
     for entry in state.entries.values():
         outcome = state.outcome(entry.index)
         if entry.key and entry.in_space and outcome is not None:
-            latency_ms = outcome.timing.latency_ms if isinstance(outcome, CandidateMeasured) else None
-            reason = reason_of(state, entry.index)
-            first = state.first(entry.index).index == entry.index
+            latency_ms, reason = latency_or_reason(state, entry.index)
+            first = reason != DUPLICATE
             tried[entry.index] = Tried(
-                latency_ms if first else None,
+                latency_ms,
                 reason,
                 lower_s[entry.index],
-                compile_s[entry.index] if first else 0.0,
-                device_s[entry.index] if first else 0.0,
+                compile_s[outcome.index] if first else 0.0,  # of the one that was built and ran
+                device_s[outcome.index] if first else 0.0,
             )
     if not any(t.latency_ms is not None for t in tried.values()):
         raise UsageError(f"{where}: no candidate was measured there, so that nothing can be simulated")
@@ -130,14 +129,14 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
     )  # fmt: skip
 
 
-def reason_of(state: State, index: int) -> str:
-    """Return the reason for which strategies get no latency of candidate `index`; empty if it has its own.
+def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
+    """Return what strategies get of candidate `index`: its latency, ms, or why it has none of its own.
 
-    A failure's kind; ``pruned``; or `DUPLICATE`.
+    The reason is a failure's kind; ``pruned``; or `DUPLICATE`, also while another with its code is still measured.
     """
     outcome = state.outcome(index)
-    if state.first(index).index != index:
-        return DUPLICATE
-    if outcome is None or isinstance(outcome, CandidateMeasured):
-        return ""
-    return getattr(outcome, "kind", "pruned")
+    if outcome is None or state.first(index).index != index:
+        return None, DUPLICATE
+    if isinstance(outcome, CandidateMeasured):
+        return outcome.timing.latency_ms, ""
+    return None, getattr(outcome, "kind", "pruned")
