@@ -108,7 +108,7 @@ class Result:
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
         """Return the result of `state`, a `TuneResult` where it has a winner."""
-        kind = TuneResult if state.best is not None or standing(state) else Result
+        kind = Result if state.best is None else TuneResult
         return kind(state, journal, replayed=replayed)
 
     @staticmethod
