@@ -130,8 +130,10 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
     added = state.surveyed.added if state.surveyed is not None else ()
     configs = enumerate([*spec.configs, *added])
     candidates = {index: Candidate(index, config_key(config), thaw(config)) for index, config in configs}
-    baseline = None
-    if search.default == BASELINE and spec.baseline is not None:
+    baseline, tried = None, state.entry(BASELINE)
+    if tried.key:  # as the journal has it, whatever the default is by now
+        baseline = Candidate(BASELINE, tried.key, tried.config)
+    elif search.default == BASELINE and spec.baseline is not None:
         baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
     before, total = proposed(state), len(candidates)
     used_up = search.budget.used_up(state.wall_s)
@@ -141,10 +143,10 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
         candidates,
         0 if used_up else max(0, most),
         baseline,
-        baseline is not None and not used_up and not state.entry(BASELINE).key,
+        baseline is not None and not used_up and not tried.key,
         to_survey=prior and state.surveyed is None and uses_prior(search.strategy, total),
     )
-    _sort_out(plan, state, [*before, *(entry for entry in state.entries.values() if entry.key and not entry.in_space)])
+    _sort_out(plan, state, [*before, tried] if tried.key else before)
     return plan
 
 

@@ -320,6 +320,7 @@ class State:
         one.outcome, other.outcome = max(latest, key=lambda o: o.seq, default=None), None
         self.built -= sum(entry.built and entry.in_space for entry in (one, other))
         one.built, other.built = one.built or other.built, False
+        one.machine = one.machine or other.machine
         self.built += one.built
         other.parent = one.index
         self._count(one, 1)

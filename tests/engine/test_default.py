@@ -230,6 +230,22 @@ async def test_cut_after_any_event_a_baseline_is_measured_once(tmp_path: Path, s
         assert (result.best_index, result.default_ms, result.measured) == (wanted.best_index, 8.0, 9)
 
 
+@pytest.mark.parametrize("now", [{"x": 2000}, 3, None])
+async def test_a_baseline_that_was_tried_stays_the_journals_where_the_default_is_another_by_now(
+    tmp_path: Path, now: Any
+) -> None:
+    whole = tmp_path / "whole"
+    await tune(machine=FakeMachine(12, SLOW_OUTSIDE, default=OUTSIDE), journal=whole, budget=9)
+    lines, events = whole.read_bytes().splitlines(keepends=True), read(whole)
+    first = next(n for n, event in enumerate(events) if isinstance(event, CandidateProposed))
+    for cut in range(first + 1, len(lines), 2):
+        part = tmp_path / "part"
+        part.write_bytes(b"".join(lines[:cut]))
+        result = await resume(part, machine=FakeMachine(12, SLOW_OUTSIDE, default=now))
+        assert result.default is not None and result.default.config == OUTSIDE, f"cut after {cut} events"
+        assert (result.default_ms, result.measured) == (8.0, 9)
+
+
 async def test_a_journal_without_a_baseline_is_continued_without_one(tmp_path: Path) -> None:
     """It is of an atune that had none: what it says of the default stays as it was."""
     journal = tmp_path / "j"

@@ -12,11 +12,12 @@ import pytest
 from event_streams import Stream, timing, write
 
 from atune.errors import AtuneError, JournalError, UsageError
-from atune.journal.events import CandidateMeasured, DeviceExcluded, decode, encode
+from atune.journal.events import ArtifactBuilt, CandidateMeasured, DeviceExcluded, decode, encode
 from atune.journal.replay import replay
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, MachineFacts
+from atune.model.candidate import BASELINE
 from atune.model.folders import artifacts_folder, cache_folder
 from atune.reporting.export import table
 from atune.reporting.report import report
@@ -72,6 +73,22 @@ def test_an_alias_known_before_the_measurement_gives_the_same_result() -> None:
     early = Stream(total=2).proposed(1).proposed(0).aliased(0, 1).built(1).measured(1, 1.0).finished()
     late = Stream(total=2).proposed(1).built(1).measured(1, 1.0).proposed(0).aliased(0, 1).finished()
     assert folded(early).records == folded(late).records and folded(early).best_index == 0
+
+
+def test_an_alias_known_after_the_build_keeps_what_is_known_of_the_code() -> None:
+    facts = MachineFacts(registers=40)
+    for same_as in (1, BASELINE):
+        stream = Stream(total=2).proposed(same_as)
+        stream.add(ArtifactBuilt, indices=(same_as,), file="group.so", seconds=0.5, machine=(facts,))
+        records = folded(stream.measured(same_as, 1.0).proposed(0).aliased(0, same_as).finished()).all_records
+        assert [record.machine for record in records] == [facts, facts]
+
+
+def test_a_final_that_leaves_only_a_baseline_that_may_not_win_has_no_winner() -> None:
+    stream = Stream(total=1, default=BASELINE).candidate(0, 2.0).proposed(BASELINE).built(BASELINE)
+    stream.add(CandidateMeasured, index=BASELINE, device="cpu", timing=timing(1.0), checked=False)
+    result = folded(stream.final({0: [2.0], BASELINE: [1.0]}).failed(0).finished())
+    assert result.best_index is None and result.latency_ms is None and not isinstance(result, TuneResult)
 
 
 def test_ties_go_to_the_smaller_config_key() -> None:
