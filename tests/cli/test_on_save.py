@@ -59,6 +59,8 @@ def test_the_files_of_a_workload_are_it_and_what_it_imports_from_its_folder(tmp_
     assert found[str(tmp_path / "helper.py")].startswith(b"def late")
     (tmp_path / "main.py").write_text("import helper\n)")
     assert list(texts_of(str(tmp_path / "main.py"))) == [str(tmp_path / "main.py")]
+    (tmp_path / "main.py").write_text(f"from {'.' * 99} import helper")  # there are fewer folders
+    assert list(texts_of(str(tmp_path / "main.py"))) == [str(tmp_path / "main.py")]
     assert texts_of(str(tmp_path / "gone.py")) == {}
 
 

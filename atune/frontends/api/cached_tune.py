@@ -16,18 +16,17 @@ import msgspec
 
 from atune.engine.search.registry import AUTO
 from atune.engine.search.survey_columns import figures_for
-from atune.engine.start import EngineSettings
 from atune.errors import JournalError, NoWinner
 from atune.frontends.api.blocking import no_winner_message
 from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed, shows_progress
-from atune.frontends.api.tuner import tune
-from atune.frontends.api.warm_start import chosen_prior, key_of
+from atune.frontends.api.tuner import engine_settings, tune
+from atune.frontends.api.warm_start import key_of
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import Result, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import Config, config_key
-from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import MEASURING
 from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.result_cache import Known, ResultCache
@@ -56,21 +55,19 @@ class CachedWork:
         given = completed("tune", options)
         self.workload, self.options = workload, options
         self.problem = workload.arguments if problem is None else problem
-        self.compile = given["compile"] or CompileSettings()
-        self.benchmark = given["benchmark"] or BenchmarkSettings()
-        self.prior = chosen_prior(given["prior"], ship=False)
-        self.budget = Budget.parse(given["budget"])
-        self.strategy, self.seed, self.pipeline = given["strategy"], given["seed"], given["pipeline"]
-        self.spec: WorkloadSpec = describe(workload, seed=self.seed)
-        self.target, self.devices = discover(given["target"], given["devices"], self.benchmark.mixed_devices)
+        self.settings = engine_settings(given, ship=False)
+        self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
+        mixed = self.settings.benchmark.mixed_devices
+        self.target, self.devices = discover(given["target"], given["devices"], mixed)
         self.versions = installed_versions()
 
     @cached_property
     def key(self) -> ResultKey:
-        compile, benchmark = msgspec.to_builtins(self.compile), msgspec.to_builtins(self.benchmark)
-        strategy = self.strategy if isinstance(self.strategy, str) else getattr(self.strategy, "name", None)
+        asked = self.settings
+        compile, benchmark = msgspec.to_builtins(asked.compile), msgspec.to_builtins(asked.benchmark)
+        strategy = asked.strategy if isinstance(asked.strategy, str) else getattr(asked.strategy, "name", None)
         if strategy is None:  # the budget decides
-            strategy = AUTO if self.budget.limited else "exhaustive"
+            strategy = AUTO if asked.budget.limited else "exhaustive"
         return ResultKey(
             kernel=self.workload.name,
             source=kernel_fingerprint(self.workload.kernel),
@@ -85,11 +82,11 @@ class CachedWork:
             },
             search={
                 "strategy": strategy,
-                "seed": 0 if strategy == "exhaustive" else self.seed,
-                "budget": msgspec.to_builtins(self.budget),
-                **key_of(self.prior),
+                "seed": 0 if strategy == "exhaustive" else asked.seed,
+                "budget": msgspec.to_builtins(asked.budget),
+                **key_of(asked.prior),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
-                **({} if self.compile.layouts is None else {"layouts": self.compile.layouts}),
+                **({} if asked.compile.layouts is None else {"layouts": asked.compile.layouts}),
             },
             space=self.spec.space,
         )
@@ -105,12 +102,8 @@ class CachedWork:
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""
-        settings = EngineSettings(
-            compile=self.compile, benchmark=self.benchmark, strategy=self.strategy, prior=self.prior, seed=self.seed,
-            budget=self.budget, pipeline=self.pipeline,
-        )  # fmt: skip
-        strategy = settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
-        fields = settings.header(self.spec, self.target, self.devices, self.versions, strategy)
+        strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
+        fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
         header = RunStarted(seq=0, time=now, mono=0.0, **fields)
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
 

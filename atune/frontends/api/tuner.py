@@ -95,6 +95,21 @@ def not_entered(method: str) -> str:
     return f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`"
 
 
+def engine_settings(given: TuneOptions, *, ship: bool = True) -> EngineSettings:
+    """Return what all of the options `given` ask of a run. `ship`: as for `chosen_prior`. Raises `UsageError`."""
+    return EngineSettings(
+        budget=Budget.parse(given["budget"]),
+        prior=chosen_prior(given["prior"], ship=ship),
+        compile=given["compile"] or CompileSettings(),
+        benchmark=given["benchmark"] or BenchmarkSettings(),
+        strategy=given["strategy"],
+        seed=given["seed"],
+        pipeline=given["pipeline"],
+        accept=check_parts(given["accept"]),
+        advise=adviser(given["warm"]),
+    )
+
+
 @documents(TuneOptions)
 class Tuner:
     """One tuning run as a handle.
@@ -118,20 +133,14 @@ class Tuner:
         machine, journal = given["machine"], given["journal"]
         if machine is None:
             refuse_in_worker()
-        self._budget = Budget.parse(given["budget"])
-        prior = chosen_prior(given["prior"])
-        check_given(given["strategy"], pipeline=given["pipeline"], own_prior=isinstance(prior, OwnPrior))
-        compile, benchmark = given["compile"] or CompileSettings(), given["benchmark"] or BenchmarkSettings()
-        settings = EngineSettings(
-            compile=compile, benchmark=benchmark, strategy=given["strategy"], prior=prior, seed=given["seed"],
-            budget=self._budget, pipeline=given["pipeline"], accept=check_parts(given["accept"]),
-            advise=adviser(given["warm"]),
-        )  # fmt: skip
+        settings = engine_settings(given)
+        check_given(settings.strategy, pipeline=settings.pipeline, own_prior=isinstance(settings.prior, OwnPrior))
+        self._budget = settings.budget
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(
                 workload, cluster=given["cluster"], target=given["target"], devices=device_names(given["devices"]),
-                compile=compile, benchmark=benchmark,
+                compile=settings.compile, benchmark=settings.benchmark,
             )  # fmt: skip
         self._make = partial(Engine, machine, settings=settings, keep=keep_library, find=find)
         self._journal_path = None if journal is None else Path(journal)

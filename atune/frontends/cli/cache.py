@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
     text = "List, show, clear, export or import the results of tunings"
-    cache = commands.add_parser(
-        "cache", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
-    )
+    cache = commands.add_parser("cache", help=f"{text[0].lower()}{text[1:]}", description=f"{text}.")
     inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, command: Any, text: str) -> Parser:

@@ -12,7 +12,7 @@ import importlib.util
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from atune.errors import AtuneError, TargetError, UsageError
 from atune.frontends.cli.main import INTERRUPTED
-from atune.frontends.cli.output import print_lines, print_message, report_error
+from atune.frontends.cli.output import print_lines, print_message
 from atune.journal.result import Result
 from atune.model.candidate import describe_config, printable
 from atune.reporting.screen import Line
@@ -78,7 +78,7 @@ def _tune_on_save(path: str, once: Callable[[Tuning, Reporter], int], wait: Wait
             print_message("interrupted", kind="")
             return INTERRUPTED
         if isinstance(now, BaseException):
-            return report_error(now, debug=False)
+            raise now
         changed = [one for one in now if now[one] != texts.get(one)]
         print_message(f"{_names(changed) or os.path.basename(path)} was saved: tuning again", kind="")
         for one in changed:  # Python tells a compiled file of an older text by whole seconds and its size
@@ -189,33 +189,38 @@ async def saved(path: str, texts: Texts, over: anyio.Event | None = None) -> Tex
 def texts_of(path: str) -> Texts:
     """Return the text of the file at `path`, and those of modules in its folder that it imports, also by another.
 
-    A file that cannot be read is missing. One that is no Python has no imports.
+    A file that cannot be read is missing. One that is no Python has no imports, nor one that imports from above ``/``.
     """
     folder, found, queue = os.path.dirname(path), dict[str, bytes](), [path]
     while queue:
         one = queue.pop()
         if one in found:
             continue
-        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        with suppress(OSError, SyntaxError, ValueError, RecursionError, IndexError):
             found[one] = Path(one).read_bytes()
-            queue += _imported(ast.parse(found[one]), Path(one), Path(folder))
+            queue += _imported(found[one], Path(one), Path(folder))
     return found
 
 
-def _imported(tree: ast.AST, file: Path, folder: Path) -> Iterator[str]:
+def _imported(text: bytes, file: Path, folder: Path) -> Iterator[str]:
     """Yield the files below `folder` that the imports of `file` may run. `folder` is where Python looks first."""
-    for node in ast.walk(tree):
-        base, names = folder, list[str]()
+    for level, name in _imports(text):
+        place = file.parents[level - 1] if level else folder
+        for part in filter(None, name.split(".")):
+            place /= part
+            yield from (str(one) for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file())
+
+
+@lru_cache(256)
+def _imports(text: bytes) -> list[tuple[int, str]]:
+    """Return what a file imports, each with its leading dots. Remembered, since the files are read again and again."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = file.parents[node.level - 1] if node.level else folder
-            names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
-        for name in names:
-            place = base
-            for part in filter(None, name.split(".")):
-                place /= part
-                yield from (str(one) for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file())
+            found += [(node.level, f"{node.module or ''}.{alias.name}") for alias in node.names]
+    return found
 
 
 def _names(paths: Mapping[str, bytes] | list[str]) -> str:

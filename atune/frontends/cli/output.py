@@ -1,4 +1,4 @@
-"""What commands print on stdout and stderr, and the files that they write: whole or not at all."""
+"""What commands print on stdout and stderr, and the files that they read."""
 
 from __future__ import annotations
 

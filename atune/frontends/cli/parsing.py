@@ -78,8 +78,9 @@ def add_commands(commands: Any, shown: Parser) -> None:
     tune = add_command(commands, None, "tune", _tune, "Tune a workload", epilog=_EXAMPLES, add_help=False)
     tune.short = True
     tune.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
-    titles = {heading: tune.add_argument_group(heading) for heading in groups()}
-    for heading, fields in groups().items():
+    known = groups()
+    titles = {heading: tune.add_argument_group(heading) for heading in known}
+    for heading, fields in known.items():
         add_options(tune, fields, titles[heading])
     for option, text in SHARED.items():
         titles["output"].add_argument(option, action="store_true", help=text)

@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,10 @@ class JournalProgress(msgspec.Struct, frozen=True):
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a tuning would do, as ``--json`` prints it.
 
-    `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU
-    only because there is no GPU. `to_do`: most candidates that would be
-    compiled; None if the space is larger than the part examined. `seconds`: an estimate by the pace of the journal's
-    run; None without one. The space's figures are those of `SpaceSurvey`.
+    `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU only
+    because there is no GPU. `to_do`: most candidates that would be compiled; None if the space is larger than the part
+    examined. `seconds`: an estimate by the pace of the journal's run; None without one. The space's figures are those
+    of `SpaceSurvey`.
     """
 
     workload: str
@@ -194,8 +193,7 @@ class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
-    most = options["budget"].most
-    found = anyio.run(partial(_compile, workload, options["target"], options["compile"], most))
+    found = anyio.run(_compile, workload, options["target"], options["compile"], options["budget"])
     if arguments.json:
         print_out(json.dumps(msgspec.to_builtins(found)))
     else:
@@ -203,21 +201,20 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     return OK if found.compiled else NO_WINNER
 
 
-async def _compile(workload: FileRef, target: str, settings: CompileSettings, most: Any) -> CompileSummary:
+async def _compile(workload: FileRef, target: str, settings: CompileSettings, budget: Budget) -> CompileSummary:
     began = time.monotonic()
     async with compilers(workload, target, settings) as (machine, run):
         spec = await machine.describe()
         if not spec.configs:
             raise UsageError("the space is empty: no configuration satisfies the constraints")
-        chosen, _ = await machine.discover()
-        configs = spec.configs[: most(len(spec.configs)) or len(spec.configs)]
+        configs = spec.configs[: budget.most(len(spec.configs))]
         candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
         answers = await compiled(machine, candidates, run, settings.group_size)
         compiler = machine.service.why
     good = [one for one in answers.values() if isinstance(one, Artifact)]
     reasons = Counter((one.kind, one.message) for one in answers.values() if isinstance(one, Failure))
     return CompileSummary(
-        target=str(chosen),
+        target=str(machine.found.target),
         total=len(candidates),
         compiled=len(good),
         codes=len({(one.path, one.symbol) for one in good}),
@@ -237,6 +234,6 @@ def compile_lines(found: CompileSummary) -> list[str]:
     lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
     for one in found.failures[:REASONS]:
         lines.append(f"           {one.count} {KIND_WORDS.get(one.kind, one.kind)}: {printable(one.message)}")
-    if more := len(found.failures) - REASONS:
-        lines += [f"           {more} other reasons"] if more > 0 else []
+    if (more := len(found.failures) - REASONS) > 0:
+        lines.append(f"           {more} other reasons")
     return lines

@@ -13,6 +13,7 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.frontends.decorator import prewarm
+from atune.frontends.decorator.arguments import text_of
 from atune.frontends.decorator.autotuned import Autotuned
 from atune.frontends.decorator.options import TUNING, AutotuneOptions, checked_options
 from atune.frontends.decorator.winners import Winner
@@ -103,7 +104,7 @@ def tunings() -> TunedTable:
         for kernel in list(_all)
         for key, winner in kernel.known().items()
     ]
-    return TunedTable(sorted(found, key=lambda one: (one.kernel, msgspec.json.encode(one.key, order="deterministic"))))
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, text_of(one.key))))
 
 
 def _refuse_jit_above(function: Any) -> None:
