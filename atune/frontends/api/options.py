@@ -147,7 +147,7 @@ class TuneOptions(RunOptions, total=False):
     journal: Annotated[str | os.PathLike[str] | None, Option(
         "Write the journal to this file, or continue the one that is there. A journal of other work is refused, and "
         "folders are not made.",
-        check=path, flag="--journal", metavar="J", unset="a new file in the cache folder",
+        check=path, flag="--journal", metavar="FILE", unset="a new file in the cache folder",
         group="output", common=True,
     )]
     warm: Annotated[Warm, Option(

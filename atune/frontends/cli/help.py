@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
 """Options of all commands."""
+NAMES = "atune runs --names"
+"""The command that a shell asks for the words that stand for a journal."""
 _COMMANDS_MEANT = {
     "list": ("runs", "ls"), "ls": ("runs",), "journals": ("runs",), "history": ("runs",), "log": ("runs",),
     "run": ("tune",), "autotune": ("tune",), "continue": ("resume",), "html": ("report",), "plot": ("report",),
@@ -121,10 +123,27 @@ class Parser(argparse.ArgumentParser):
                     parser.offer_values()
             elif values := self.values.get(action.dest):
                 action.choices = values
+            elif str(action.metavar).endswith("J"):
+                action.complete = _journals(shtab)  # type: ignore[attr-defined]
             elif "FILE.py" in str(action.metavar):
                 action.complete = shtab.glob("*.py")  # type: ignore[attr-defined]
-            elif str(action.metavar) in ("J", "FILE", "DIR"):
+            elif str(action.metavar) in ("FILE", "DIR"):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _journals(shtab: Any) -> dict[str, Any]:
+    """Return what completes a journal: the words of ``atune runs``, and files. tcsh and powershell take files alone."""
+    ask = f"{NAMES} 2>/dev/null"
+    words, files = shtab.cmd(ask), shtab.FILE
+    bash = f'_atune_journal_files() {{ {words["bash"]} "$1"; {files["bash"]} "$1"; }}'
+    zsh = f"_atune_journals() {{ _alternative 'runs:run:($({ask}))' 'files:file:{files['zsh']}' }}"
+    return {
+        **files,
+        "bash": "_atune_journal_files",  # a name with _file lets shtab add the slash to a folder
+        "zsh": "_atune_journals",
+        "fish": f"({ask}; {files['fish'][1:-1]})",
+        "preamble": {"bash": f"{words['preamble']['bash']}\n{bash}\n", "zsh": zsh},
+    }
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

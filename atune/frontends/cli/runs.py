@@ -31,6 +31,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``runs``. `shown` holds the options that all commands share."""
     runs = add_command(commands, shown, "runs", _runs, "List earlier runs; their journals are in the cache folder")
     runs.add_argument("--all", action="store_true", help=f"list all, and not only the newest {SHOWN}")
+    runs.add_argument("--names", action="store_true", help="print only the words that J takes, for a shell")
 
 
 def add_journal(parser: Parser, **how: Any) -> None:
@@ -73,6 +74,9 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     found = kept_journals()
     chosen = found if arguments.all or arguments.json else found[:SHOWN]
+    if arguments.names:
+        print_out("\n".join([LATEST] * bool(found) + [path.stem for path in chosen]))
+        return 0
     runs = []
     for number, path in enumerate(chosen, 1):
         with suppress(FileNotFoundError):  # another run removes the oldest
