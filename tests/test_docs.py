@@ -18,6 +18,7 @@ import pytest
 import tables
 
 import atune
+import atune.sets
 from atune.engine.plan import PARTS
 from atune.frontends.cli.main import _parser
 from atune.frontends.decorator.options import PRESETS
@@ -134,7 +135,7 @@ def test_each_page_of_the_site_is_in_its_navigation() -> None:
 def test_every_public_name_is_documented_once() -> None:
     """The classes of events by their tags, which `test_events_are_those_of_the_code` compares."""
     tags = {kind.__name__ for kind in get_args(AnyEvent)}
-    modules = (atune, atune.errors, atune.events, atune.results)
+    modules = (atune, atune.errors, atune.events, atune.results, atune.sets)
     names = [name for module in modules for name in module.__all__ if name not in tags]
     rows = re.findall(r"^\| (.+?) \|", section(API, "## Public names"), re.MULTILINE)
     named = Counter(re.findall(r"`(\w+)`", " ".join(rows)))

@@ -21,6 +21,7 @@ import atune.journal.result
 import atune.layout
 import atune.model.settings
 import atune.results
+import atune.sets
 import atune.testing
 from atune.engine import interfaces
 from atune.journal.state import State
@@ -36,6 +37,7 @@ MODULES = (
     atune.layout,
     atune.model.settings,
     atune.results,
+    atune.sets,
     atune.testing,
 )
 METHODS = (FunctionType, property, classmethod, staticmethod, functools.cached_property)

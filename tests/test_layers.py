@@ -15,7 +15,7 @@ import atune
 PACKAGE = Path(atune.__file__).parent
 HEAVY = {"tilelang", "torch", "tvm", "tvm_ffi", "pynvml", "cuda"}
 MAY_BE_HEAVY = ("stages", "compat")
-PUBLIC = {"__init__", "__main__", "errors", "events", "layout", "results", "version"}
+PUBLIC = {"__init__", "__main__", "errors", "events", "layout", "results", "sets", "version"}
 """Modules of the package's own folder: public import paths, and what all others may import."""
 
 
