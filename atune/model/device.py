@@ -11,6 +11,9 @@ import msgspec
 from atune.errors import TargetError, UsageError
 from atune.model.roofline import Peaks
 
+NO_GPU = "no GPU found: tuning for the CPU"
+"""What ``auto`` says where it means the CPU."""
+
 
 class Target(msgspec.Struct, frozen=True):
     """A resolved compilation target. `kind` is ``cuda`` or ``c``. `arch` is, for example, ``sm_90a``; empty for

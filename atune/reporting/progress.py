@@ -18,6 +18,7 @@ from atune.errors import UsageError
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.state import State
 from atune.model.candidate import BASELINE, Config, describe_config, printable
+from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.hosts import Hosts
 
@@ -193,6 +194,10 @@ class Progress:
             self._print(f"[{duration(self._mono)}] {text}{left}")
 
     def _warn(self, message: str) -> None:
+        if message == NO_GPU:  # it holds for all runs of the program
+            if message in _SAID:
+                return
+            _SAID.add(message)
         self._bars.note(printable(message)) if self._bars is not None else self._print(f"warning: {printable(message)}")
 
     def _print(self, text: str) -> None:
@@ -203,6 +208,8 @@ class Progress:
                 self._stream = None  # the result is still wanted
 
 
+_SAID: set[str] = set()
+"""What was shown, of what is shown once in a program."""
 _ON_SCREEN = threading.Lock()
 """Held by the run whose bars are on the terminal. Others at the same time show nothing: the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)

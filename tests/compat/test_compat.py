@@ -98,6 +98,18 @@ def test_records_have_tilelangs_fields(name: str) -> None:
     assert ours() == ours() and hash(ours()) == hash(ours()) if name != "AutotuneResult" else True
 
 
+@pytest.mark.parametrize(
+    ("target", "seen", "given"), [("auto", [], "auto"), (None, [], "auto"), ("auto", ["a GPU"], "c"), ("c", [], "c")]
+)
+def test_the_engine_says_that_there_is_no_gpu(
+    target: Any, seen: list[str], given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does where it is asked for ``auto``. A GPU that tilelang cannot use stays unused."""
+    monkeypatch.setattr("tilelang.utils.device.IS_CUDA", False)
+    monkeypatch.setattr(environment, "visible_gpus", lambda: seen)
+    assert plan(CompileArgs(target=target), None, RunArgs()).target == given
+
+
 def test_arguments_hash_alike_in_every_process() -> None:
     args = "CompileArgs(out_idx=[-1], pass_configs={'b': 1, 'a': [2]}), ProfileArgs(rep=3, ref_prog=print)"
     code = f"from atune.compat.tilelang import CompileArgs, ProfileArgs; print(*map(hash, ({args})))"

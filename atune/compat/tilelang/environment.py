@@ -19,6 +19,7 @@ from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.session.devices import visible_gpus
 from atune.workers.system.inherited_state import VARIABLE, before_import, is_own
 from atune.workers.system.resources import usable_cores
 
@@ -197,7 +198,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
     if known.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events")
     return TranslatedCall(
-        target=target.arch or target.kind,
+        target=_target_text(compile_args.target, target),
         devices=_devices(target, run),
         jit={
             "out_idx": compile_args.out_idx,
@@ -238,6 +239,12 @@ def resolved_target(target: Any) -> Target:
 
         found = Target("cuda") if IS_CUDA else Target("c")
     return found
+
+
+def _target_text(asked: Any, target: Target) -> str:
+    """Return the resolved `target` as the engine takes it: ``auto`` where that lets it say that there is no GPU."""
+    left = asked is None or str(asked) == "auto"
+    return "auto" if left and target.kind == "c" and not visible_gpus() else target.arch or target.kind
 
 
 def _devices(target: Target, run: RunArgs) -> str | list[str]:

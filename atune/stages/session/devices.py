@@ -10,10 +10,8 @@ from typing import Any
 import msgspec
 
 from atune.errors import TargetError
-from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
+from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, default_limits, parse_target
 from atune.workers.processes.messages import Discovery
-
-NO_GPU = "no GPU found: tuning for the CPU"
 
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
