@@ -119,7 +119,7 @@ def _origin(result: Result) -> str:
     parts += [f"{when:%Y-%m-%d %H:%M} UTC"] if when is not None else []
     parts += [f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"]
     text = " · ".join(f'<span class="word">{breakable(part)}</span>' for part in parts)
-    return f"{text} · <code>{breakable(command)}</code>" if (command := command_of(header)) else text
+    return f"{text} · <code>{unbroken(command)}</code>" if (command := command_of(header)) else text
 
 
 def command_of(header: RunStarted) -> str:
@@ -166,7 +166,7 @@ def _counts(result: Result) -> str:
         "remaining": "untried",
     }
     counts = {text: getattr(result, name) for name, text in named.items()}
-    some = [f"<b{' class=bad' if text == 'failed' else ''}>{n:,} {text}</b>" for text, n in counts.items() if n]
+    some = [f'<b class="word{" bad" * (text == "failed")}">{n:,} {text}</b>' for text, n in counts.items() if n]
     none = [text for text, n in counts.items() if not n]
     zero = [f"0 {' or '.join(filter(None, [', '.join(none[:-1]), none[-1]]))}"] if none else []
     one = "candidate" if result.total == 1 else "candidates"
@@ -195,7 +195,7 @@ def _failure(group: FailureGroup, journal: str | None) -> str:
     if where is not None:
         lines.append(_written("\n".join(map(printable, where.lines()))))
     example = f"For example candidate {group.first.index}: {group.example}"
-    lines.append(f'<p class="soft">{breakable(example)}</p>')
+    lines.append(f'<p class="soft">{unbroken(example)}</p>')
     if detail and where is not None:
         lines.append(f"<details><summary>All that was written</summary>{_written(detail)}</details>")
     elif detail:
@@ -216,7 +216,7 @@ def warnings_section(result: Result) -> str:
 def environment_section(result: Result, state: State) -> str:
     """Return where and with what the run was, as a table."""
     rows = [
-        f'<tr><th scope="row">{escape(printable(name))}</th><td>{breakable(value)}</td></tr>'
+        f'<tr><th scope="row">{escape(printable(name))}</th><td>{unbroken(value)}</td></tr>'
         for name, value in _environment(result, state)
     ]
     return "\n".join(['<h2>Environment</h2><table id="environment">', *rows, "</table>"])

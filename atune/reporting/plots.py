@@ -159,7 +159,7 @@ def _mattered(result: Result, found: Importance | None) -> str:
         row, head = ("<tr>", printable(name)) if name else ('<tr class="rest">', "combinations and noise")
         lines.append(
             f'{row}<th scope="row">{escape(head)}</th>'
-            f'<td class="bar"><i style="width: {60 * share / most:.1f}%"></i> {100 * share:.1f} %</td>'
+            f'<td class="bar"><i style="--of: {share / most:.3f}"></i>\u00a0{100 * share:.1f}\u00a0%</td>'
             f"<td>{escape(value)}</td></tr>"
         )
     return "\n".join([*lines, "</table></section>"])

@@ -19,32 +19,33 @@ const winner = candidates.find(c => c.index === D.winner), byDefault = candidate
 const describe = c => D.axes.map((axis, i) => c.at[i] === null ? "" : `${axis.name}=${axis.labels[c.at[i]]}`).filter(Boolean).join("\n");
 const title = c => `${say(c.ms)} ms, ${c.index < 0 ? "the baseline" : `candidate ${c.index}`}\n${describe(c)}`;
 const rivals = [
-  ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)} ms` }] : []),
-  ...(D.default_ms && D.default !== D.winner ? [{ ms: D.default_ms, text: `default ${say(D.default_ms)} ms` }] : []),
+  ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)}` }] : []),
+  ...(D.default_ms && D.default !== D.winner ? [{ ms: D.default_ms, text: `default ${say(D.default_ms)}` }] : []),
 ];
 const TIP = { lineHeight: 1.3 };
 const spread = values => Math.max(...values) / Math.min(...values);
 function scaled(values) {
-  if (spread(values) <= 5) return { label: "ms", ticks: 6, tickFormat: say };
-  const ends = [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))], far = ends[1] - ends[0] > 2;
-  const round = d3.range(ends[0], ends[1] + 1).flatMap(e => (far ? [1] : [1, 2, 5]).map(k => Number((k * 10 ** e).toPrecision(6))));
-  return { type: "log", label: "ms, logarithmic", ticks: round.filter(v => v >= Math.min(...values) && v <= Math.max(...values)), tickFormat: say };
+  if (spread(values) <= 5) return { label: "ms", ticks: 6 };
+  const [low, high] = d3.extent(values), powers = d3.range(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)) + 1);
+  const round = steps => powers.flatMap(e => steps.map(k => Number((k * 10 ** e).toPrecision(6)))).filter(v => v >= low && v <= high);
+  const fine = round([1, 2, 5]);
+  return { type: "log", label: "ms, logarithmic", ticks: fine.length > 8 ? round([1]) : fine, tickFormat: "~g" };
 }
 
 // Lines of what the winner is compared with. Labels that would lie on each other become one; `end` keeps its own place.
-function levels(values, end) {
+// `side` is where labels of slower ones are away from the other marks.
+function levels(values, end, side) {
   const log = spread(values) > 5 ? Math.log : v => v, range = log(Math.max(...values)) - log(Math.min(...values)) || 1;
   const near = (one, other) => Math.abs(log(one) - log(other)) / range < .08, labels = [];
   for (const rival of rivals) {
     const other = labels.find(label => near(label.ms, rival.ms));
-    if (other) other.text += `, ${rival.text}`; else labels.push({ ...rival });
+    if (other) Object.assign(other, { ms: Math.max(other.ms, rival.ms), text: `${other.text}, ${rival.text}` }); else labels.push({ ...rival });
   }
-  const text = { y: "ms", text: "text", frameAnchor: "right", textAnchor: "end", fill: "var(--c)", stroke: "var(--bg)", strokeWidth: 4 };
-  const below = label => label.ms < end && near(label.ms, end);
+  const texts = (kind, dy, at) => Plot.text(labels.filter(kind), { y: "ms", text: d => `${d.text} ms`, dy, frameAnchor: at, textAnchor: at === "left" ? "start" : "end", fill: "var(--c)", stroke: "var(--bg)", strokeWidth: 4 });
+  const below = label => label.ms < end && near(label.ms, end), slower = label => label.ms > end && !near(label.ms, end);
   return [
     Plot.ruleY(rivals, { y: "ms", stroke: "var(--c)", strokeWidth: 1.5, strokeDasharray: "6 4" }),
-    Plot.text(labels.filter(label => !below(label)), { ...text, dy: -8 }),
-    Plot.text(labels.filter(below), { ...text, dy: 9 }),
+    [texts(slower, -8, side), texts(label => !slower(label) && !below(label), -8, "right"), texts(below, 9, "right")],
     labels.some(below) ? -10 : 14,
   ];
 }
@@ -64,15 +65,16 @@ const PLOTS = {
   search(width) {
     const steps = D.steps.map(([s, ms, tried, index]) => ({ s, ms, tried, index })), last = steps[steps.length - 1], end = Math.max(D.end_s, last.s);
     const line = [...steps, { ...last, s: end }];
-    const [rules, above, under, dy] = levels([...line, ...rivals].map(d => d.ms), last.ms);
+    const [rules, labels, dy] = levels([...line, ...rivals].map(d => d.ms), last.ms, "right");
     return plot(width, {
       x: { label: "seconds since the run began", labelOffset: 38, domain: steps[0].s < end ? [steps[0].s, end] : [0, end || 1], ticks: Math.min(10, width / 80) },
       y: { ...scaled([...line, ...rivals].map(d => d.ms)), grid: true }, insetTop: 12, insetBottom: 22, insetRight: 8,
       marks: [
-        rules, above, under,
+        rules,
         Plot.line(line, { x: "s", y: "ms", curve: "step-after", stroke: "var(--a)", strokeWidth: 2 }),
         Plot.dot(steps, { x: "s", y: "ms", r: 3.5, fill: "var(--a)", title: d => `${say(d.ms)} ms, candidate ${d.index}\nafter ${d.s.toFixed(1)} s, ${d.tried} tried`, tip: TIP }),
         Plot.text([line[line.length - 1]], { x: "s", y: "ms", text: d => `${say(d.ms)} ms by first timing`, textAnchor: "end", dy, fontWeight: 600, fill: "var(--a)", stroke: "var(--bg)", strokeWidth: 4 }),
+        labels,
       ],
     });
   },
@@ -100,13 +102,14 @@ const PLOTS = {
   },
 
   rank(width) {
-    const values = [...candidates, ...rivals].map(d => d.ms);
+    const values = [...candidates, ...rivals].map(d => d.ms), n = candidates.length;
+    const [rules, labels] = levels(values, winner ? winner.ms : 0, "left");
     return plot(width, {
-      x: { label: "rank", labelOffset: 38, ticks: Math.min(10, width / 80), domain: [1, Math.max(2, candidates.length)] }, y: { ...scaled(values), grid: true },
+      x: { label: "rank", labelOffset: 38, ticks: [1, ...d3.ticks(1, n, Math.min(10, width / 80)).filter(rank => rank > 1 && Number.isInteger(rank))], tickFormat: ",d", domain: [1, n] }, y: { ...scaled(values), grid: true },
       insetLeft: 6, insetRight: 6, insetBottom: 26, insetTop: 12,
       marks: [
-        ...levels(values, 0).slice(0, 2),
-        Plot.dot(candidates, { x: "rank", y: "ms", r: candidates.length > width ? 1.2 : 2.2, fill: "var(--a)", title, tip: TIP }),
+        rules, labels,
+        Plot.dot(candidates, { x: "rank", y: "ms", r: n > width ? 1.2 : 2.2, fill: "var(--a)", title, tip: TIP }),
         Plot.dot(candidates.filter(c => c.final), { x: "rank", y: "ms", r: 3.2, fill: "var(--b)" }),
         byDefault && byDefault !== winner ? Plot.dot([byDefault], { x: "rank", y: "ms", r: 5, stroke: "var(--c)", strokeWidth: 2 }) : null,
         winner ? Plot.dot([winner], { x: "rank", y: "ms", r: 6, stroke: "var(--b)", strokeWidth: 2 }) : null,
@@ -118,19 +121,20 @@ const PLOTS = {
   parallel(width) {
     const names = [...D.axes.map(axis => axis.name), "ms"], shown = candidates.slice(0, 1500).reverse(), n = candidates.length;
     const lows = candidates.map(c => Math.log(c.ms)), range = [lows[0], lows[n - 1]], height = 340, [top, bottom] = [44, height - 16];
+    const wide = Math.max(84, 16 + 8 * Math.max(...names.map(name => name.length)));
     const place = (c, k) => k === D.axes.length ? (range[1] > range[0] ? (Math.log(c.ms) - range[0]) / (range[1] - range[0]) : .5) : c.at[k] === null ? NaN : 1 - c.at[k] / (D.axes[k].labels.length - 1);
     const points = shown.flatMap(c => names.map((name, k) => ({ c, k, name, y: place(c, k) })));
     const labels = D.axes.flatMap((axis, k) => axis.labels.filter((_, i) => i % Math.ceil(axis.labels.length / 14) === 0).map(text => ({ name: axis.name, text: text.length > 12 ? `${text.slice(0, 5)}…${text.slice(-6)}` : text, y: 1 - axis.labels.indexOf(text) / (axis.labels.length - 1) })));
     for (const t of [0, .25, .5, .75, 1]) labels.push({ name: "ms", text: say(Number(Math.exp(range[0] + t * (range[1] - range[0])).toPrecision(3))), y: t });
     const strong = c => c.rank <= Math.max(1, n / 10);
-    const svg = plot(Math.max(width, 84 * names.length), {
-      height, marginTop: top, marginBottom: 16, marginLeft: 62, marginRight: 34,
+    const svg = plot(Math.max(width, wide * names.length), {
+      height, marginTop: top, marginBottom: 16, marginLeft: 62, marginRight: 30,
       x: { type: "point", domain: names, axis: null }, y: { domain: [0, 1], range: [top, bottom], axis: null },
       marks: [
-        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? Math.max(.15, Math.min(.75, 200 / n)) : Math.max(.02, Math.min(.2, 25 / n)), className: "lines" }),
+        Plot.line(points, { x: "name", y: "y", z: p => p.c.index, curve: "bump-x", stroke: p => p.c === winner ? "var(--b)" : "var(--a)", strokeWidth: p => p.c === winner ? 3 : strong(p.c) ? 1.4 : .8, strokeOpacity: p => p.c === winner ? 1 : strong(p.c) ? Math.max(.15, Math.min(.75, 200 / n)) : Math.max(.02, Math.min(.4, 25 / n)), className: "lines" }),
         Plot.ruleX(names, { stroke: "var(--soft)", y1: 0, y2: 1 }),
         Plot.text(names.map(name => ({ name })), { x: "name", text: "name", frameAnchor: "top", dy: -22, fontWeight: 600, fill: "currentColor" }),
-        Plot.text(labels, { x: "name", y: "y", text: "text", textAnchor: "end", dx: -7, fill: "currentColor", stroke: "var(--bg)", strokeWidth: 4 }),
+        ...[["end", -7], ["start", 7]].map(([textAnchor, dx]) => Plot.text(labels.filter(label => (label.name === "ms") === (dx > 0)), { x: "name", y: "y", text: "text", textAnchor, dx, fill: "currentColor", stroke: "var(--bg)", strokeWidth: 4 })),
       ],
     });
     const lines = d3.select(svg).selectAll(".lines path"), held = new Map();
@@ -231,7 +235,7 @@ function sortable(table) {
   const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
   box.before(label, found);
   const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
-  const count = document.createElement("span");
+  const count = document.createElement("span"); count.className = "word";
   const apply = () => {
     const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean).map(w => w.includes("=") ? w + " " : w);
     for (const row of rows) row.hidden = !wanted.every(w => words.get(row).includes(w));

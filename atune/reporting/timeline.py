@@ -99,8 +99,8 @@ class Timeline:
         measuring_s, both_s = self.overlap()
         if measuring_s:
             text += (
-                f"Devices measured for {measuring_s:.1f} s; during {both_s / measuring_s:.0%} of that time, workers "
-                "were compiling other candidates."
+                f"Devices measured for {measuring_s:.1f} s; during {100 * both_s / measuring_s:.0f} % of that time, "
+                "workers were compiling other candidates."
             )
         shown = [{"name": printable(name), "spans": spans} for name, spans in rows]
         return {"rows": shown, "parts": self.parts, "end_s": self.end_s, "text": text}

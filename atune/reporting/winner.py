@@ -10,7 +10,7 @@ from atune.journal.result import Result
 from atune.model.candidate import printable
 from atune.model.roofline import Roofline, rate_text
 from atune.reporting.explanation import fact_rows
-from atune.reporting.page import breakable
+from atune.reporting.page import unbroken
 
 SOURCE = 100_000
 """Most characters of the winner's source on the page."""
@@ -48,9 +48,11 @@ def _roofline_rows(name: str, found: Roofline) -> list[str]:
         if rate is None:
             continue
         limit = ", which bounds it" if found.bound == bound else ", from a cache" if found.bound == "cache" else ""
-        bar = "" if share is None else f'<i style="width: {60 * min(1.0, share):.1f}%"></i> {100 * share:.0f} %{limit}'
-        shown = rate_text(rate, unit)
-        rows.append(f'<tr><th scope="row">{name}, {what}</th><td>{shown}</td><td class="bar">{bar or "–"}</td></tr>')
+        bar = "–"
+        if share is not None:
+            bar = f'<i style="--of: {min(1.0, share):.3f}"></i>\u00a0{100 * share:.0f}\u00a0%{limit}'
+        shown = rate_text(rate, unit).replace(" ", "\u00a0")
+        rows.append(f'<tr><th scope="row">{name}, {what}</th><td>{shown}</td><td class="bar">{bar}</td></tr>')
     return rows
 
 
@@ -69,7 +71,7 @@ def source_section(result: Result) -> str:
         text = f"<details><summary>{source.count(chr(10)):,} lines, as compiled</summary>{text}</details>"
     elif header.origin and result.journal is not None:
         command = printable(f"atune explain {shlex.quote(result.journal)} {best.index} --source")
-        text = f'<p class="soft">It was not kept. <code>{breakable(command)}</code> makes it again.</p>'
+        text = f'<p class="soft">It was not kept. <code>{unbroken(command)}</code> makes it again.</p>'
     else:
         return ""
     return f'<section id="source"><h2>The winner\'s source</h2>{text}</section>'

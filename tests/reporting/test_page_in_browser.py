@@ -1,0 +1,160 @@
+"""The report's page in Chromium: what a reader sees on screens of three widths, and what axe finds against it."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import BROWSER
+from event_streams import Stream
+from reporting.test_look import DATA
+from reporting.test_page import LAYOUTS
+from reporting.test_report import opened, without_script
+
+from atune.journal.replay import replay
+from atune.reporting.importance import axis_importance
+from atune.reporting.plots import plot_data
+from atune.reporting.report import page_of, report
+from atune.reporting.timeline import Clocks, Timeline
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
+WIDTHS = (1440, 768, 390)
+
+PROBE = """
+<script>{
+const broken = [], walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+for (let n; (n = walk.nextNode()); ) {
+  if (n.parentElement.closest("svg, noscript")) continue;
+  for (const m of n.data.matchAll(/[A-Za-z]+/g)) {
+    const r = document.createRange();
+    r.setStart(n, m.index); r.setEnd(n, m.index + m[0].length);
+    if (new Set([...r.getClientRects()].map(x => Math.round(x.top))).size > 1) broken.push(m[0]);
+  }
+}
+const table = document.getElementById("candidates"), rows = () => [...table.tBodies[0].rows];
+const column = name => [...table.tHead.rows[0].cells].findIndex(c => c.textContent.startsWith(name));
+const sorted = name => {
+  table.tHead.rows[0].cells[column(name)].firstChild.click();
+  return rows().map(r => r.cells[column(name)].textContent);
+};
+const registers = [sorted("registers"), sorted("registers")];
+const filter = document.getElementById("filter");
+filter.value = "threads=64 loop=vector8"; filter.dispatchEvent(new Event("input"));
+const left = rows().filter(r => !r.hidden).map(r => r.cells[column("candidate")].textContent);
+const axis = document.querySelector("#parallel .brush .overlay"), box = axis.getBoundingClientRect();
+const fire = (on, type, clientY) =>
+  on.dispatchEvent(new MouseEvent(type, { view: window, bubbles: true, clientX: box.x + box.width / 2, clientY }));
+fire(axis, "mousedown", box.y + 1);
+fire(window, "mousemove", box.y + box.height / 3);
+fire(window, "mouseup", box.y + box.height / 3);
+const lines = document.querySelectorAll('#parallel .lines path:not([visibility="hidden"])').length;
+const python = WRITTEN.Python(document.getElementById("config").dataset.config);
+const marked = rows().filter(r => r.className === "winner").map(r => r.cells[column("candidate")].textContent);
+const wide = document.documentElement.scrollWidth;
+const out = [...document.querySelectorAll("td, th, .figures div")].filter(box => {
+  const inside = document.createRange();
+  inside.selectNodeContents(box);
+  return inside.getBoundingClientRect().right > box.getBoundingClientRect().right + 1;
+}).map(box => box.textContent);
+parent.postMessage({ width: innerWidth, wide, out, broken, registers, left, lines, python, marked }, "*");
+}</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """What a script finds on the page at three widths, by the width."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "page.html").write_text(report(LAYOUTS).replace("</body>", PROBE))
+    frames = "".join(f'<iframe src="page.html" width="{w}" height="900" frameborder="0"></iframe>' for w in WIDTHS)
+    script = """<script>const all = []; addEventListener("message", e => { all.push(e.data);
+      document.body.dataset.seen = JSON.stringify(all); });</script>"""
+    (folder / "frames.html").write_text(f"<body>{script}{frames}</body>")
+    done = opened(folder / "frames.html", "--virtual-time-budget=10000")
+    [found] = re.findall(r'data-seen="([^"]*)"', done.stdout)
+    return {one["width"]: one for one in json.loads(html.unescape(found))}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_word_is_broken_and_nothing_sticks_out_at(width: int, seen: dict[int, Any]) -> None:
+    """Hashes may be broken; words of their letters do not count."""
+    hashes = json.dumps(without_script(report(LAYOUTS)).partition("Environment")[2])
+    assert [word for word in seen[width]["broken"] if not re.search(rf"[0-9a-f-]*\d{word}|{word}\d", hashes)] == []
+    assert seen[width]["wide"] <= width and seen[width]["out"] == []
+
+
+def test_a_click_sorts_the_table_and_another_turns_it_around(seen: dict[int, Any]) -> None:
+    records = replay(LAYOUTS).records
+    known = sorted(r.machine.registers for r in records if r.machine is not None)
+    up, down = ([int(text) for text in column if text != "–"] for column in seen[1440]["registers"])
+    assert up == known and down == known[::-1] and 0 < len(known) < len(records)
+    assert all(column[len(known) :] == ["–"] * (len(records) - len(known)) for column in seen[1440]["registers"])
+
+
+def test_the_filter_leaves_the_rows_that_have_all_words(seen: dict[int, Any]) -> None:
+    wanted = [r for r in replay(LAYOUTS).records if (r.config["threads"], r.config["loop"]) == (64, "vector8")]
+    assert sorted(map(int, seen[1440]["left"])) == [r.index for r in wanted]
+
+
+def test_dragging_along_an_axis_keeps_the_lines_that_pass_there(seen: dict[int, Any]) -> None:
+    result = replay(LAYOUTS)
+    data = plot_data(result, axis_importance(result), Timeline(), Clocks())
+    highest = len(data["axes"][0]["labels"]) - 1
+    kept = [row for row in data["candidates"] if row[3] / highest >= 2 / 3]
+    assert 0 < len(kept) < len(data["candidates"]) and seen[1440]["lines"] == len(kept)
+
+
+def test_the_winner_is_marked_and_copied_as_python(seen: dict[int, Any]) -> None:
+    result = replay(LAYOUTS)
+    assert seen[390]["marked"] == [str(result.best_index)]
+    assert ast.literal_eval(seen[390]["python"]) == result.best_config
+
+
+def test_ranks_of_few_candidates_are_whole_numbers(tmp_path: Path) -> None:
+    stream = Stream(total=3)
+    for i in range(3):
+        stream.candidate(i, 1.0 + i, a=i % 2, b=i)
+    (tmp_path / "page.html").write_text(page_of(stream.finished().events))
+    [section] = re.findall(r'<section id="rank".*?</section>', opened(tmp_path / "page.html").stdout, flags=re.S)
+    texts = re.findall(r">([^<]+)</text>", section)
+    assert texts[: texts.index("rank →")][-4:] == ["↑ ms", "1", "2", "3"]
+
+
+AXE = """<script>{axe}</script><script>
+axe.run().then(found => {
+  document.body.dataset.dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  document.body.dataset.axe = JSON.stringify(found.violations.map(v => [v.id, v.nodes.map(n => n.html.slice(0, 200))]));
+});
+</script></body>"""
+SCHEMES = {"dark": 0, "light": 1}
+"""Chromium's numbers for what a reader prefers."""
+
+
+def violations(page: str, scheme: str, folder: Path) -> dict[str, list[str]]:
+    """Return the rules of axe that a page breaks, each with the elements that break it."""
+    axe = (files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
+    (folder / "page.html").write_text(page.replace("</body>", AXE.replace("{axe}", axe)))
+    flags = (f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--virtual-time-budget=20000")
+    text = opened(folder / "page.html", *flags).stdout
+    assert f'data-dark="{str(scheme == "dark").lower()}"' in text
+    [found] = re.findall(r'data-axe="([^"]*)"', text)
+    return dict(json.loads(html.unescape(found)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("journal", [LAYOUTS, DATA], ids=["finished", "failures"])
+def test_axe_finds_no_violation(journal: Path, scheme: str, tmp_path: Path) -> None:
+    assert violations(report(journal), scheme, tmp_path) == {}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_axe_finds_violations_where_there_are_some(scheme: str, tmp_path: Path) -> None:
+    grey = ".soft { color: #888; background: #777 }"
+    page = report(DATA).replace(' lang="en"', "").replace(".soft { color: var(--soft) }", grey)
+    found = violations(page, scheme, tmp_path)
+    assert found.keys() == {"html-has-lang", "color-contrast"} and 'class="soft"' in found["color-contrast"][0]
