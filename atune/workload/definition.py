@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import reprlib
@@ -58,15 +59,14 @@ class Workload:
             )
         problem, out_idx = given["arguments"] or {}, given["out_idx"]
         self.supply: str | None = given["supply"]
-        self.flops, self.bytes = (amount(name, given[name], problem) for name in ("flops", "bytes"))
+        self.amounts: dict[str, Any] = {name: given[name] for name in ("flops", "bytes")}
+        """`flops` and `bytes` as they were given: numbers, or functions of the arguments."""
+        self.flops, self.bytes = (amount(name, each, problem) for name, each in self.amounts.items())
         checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
         self.kernel = kernel
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
-        self.arguments: dict[str, Any] = {
-            normalise(k, f"Workload {self.name}: argument {k!r}"): normalise(v, f"Workload {self.name}: argument {k!r}")
-            for k, v in problem.items()
-        }
+        self.arguments = self._plain(problem)
         self.inputs, self.reference, self.check, self.setup = (
             given["inputs"], given["reference"], given["check"], given["setup"],
         )  # fmt: skip
@@ -83,6 +83,28 @@ class Workload:
         self.pass_configs: dict[str, Any] = {**own, **(given["pass_configs"] or {})}
         self.source = given["source"]
         check_names(self)
+
+    def _plain(self, problem: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return arguments as plain data. Raises `SpaceError` for a value that is none."""
+        where = {name: f"Workload {self.name}: argument {name!r}" for name in problem}
+        return {normalise(name, where[name]): normalise(value, where[name]) for name, value in problem.items()}
+
+    def at(self, arguments: Mapping[str, Any]) -> Workload:
+        """Return this workload for another problem, in which `arguments` replace its own of the same names.
+
+        `flops` and `bytes` that were given as numbers are unknown there. Raises `WorkloadError` for an argument that
+        the kernel does not take, and `SpaceError` for one that is no plain data.
+        """
+        changed = {**self.arguments, **self._plain(arguments)}
+        if changed == self.arguments:
+            return self
+        other = copy.copy(self)
+        other.arguments = changed
+        amounts = {name: amount(name, each, changed) for name, each in self.amounts.items() if callable(each)}
+        checked("Workload", amounts, WorkloadOptions, WorkloadError)
+        other.flops, other.bytes = (amounts.get(name) for name in self.amounts)
+        check_names(other)
+        return other
 
     def __repr__(self) -> str:
         """Return what made it, without what is drawn or left at its default; none of the user's functions is called."""

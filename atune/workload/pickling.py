@@ -39,6 +39,8 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     """Empty for the file's only workload, or its WORKLOAD."""
     typed: str = ""
     """What the user typed in place of `path`, with the command before it, for messages."""
+    arguments: dict[str, Any] = {}
+    """Arguments of the problem that replace the file's own; see `Workload.at`."""
 
     @property
     def origin(self) -> str:
@@ -144,11 +146,14 @@ def _file_of(part: Any) -> str:
 
 
 def _without_kernels(workload: Workload) -> Workload:
-    """Return `workload` without the kernels that `@tilelang.jit` compiled earlier, which cannot be sent."""
+    """Return `workload` without what no worker needs: functions whose results it has, and the kernels that
+    `@tilelang.jit` compiled earlier, which cannot be sent."""
     jit: Any = workload.kernel
+    shipped = copy.copy(workload)
+    shipped.amounts = {}
     if not hasattr(jit, "_kernel_cache") or not hasattr(getattr(jit, "func", None), "p1_cache"):
-        return workload
-    fresh, shipped = copy.copy(jit), copy.copy(workload)
+        return shipped
+    fresh = copy.copy(jit)
     fresh.func = copy.copy(jit.func)
     for part in (fresh, fresh.func):
         part.__post_init__()  # makes empty caches
@@ -191,6 +196,7 @@ def load(ref: WorkloadRef) -> Workload:
         workload = load_named(ref := chosen(ref))
         if not isinstance(workload, Workload):
             raise WorkloadError(f"{ref.origin} is {type_of(workload)} and must be an atune.Workload")
+        workload = workload.at(ref.arguments)
     assert isinstance(workload, Workload)
     return workload
 
@@ -218,7 +224,7 @@ def chosen(ref: FileRef) -> FileRef:
     if len(there) > 1 and PREFERRED not in there:
         ways = "".join(f"\n  {ref.typed}:{name}" for name in there)
         raise WorkloadError(f"{ref.path} has {len(there)} workloads; choose one:{ways}")
-    return FileRef(ref.path, PREFERRED if PREFERRED in there else there[0])
+    return msgspec.structs.replace(ref, name=PREFERRED if PREFERRED in there else there[0], typed="")
 
 
 PREFERRED = "WORKLOAD"

@@ -119,18 +119,18 @@ def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, fl
 
 
 def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:
-    """Return experience sorted by similarity: first that of these devices, then by the problem's numbers.
-
-    The distance of two problems is the sum of the log2 ratios of their numbers. Each other difference counts as one.
-    """
+    """Return experience sorted by similarity: first that of these devices, then by the problem's numbers."""
     here = set(devices)
 
-    def distance(each: Experience) -> tuple[bool, float, str]:
-        names = {**each.arguments, **spec.arguments}
-        apart = sum(_apart(each.arguments.get(name), spec.arguments.get(name)) for name in names)
-        return here.isdisjoint(each.devices), apart, each.source
+    def place(each: Experience) -> tuple[bool, float, str]:
+        return here.isdisjoint(each.devices), distance(each.arguments, spec.arguments), each.source
 
-    return sorted(experiences, key=distance)
+    return sorted(experiences, key=place)
+
+
+def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Return how far two problems are apart: the sum of |log2| of their numbers' ratios; other differences count 1."""
+    return math.fsum(_apart(one.get(name), other.get(name)) for name in {**one, **other})
 
 
 def _apart(one: Any, other: Any) -> float:

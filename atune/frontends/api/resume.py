@@ -20,7 +20,7 @@ from atune.journal.state import State
 from atune.model.device import Target
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workload.workload import FileRef, Workload
+from atune.workload.workload import FileRef, Workload, parse_file_ref
 
 
 @documents(RunOptions)
@@ -86,13 +86,13 @@ def read_state(journal: str | os.PathLike[str]) -> State:
     return State.of(JournalReader(Path(journal)))
 
 
-def origin_of(header: RunStarted | None) -> str:
-    """Return the ``FILE.py:NAME`` that a header names. Raises `UsageError` if the workload came from no file."""
+def origin_of(header: RunStarted | None) -> FileRef:
+    """Return the workload that a header names, with its problem. Raises `UsageError` if it came from no file."""
     if header is None or not header.origin:
         raise UsageError(
             "the journal names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
         )
-    return header.origin
+    return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments)
 
 
 def options_of(header: RunStarted | None) -> dict[str, Any]:

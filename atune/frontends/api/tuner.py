@@ -33,6 +33,7 @@ from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
+from atune.workers.local.machine import Host, LocalMachine
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import find
 from atune.workers.storage.artifact_store import keep as keep_library
@@ -142,6 +143,7 @@ class Tuner:
                 workload, cluster=given["cluster"], target=given["target"], devices=device_names(given["devices"]),
                 compile=settings.compile, benchmark=settings.benchmark,
             )  # fmt: skip
+        self._machine = machine
         self._make = partial(Engine, machine, settings=settings, keep=keep_library, find=find)
         self._journal_path = None if journal is None else Path(journal)
         logger = None if given["log"] is None else event_log(given["log"])
@@ -153,6 +155,11 @@ class Tuner:
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
         self._stopped = self._entered = False
+
+    def share(self, host: Host) -> None:
+        """Run on an open `host`, with other runs at the same time. On a cluster this changes nothing."""
+        if isinstance(self._machine, LocalMachine):
+            self._machine.host = host
 
     async def __aenter__(self) -> Tuner:
         if self._entered:

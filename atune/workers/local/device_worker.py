@@ -69,6 +69,8 @@ class DeviceContext:
     workers: Workers
     warn: Callable[[str], None]
     patience: Patience
+    shared: bool = False
+    """Whether other runs of this program measure on the devices, too, in turn with this one."""
 
     @property
     def limit_s(self) -> float:
@@ -261,7 +263,7 @@ class LocalDeviceWorker:
             message = (
                 f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not (own or self._noted):
+        elif waited_s > SHARED_S and not (own or self._noted or self.context.shared):
             message = f"another run also measures on device {self.name}: they take turns"
         else:
             return

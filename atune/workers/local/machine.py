@@ -51,6 +51,31 @@ ALIKE = 16
 """So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
 
 
+class Host:
+    """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
+
+    Each run ends its own processes. The server is parked for later runs if the block ends well.
+    """
+
+    def __init__(self) -> None:
+        self.server: ForkServer
+        self._warn: Callable[[str], None] = ignored
+
+    @asynccontextmanager
+    async def open(self, warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
+        """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
+        self._warn = warn
+        process, park = taken()
+        async with ForkServer(process=process, park=park, again=self._new_server) as self.server:
+            yield self.server
+
+    def _new_server(self) -> ForkServerProcess:
+        """Start a replacement for a lost fork server."""
+        process = started()
+        self._warn("the fork server was lost: another starts, and interrupted work is repeated")
+        return process
+
+
 class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
@@ -72,6 +97,8 @@ class LocalMachine:
         cores: int | None = None,
     ) -> None:
         self._most_cores = cores
+        self.host: Host | None = None
+        """An open host, for a run that shares it with others."""
         self.workload, self.spec = workload, spec
         self._sent = workload
         """The reference that workers load."""
@@ -101,12 +128,7 @@ class LocalMachine:
         """
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
-            process, park = taken()
-            async with (
-                ForkServer(process=process, park=park, again=self._new_server) as self.server,
-                self.service,
-                background() as tasks,
-            ):
+            async with self._opened() as self.server, self.service, background() as tasks:
                 env = process_folders(self.run_dir) | ({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})
                 self.workers.attach(self.server, env, tasks)
                 importing = self.server.preload_s is None  # it uses only one core
@@ -125,6 +147,18 @@ class LocalMachine:
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
             await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[ForkServer, None]:
+        """Yield the fork server of the host, or one for this run. This run's processes end on leaving."""
+        if self.host is None:
+            async with Host().open(self._warned) as server:
+                yield server
+            return
+        try:
+            yield self.host.server
+        finally:
+            await self.workers.end()
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
         """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
@@ -216,8 +250,9 @@ class LocalMachine:
         # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
         cpus = self._cores[-1:] if self._on_cpu else None
         context = DeviceContext(
-            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience()
-        )
+            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience(),
+            shared=self.host is not None,
+        )  # fmt: skip
         return [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
 
     def _session(self) -> Session:
@@ -249,12 +284,6 @@ class LocalMachine:
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
-
-    def _new_server(self) -> ForkServerProcess:
-        """Start a replacement for a lost fork server."""
-        process = started()
-        self._warn("the fork server was lost: another starts, and interrupted work is repeated")
-        return process
 
     def _warned(self, message: str) -> None:
         """Pass a warning on, unless the run has ended."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
@@ -14,7 +15,7 @@ from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder
 from atune.workers.local.retry import shortage
 from atune.workers.processes.messages import BEGIN, LOAD, Session
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.worker import Worker
+from atune.workers.processes.worker import CANCEL_S, Worker
 from atune.workload.source_text import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
@@ -45,6 +46,7 @@ class Workers:
         self._server: ForkServer
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
+        self._forked: list[Worker] = []
         self._files = workload.files
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
@@ -72,7 +74,16 @@ class Workers:
         self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
     ) -> Worker:
         """Fork a worker of this run."""
-        return await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
+        worker = await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
+        self._forked = [one for one in (*self._forked, worker) if one.alive]
+        return worker
+
+    async def end(self) -> None:
+        """Kill the workers of this run that are left, and wait until they have ended. Shielded and bounded."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for worker in self._forked:
+                    tasks.start_soon(worker.kill, CANCEL_S)
 
     def expect(self, loaded_as: str) -> None:
         """Set the fingerprint that the run's first worker loaded."""

@@ -1,0 +1,160 @@
+"""A set of problems of one kernel, from sizes, a list, a function or a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import SpaceError, UsageError
+from atune.model.candidate import config_key, describe_config, normalise
+
+WEIGHT = "weight"
+"""The column of a file that says how often a problem occurs."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem: arguments of the kernel, and how often it occurs."""
+
+    arguments: dict[str, Any]
+    weight: float = 1.0
+
+    @property
+    def key(self) -> str:
+        """The arguments as text; equal for equal problems."""
+        return config_key(self.arguments)
+
+    def __str__(self) -> str:
+        return describe_config(self.arguments)
+
+
+class Problems(Sequence[Problem]):
+    """Problems of one kernel, each once, in the order in which they were given.
+
+        Problems(M=[1, 2, 4], N=4096, K=[4096, 11008])     # every combination
+        Problems([{"M": 1, "N": 4096}, {"M": 2, "N": 4096}], weights=[10, 1])
+        Problems(lambda: ({"M": 2**i} for i in range(14)))
+        Problems("shapes.json")                            # or .jsonl or .csv; a column "weight" counts
+
+    Parameters
+    ----------
+    given
+        A list of arguments (dictionaries), a function that returns one, or the path of a file.
+    weights
+        How often each problem of a list occurs: numbers above zero. None: equally often.
+    sizes
+        Arguments, each with one value or several. The set has every combination; in a list each problem gets them.
+
+    Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
+    """
+
+    def __init__(
+        self,
+        given: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | str | os.PathLike[str] = (),
+        *,
+        weights: Sequence[float] | None = None,
+        **sizes: Any,
+    ) -> None:
+        rows = _rows(given)
+        if weights is not None:
+            if len(weights) != len(rows):
+                raise UsageError(f"Problems: {len(weights)} weights for {len(rows)} problems: give one for each")
+            rows = [{**row, WEIGHT: weight} for row, weight in zip(rows, weights, strict=True)]
+        values = {name: _values(value) for name, value in sizes.items()}
+        points = [dict(zip(values, point, strict=True)) for point in product(*values.values())] if values else [{}]
+        found: dict[str, Problem] = {}
+        for row in rows or ([{}] if values else []):
+            for point in points:
+                one = _problem({**row, **point})
+                before = found.get(one.key)
+                found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
+        self._problems = tuple(found.values())
+        if not self._problems:
+            raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
+        first = self._problems[0]
+        for one in self._problems:
+            if one.arguments.keys() != first.arguments.keys():
+                raise UsageError(f"Problems: {one} and {first} differ in the names of their arguments")
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._problems)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._problems[index]
+
+    def __repr__(self) -> str:
+        return f"Problems({len(self)}: {self._problems[0]}{' …' if len(self) > 1 else ''})"
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    arguments = dict(row)
+    weight = arguments.pop(WEIGHT, 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        raise UsageError(f"Problems: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
+    try:
+        return Problem({name: normalise(value, f"Problems: {name}") for name, value in arguments.items()}, weight)
+    except SpaceError as error:
+        raise UsageError(str(error)) from error
+
+
+def _values(value: Any) -> list[Any]:
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    return list(value) if several else [value]
+
+
+def _rows(given: Any) -> list[Mapping[str, Any]]:
+    if isinstance(given, (str, os.PathLike)):
+        return read(given)
+    rows = given() if callable(given) else given
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise UsageError(f"Problems: give a list of dictionaries, a function or a file, got {rows!r}")
+    rows = list(rows)
+    for row in rows:
+        _check_row(row, "Problems")
+    return rows
+
+
+def read(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
+    """Return the rows of a file: a JSON list of objects, one object a line (.jsonl), or a table (.csv).
+
+    Raises `UsageError` for a file that cannot be read.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text()
+        if file.suffix == ".csv":
+            rows: Any = [{name: _cell(cell) for name, cell in row.items()} for row in csv.DictReader(text.splitlines())]
+        elif file.suffix == ".jsonl":
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            rows = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"problems {path}: {error}") from error
+    if not isinstance(rows, list):
+        raise UsageError(f'problems {path}: must be a list of objects, such as [{{"M": 1}}, {{"M": 2}}]')
+    for number, row in enumerate(rows, 1):
+        _check_row(row, f"problems {path}, entry {number}")
+    return rows
+
+
+def _check_row(row: Any, where: str) -> None:
+    if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
+        raise UsageError(f"{where}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
+
+
+def _cell(text: str | None) -> Any:
+    """Return a cell's value: a number, true, false or null as in JSON, or else the text."""
+    try:
+        return json.loads(text or "")
+    except ValueError:
+        return text

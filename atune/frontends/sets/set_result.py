@@ -1,0 +1,127 @@
+"""What a set's run found: one row a problem, as a table and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.frontends.sets.problems import Problem
+from atune.journal.result import Result
+from atune.model.candidate import config_key, describe_config, printable
+from atune.reporting.export import aligned
+from atune.reporting.progress import duration
+from atune.reporting.screen import Line, plain
+
+HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
+
+
+@dataclass(frozen=True)
+class TunedProblem:
+    """A problem and what became of it. `result` is None where it could not be tuned, and `error` then says why."""
+
+    problem: Problem
+    result: Result | None
+    error: str = ""
+
+    @property
+    def won(self) -> bool:
+        """Whether it has a winner."""
+        return self.result is not None and self.result.best is not None
+
+
+class SetResult(Sequence[TunedProblem]):
+    """The problems of a set with their results, in the set's order.
+
+    ``result[{"M": 128, "N": 4096}]`` is one problem's `Result`; ``result[0]`` is a row. `folder` holds the journals, if
+    the set has one. ``str(result)`` is the table.
+    """
+
+    def __init__(self, rows: Sequence[TunedProblem], folder: Path | None = None) -> None:
+        self._rows, self.folder = tuple(rows), folder
+        self._by_key = {row.problem.key: row for row in rows}
+
+    @property
+    def winners(self) -> list[TunedProblem]:
+        """The problems that have a winner."""
+        return [row for row in self._rows if row.won]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[TunedProblem]:
+        return iter(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, Mapping):
+            return self._rows[index]
+        row = self._by_key[config_key(dict(index))]
+        if row.result is None:
+            raise KeyError(f"{row.problem} could not be tuned: {row.error}")
+        return row.result
+
+    def __str__(self) -> str:
+        return plain(set_lines(self))
+
+    def __repr__(self) -> str:
+        return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
+
+
+def set_lines(found: SetResult) -> list[Line]:
+    """Return a set's result for a screen: the table, the counts, what failed, and where the journals are."""
+    tried = [row.result for row in found if row.result is not None]
+    measured, wall_s = sum(one.measured for one in tried), sum(one.wall_s for one in tried)
+    lines = [Line(text) for text in aligned([HEADS, *(_cells(row) for row in found.winners)]).splitlines()]
+    counts = f"{len(found.winners)} of {len(found)} with a winner; {measured} candidates measured in {duration(wall_s)}"
+    lines += [Line(""), Line(f"problems   {counts} of runs", "strong")]
+    for row in found:
+        if not row.won:
+            lines.append(Line(f"failed     {row.problem}: {printable(why(row).splitlines()[0])}", "attention"))
+    if found.folder is not None:
+        lines.append(Line(f"journals   {found.folder}", "dim"))
+    return lines
+
+
+def why(row: TunedProblem) -> str:
+    """Return why a problem has no winner."""
+    from atune.frontends.api.blocking import no_winner_message
+
+    return row.error if row.result is None else no_winner_message(row.result)
+
+
+def row_line(row: TunedProblem) -> str:
+    """Return what became of a problem, as one line."""
+    if not row.won:
+        return f"{row.problem}: {printable(why(row).splitlines()[0])}"
+    _, latency, default, _, winner = _cells(row)
+    return f"{row.problem}: {latency} ms{f', {default} × default' if default else ''}; {winner}"
+
+
+def set_data(found: SetResult) -> dict[str, Any]:
+    """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
+    from atune.reporting.summary import summary
+
+    rows = []
+    for row in found:
+        data = {"problem": msgspec.to_builtins(row.problem.arguments), "weight": row.problem.weight}
+        rows.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
+    return {
+        "problems": rows,
+        "winners": len(found.winners),
+        "measured": sum(row.result.measured for row in found if row.result is not None),
+        "journal": None if found.folder is None else str(found.folder),
+    }
+
+
+def _cells(row: TunedProblem) -> tuple[str, ...]:
+    result = row.result
+    assert result is not None and result.best is not None and result.latency_ms is not None
+    ratios = (_ratio(result.default_ratio), _ratio(result.reference_ratio))
+    return str(row.problem), f"{result.latency_ms:.4g}", *ratios, describe_config(result.best.config)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3g}"
