@@ -251,8 +251,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     method: Annotated[str, Option(
         "How to time: auto, events or cuda_graph on GPUs, perf_counter on the CPU. ``auto`` takes the first. "
         "TileLang's names event, cudagraph and wall work, too.",
-        check=_method, flag="--method", measured=True, page="concepts.md#timing",
-        values=tuple(dict.fromkeys(METHODS.values())),
+        check=_method, measured=True, page="concepts.md#timing",
     )] = "auto"
     benchmark_timeout_s: Annotated[float, Option(
         "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
@@ -288,7 +287,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     )] = False
     energy: Annotated[bool, Option(
         "Measure the finalists' power and energy, where the GPU counts it. Each runs 0.3 s longer.",
-        flag="--energy", page="concepts.md#energy",
+        page="concepts.md#energy",
     )] = False
     # fmt: on
 

@@ -64,9 +64,14 @@ MOST_CACHED = 8
 """Most results taken from the cache, the nearest first."""
 
 
+def sources(warm: Warm) -> Sequence[Source]:
+    """Return the sources that `warm` names."""
+    return (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
+
+
 def adviser(warm: Warm) -> Advise:
     """Return a function that reads `warm` once the kernel is known. Raises `UsageError`."""
-    given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
+    given = sources(warm)
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
     if not isinstance(given, Sequence):
         raise UsageError(wrong)

@@ -34,6 +34,23 @@ class ScreenOptions(TypedDict):
     # fmt: on
 
 
+class ProblemOptions(TypedDict):
+    """Options that choose the problem, or several."""
+
+    # fmt: off
+    arg: Annotated[list[str], Option(
+        "Tune for these values of an argument of the problem, in place of the file's own. With several, every "
+        "combination is tuned, as a set.",
+        default=None, flag="--arg", metavar="NAME=V[,V]", action="repeat", group="where", page="how/shapes.md",
+        common=True,
+    )]
+    problems: Annotated[str | None, Option(
+        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments and, optionally, a weight.",
+        flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
+    )]
+    # fmt: on
+
+
 class PreviewOptions(TypedDict):
     """Options that leave parts of a run out, or repeat it."""
 
@@ -58,7 +75,7 @@ def groups() -> dict[str, list[Field]]:
     found: dict[str, list[Field]] = {
         name: [] for name in ("search", "where", "preview", "output", "compiling", "measuring")
     }
-    for kind in (TuneOptions, PreviewOptions, ScreenOptions):
+    for kind in (TuneOptions, ProblemOptions, PreviewOptions, ScreenOptions):
         for field in with_flags(kind):
             found[field.option.group].append(field)
     found["compiling"] = with_flags(CompileSettings)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 
 from atune.engine.search.registry import check_name
 from atune.errors import NoWinner, UsageError
@@ -22,6 +23,7 @@ from atune.frontends.cli.main import INTERRUPTED, show_kept
 from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
+from atune.frontends.sets.problems import Problems, parse_sizes
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import Result
 from atune.journal.state import State
@@ -42,6 +44,13 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.journal == LATEST:
         arguments.journal = find_journal(LATEST)
     workload = parse_file_ref(arguments.workload, "atune tune")
+    sizes = parse_sizes(arguments.arg, "--arg")
+    if arguments.problems is not None or any(len(values) > 1 for values in sizes.values()):
+        from atune.frontends.cli.tune_set import tune_set_command
+
+        problems = Problems(() if arguments.problems is None else arguments.problems, **sizes)
+        return tune_set_command(workload, problems, _options(arguments, budget, ""), arguments, interrupts)
+    workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
         _check_no_run(arguments)
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
@@ -154,17 +163,17 @@ def drive(
                     listeners.remove(listener)
 
         with interrupts.counted():
-            ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
+            ended = anyio.run(interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
             return report(ended, state.settled, lambda: _report(ended, state, journal, arguments, begun=begun))
 
 
 def _awaited(interrupts: Interrupts, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Await `call` as `_interruptible` does, outside a run."""
+    """Await `call` as `interruptible` does, outside a run."""
     with interrupts.counted():
-        return anyio.run(_interruptible, call, interrupts, lambda: None, backend="asyncio")
+        return anyio.run(interruptible, call, interrupts, lambda: None, backend="asyncio")
 
 
-async def _interruptible(
+async def interruptible(
     call: Callable[[], Awaitable[Any]], interrupts: Interrupts, when_done: Callable[[], None]
 ) -> Any:
     """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""

@@ -96,6 +96,22 @@ class Problems(Sequence[Problem]):
         return f"Problems({len(self)}: {self._problems[0]}{' …' if len(self) > 1 else ''})"
 
 
+def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
+    """Return the values of each argument in texts such as ``M=1,2,4``: numbers, true, false or null, or else text.
+
+    Raises `UsageError`, naming `where`.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not (name.isidentifier() and equals and values):
+            raise UsageError(f"{where} {text!r}: give a name and its values, such as M=1,2,4")
+        if name in found:
+            raise UsageError(f"{where} {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
+        found[name] = [_cell(value) for value in values.split(",")]
+    return found
+
+
 def _problem(row: Mapping[str, Any]) -> Problem:
     arguments = dict(row)
     weight = arguments.pop(WEIGHT, 1.0)

@@ -20,6 +20,7 @@ from atune.errors import AtuneError, DevicesLost, JournalError, MachineError, No
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import RunOptions, completed, shows_progress
 from atune.frontends.api.tuner import Tuner
+from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.problems import Problem, Problems
 from atune.frontends.sets.set_result import SetResult, TunedProblem, row_line
 from atune.journal.result import Result
@@ -41,6 +42,9 @@ class SetOptions(RunOptions, total=False):
     """Options of a run of a set. Those of `tune` hold for each problem."""
 
     # fmt: off
+    warm: Annotated[Warm, Option(
+        "As for `tune`, in addition to what the set itself has found.",
+    )]
     journal: Annotated[str | os.PathLike[str] | None, Option(
         "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
         "continued: nothing is measured twice, and new problems are added. None writes them into the cache folder, as "
@@ -168,8 +172,8 @@ class _SetRun:
         options = {**self._options, "compile": self._compile()}
         if journal is not None:
             options["journal"] = journal
-        if not (journal and journal.exists()) and (near := self._nearest(problem)):
-            options["warm"] = near
+        if not (journal and journal.exists()):
+            options["warm"] = [*sources(options.get("warm")), *self._nearest(problem)]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         tuner.share(host)
@@ -197,7 +201,7 @@ class _SetRun:
 
 
 def entered(folder: Path, problems: Problems) -> list[Path]:
-    """Return the journal of each problem in a set's folder, which is made or extended by new problems.
+    """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
 
     Raises `UsageError` if the folder is another thing, or cannot be written.
     """

@@ -1,0 +1,75 @@
+"""``atune tune`` for several problems: a set's options, its progress, and its table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from atune.errors import NoWinner, UsageError
+from atune.frontends.api.default_journal import default_journal
+from atune.frontends.cli.main import INTERRUPTED, OK
+from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out, report_error
+from atune.frontends.cli.tune import interruptible
+from atune.frontends.sets.problems import Problems
+from atune.frontends.sets.set_result import SetResult, set_data, set_lines
+from atune.frontends.sets.tuning import tune_set
+
+if TYPE_CHECKING:
+    from atune.workers.system.terminal import Interrupts
+    from atune.workload.workload import FileRef
+
+
+def tune_set_command(
+    workload: FileRef,
+    problems: Problems,
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
+    interrupts: Interrupts,
+) -> int:
+    """Tune each of `problems` and print the table. Returns 0 if each has a winner. Raises `UsageError`."""
+    for option in ("dry_run", "compile_only", "on_save"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
+    folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))
+    if os.path.isdir(folder):
+        print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
+    options |= {"journal": folder, "progress": not (arguments.quiet or arguments.verbose)}
+    if arguments.verbose:
+        from atune.reporting.log import event_logger
+
+        options["on_event"] = event_logger()
+    call = partial(tune_set, workload, problems, **options)
+    with interrupts.counted():
+        ended = anyio.run(interruptible, call, interrupts, lambda: None, backend="asyncio")
+    if ended is None:
+        again = f"continue with the same command and --journal {shlex.quote(folder)}"
+        print_message(f"interrupted; what was measured is kept in {folder}; {again}", kind="")
+        return INTERRUPTED
+    if isinstance(ended, NoWinner):
+        print_message(str(ended))
+        return NO_WINNER
+    if isinstance(ended, BaseException):
+        return report_error(ended, debug=arguments.debug, json=arguments.json)
+    return show_set(ended, arguments)
+
+
+def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
+    """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
+    if arguments.table:
+        from atune.reporting.export import table
+
+        for row in found:
+            if row.result is not None:
+                print_out(f"{row.problem}\n{table(row.result)}\n")
+    if arguments.json:
+        print_out(json.dumps(set_data(found)))
+    else:
+        print_lines(set_lines(found))
+    return OK if len(found.winners) == len(found) else NO_WINNER
