@@ -6,6 +6,7 @@ Each command imports what it needs itself.
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from atune.engine.search.registry import AUTO
@@ -106,11 +107,15 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
-    state = read_state(arguments.journal)
     options: dict[str, Any] = {}
     if arguments.budget is not None:
         options["budget"] = Budget.parse(arguments.budget)
     options |= {name: value for name in ("cluster", "devices") if (value := getattr(arguments, name)) is not None}
+    if os.path.isdir(arguments.journal):
+        from atune.frontends.cli.tune_set import resume_set_command
+
+        return resume_set_command(arguments, {**options, "accept": arguments.accept}, interrupts)
+    state = read_state(arguments.journal)
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
     if done:
@@ -119,7 +124,10 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         )
     workload = arguments.workload or (None if done else origin_of(state.header))
     if workload is not None:  # printed first, because resuming runs that file
-        print_message(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
+        print_message(
+            f"resuming {getattr(workload, 'origin', workload)}, {state.settled} of {state.total} candidates done",
+            kind="",
+        )
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
@@ -131,6 +139,11 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.main import show
     from atune.journal.replay import replay
 
+    if os.path.isdir(arguments.journal):
+        from atune.frontends.cli.tune_set import show_set
+        from atune.frontends.sets.tuning import read_set
+
+        return show_set(read_set(arguments.journal), arguments)
     return show(replay(arguments.journal), arguments)
 
 

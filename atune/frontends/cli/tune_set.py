@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, pr
 from atune.frontends.cli.tune import interruptible
 from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, set_data, set_lines
-from atune.frontends.sets.tuning import tune_set
+from atune.frontends.sets.tuning import resume_set, tune_set
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -40,17 +41,37 @@ def tune_set_command(
     folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))
     if os.path.isdir(folder):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
-    options |= {"journal": folder, "progress": not (arguments.quiet or arguments.verbose)}
+    options["journal"] = folder
+    return drive_set(partial(tune_set, workload, problems), options, folder, arguments, interrupts)
+
+
+def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], interrupts: Interrupts) -> int:
+    """Continue the set of a folder, and print the table as `tune_set_command` does. Raises `UsageError`."""
+    folder = arguments.journal
+    if arguments.workload:
+        raise UsageError("--workload: a set's folder names its workload: leave it out, or tune the set again")
+    print_message(f"resuming the problems of {folder}", kind="")
+    return drive_set(partial(resume_set, folder), options, folder, arguments, interrupts)
+
+
+def drive_set(
+    call: Callable[..., Awaitable[SetResult]],
+    options: dict[str, Any],
+    folder: str,
+    arguments: argparse.Namespace,
+    interrupts: Interrupts,
+) -> int:
+    """Await `call` with `options` and what the screen needs. Returns the exit status."""
+    options["progress"] = not (arguments.quiet or arguments.verbose)
     if arguments.verbose:
         from atune.reporting.log import event_logger
 
         options["on_event"] = event_logger()
-    call = partial(tune_set, workload, problems, **options)
     with interrupts.counted():
-        ended = anyio.run(interruptible, call, interrupts, lambda: None, backend="asyncio")
+        ended = anyio.run(interruptible, partial(call, **options), interrupts, lambda: None, backend="asyncio")
     if ended is None:
-        again = f"continue with the same command and --journal {shlex.quote(folder)}"
-        print_message(f"interrupted; what was measured is kept in {folder}; {again}", kind="")
+        kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
+        print_message(f"interrupted; {kept}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
         print_message(str(ended))

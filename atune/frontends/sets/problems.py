@@ -75,6 +75,16 @@ class Problems(Sequence[Problem]):
                 one = _problem({**row, **point})
                 before = found.get(one.key)
                 found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
+        self._take(found)
+
+    @staticmethod
+    def of(problems: Iterable[Problem]) -> Problems:
+        """Return a set of `problems`, each of which is there once."""
+        made = Problems.__new__(Problems)
+        made._take({one.key: one for one in problems})
+        return made
+
+    def _take(self, found: Mapping[str, Problem]) -> None:
         self._problems = tuple(found.values())
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")

@@ -13,7 +13,6 @@ from atune.frontends.sets.problems import Problem
 from atune.journal.result import Result
 from atune.model.candidate import config_key, describe_config, printable
 from atune.reporting.export import aligned
-from atune.reporting.progress import duration
 from atune.reporting.screen import Line, plain
 
 HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
@@ -36,11 +35,11 @@ class TunedProblem:
 class SetResult(Sequence[TunedProblem]):
     """The problems of a set with their results, in the set's order.
 
-    ``result[{"M": 128, "N": 4096}]`` is one problem's `Result`; ``result[0]`` is a row. `folder` holds the journals, if
-    the set has one. ``str(result)`` is the table.
+    ``result[{"M": 128, "N": 4096}]`` is one problem's `Result`; ``result[0]`` is a row. `folder` holds the journals.
+    ``str(result)`` is the table.
     """
 
-    def __init__(self, rows: Sequence[TunedProblem], folder: Path | None = None) -> None:
+    def __init__(self, rows: Sequence[TunedProblem], folder: Path) -> None:
         self._rows, self.folder = tuple(rows), folder
         self._by_key = {row.problem.key: row for row in rows}
 
@@ -73,16 +72,20 @@ class SetResult(Sequence[TunedProblem]):
 def set_lines(found: SetResult) -> list[Line]:
     """Return a set's result for a screen: the table, the counts, what failed, and where the journals are."""
     tried = [row.result for row in found if row.result is not None]
-    measured, wall_s = sum(one.measured for one in tried), sum(one.wall_s for one in tried)
+    measured = sum(one.measured for one in tried)
     lines = [Line(text) for text in aligned([HEADS, *(_cells(row) for row in found.winners)]).splitlines()]
-    counts = f"{len(found.winners)} of {len(found)} with a winner; {measured} candidates measured in {duration(wall_s)}"
-    lines += [Line(""), Line(f"problems   {counts} of runs", "strong")]
+    counts = f"{len(found.winners)} of {len(found)} with a winner; {measured} candidates measured"
+    lines += [Line(""), Line(f"problems   {counts}", "strong")]
     for row in found:
         if not row.won:
             lines.append(Line(f"failed     {row.problem}: {printable(why(row).splitlines()[0])}", "attention"))
-    if found.folder is not None:
-        lines.append(Line(f"journals   {found.folder}", "dim"))
-    return lines
+    lines += [Line(f"warning    {printable(text)}", "attention") for text in warnings(tried)]
+    return [*lines, Line(f"journals   {printable(str(found.folder))}", "dim")]
+
+
+def warnings(results: Sequence[Result]) -> list[str]:
+    """Return the warnings of `results`, each once."""
+    return list({text: None for result in results for text in result.warnings})
 
 
 def why(row: TunedProblem) -> str:
@@ -112,7 +115,7 @@ def set_data(found: SetResult) -> dict[str, Any]:
         "problems": rows,
         "winners": len(found.winners),
         "measured": sum(row.result.measured for row in found if row.result is not None),
-        "journal": None if found.folder is None else str(found.folder),
+        "journal": str(found.folder),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,13 +17,17 @@ import msgspec
 from atune.engine.search.warm_start import distance
 from atune.errors import AtuneError, DevicesLost, JournalError, MachineError, NoWinner, UsageError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.options import RunOptions, completed, shows_progress
+from atune.frontends.api.default_journal import default_journal
+from atune.frontends.api.options import RunOptions, completed, named, shows_progress
+from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.problems import Problem, Problems
 from atune.frontends.sets.set_result import SetResult, TunedProblem, row_line
+from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.model.options import Option, documents, path, refuse_unknown
+from atune.model.folders import cache_folder, make_private_folder
+from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import Host
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
@@ -36,6 +39,7 @@ ADVISERS = 4
 """Nearest problems whose results a new problem begins with."""
 INDEX = "set.json"
 """The file in a set's folder that lists its problems."""
+NOT_BEGUN = "not begun"
 
 
 class SetOptions(RunOptions, total=False):
@@ -47,9 +51,8 @@ class SetOptions(RunOptions, total=False):
     )]
     journal: Annotated[str | os.PathLike[str] | None, Option(
         "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
-        "continued: nothing is measured twice, and new problems are added. None writes them into the cache folder, as "
-        "single runs.",
-        check=path,
+        "continued: nothing is measured twice, and new problems are added.",
+        check=path, unset="a new folder in the cache folder",
     )]
     on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
         "A plain function, called with each problem and its result as it ends.",
@@ -83,10 +86,14 @@ async def tune_set(
     given: dict[str, Any] = dict(options)
     folder, on_result = given.pop("journal", None), given.pop("on_result", None)
     completed("tune_set", given)
+    checked("tune_set: ", {"journal": folder, "on_result": on_result}, SetOptions)
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
-    run = _SetRun(workload, chosen, given, None if folder is None else Path(str(folder)), on_result)
+    if folder is None:
+        name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
+        folder = default_journal(name.partition(".py")[0]).with_suffix("")
+    run = _SetRun(workload, chosen, given, Path(folder), on_result)
     return await run.all()
 
 
@@ -113,7 +120,7 @@ class _SetRun:
         workload: Workload | FileRef | str,
         problems: Problems,
         options: dict[str, Any],
-        folder: Path | None,
+        folder: Path,
         on_result: Callable[[TunedProblem], None] | None,
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
@@ -125,12 +132,16 @@ class _SetRun:
         self._at_once = 1 if options.get("cluster") else min(AT_ONCE, len(problems))
         self._rows: dict[int, TunedProblem] = {}
         self._errors: dict[int, AtuneError] = {}
-        self._journals: list[Path | None] = [None] * len(problems)
+        self._journals: list[Path] = []
+        self._of = ""
+        """The name of the workload that the folder's journals are of."""
 
     async def all(self) -> SetResult:
         """Tune every problem."""
-        if self._folder is not None:
-            self._journals = list(await anyio.to_thread.run_sync(entered, self._folder, self._problems))
+        self._journals = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
+        there = (path for path in sorted(self._folder.glob("*.jsonl")) if path.stat().st_size)
+        if (first := next(there, None)) is not None and (header := replay(first).header) is not None:
+            self._of = header.workload
         slots, host = anyio.Semaphore(self._at_once), Host()
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
@@ -159,6 +170,10 @@ class _SetRun:
             self._errors[index] = error
         finally:
             slots.release()
+        if result is not None and result.header is not None:
+            self._of = self._of or result.header.workload
+            if result.header.workload != self._of:
+                raise UsageError(f"journal {self._folder}: it has problems of {self._of}: give another folder")
         row = TunedProblem(problem, result, str(self._errors.get(index, "")))
         self._rows[index] = row
         for listener in self._listeners:
@@ -168,11 +183,9 @@ class _SetRun:
         with suppress(OSError):  # nobody reads it
             print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}", file=sys.stderr, flush=True)
 
-    async def _tuned(self, problem: Problem, journal: Path | None, host: Host) -> Result:
-        options = {**self._options, "compile": self._compile()}
-        if journal is not None:
-            options["journal"] = journal
-        if not (journal and journal.exists()):
+    async def _tuned(self, problem: Problem, journal: Path, host: Host) -> Result:
+        options = {**self._options, "compile": self._compile(), "journal": journal}
+        if not journal.exists():
             options["warm"] = [*sources(options.get("warm")), *self._nearest(problem)]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
@@ -200,25 +213,74 @@ class _SetRun:
         return msgspec.structs.replace(settings, workers=max(1, fit // self._at_once))
 
 
-def entered(folder: Path, problems: Problems) -> list[Path]:
+def entered(folder: Path, problems: Iterable[Problem]) -> list[Path]:
     """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
 
     Raises `UsageError` if the folder is another thing, or cannot be written.
     """
-    index = folder / INDEX
+    known = listed(folder) if (folder / INDEX).exists() else {}
     try:
-        folder.mkdir(parents=False, exist_ok=True)
-        known: list[dict[str, Any]] = json.loads(index.read_text()) if index.exists() else []
-        names = {Problem(row["arguments"]).key: str(row["journal"]) for row in known}
+        if folder.absolute().is_relative_to(cache_folder()):
+            make_private_folder(str(folder))
+        folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
         for problem in problems:
-            if problem.key not in names:
-                names[problem.key] = f"{len(names):04}.jsonl"
-                known.append({"arguments": problem.arguments, "weight": problem.weight, "journal": names[problem.key]})
-        written = index.with_suffix(".new")
-        written.write_text(json.dumps(known, indent=1) + "\n")
-        written.replace(index)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"journal {folder}: no folder of a set's journals, or it cannot be written: {error}"
-        ) from error
-    return [folder / names[problem.key] for problem in problems]
+            known.setdefault(problem.key, Listed(problem, f"{len(known):04}.jsonl"))
+        written = folder / f"{INDEX}.new"
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(list(known.values()))) + b"\n")
+        written.replace(folder / INDEX)
+    except OSError as error:
+        raise UsageError(f"journal {folder}: the folder of a set's journals cannot be written: {error}") from error
+    return [folder / known[problem.key].journal for problem in problems]
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A problem of a set, and the name of its journal in the set's folder."""
+
+    problem: Problem
+    journal: str
+
+
+def listed(folder: Path) -> dict[str, Listed]:
+    """Return the problems of a set's folder by their keys. Raises `UsageError` if it is no such folder."""
+    try:
+        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[Listed])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder} is no folder of a set's journals: {error}") from error
+    for one in found:
+        if Path(one.journal).name != one.journal:
+            raise UsageError(f"{folder}: the journal {one.journal!r} of its {INDEX} is outside of the folder")
+    return {one.problem.key: one for one in found}
+
+
+def read_set(folder: str | os.PathLike[str]) -> SetResult:
+    """Return what a set's folder has, as `tune_set` returned it. Runs no code.
+
+    Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
+    """
+    rows = []
+    for one in listed(Path(folder)).values():
+        journal = Path(folder) / one.journal
+        begun = journal.exists() and journal.stat().st_size > 0
+        rows.append(TunedProblem(one.problem, replay(journal) if begun else None, "" if begun else NOT_BEGUN))
+    return SetResult(rows, Path(folder))
+
+
+@documents(RunOptions)
+async def resume_set(folder: str | os.PathLike[str], **options: Unpack[RunOptions]) -> SetResult:
+    """Continue the set of a folder with the workload and the settings of its journals, and return all results.
+
+    Raises `UsageError` if it is no such folder or nothing was begun there, and else what `tune_set` raises.
+
+    Parameters
+    ----------
+    folder
+        The folder that `tune_set` wrote.
+    {options}
+    """
+    found = read_set(folder)
+    header = next((row.result.header for row in found if row.result is not None), None)
+    if header is None:
+        raise UsageError(f"{folder}: nothing was begun there: tune the set again")
+    problems = Problems.of(row.problem for row in found)
+    chosen: dict[str, Any] = {**options_of(header), **named("resume_set", options, RunOptions)}
+    return await tune_set(origin_of(header), problems, journal=folder, **chosen)

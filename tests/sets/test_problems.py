@@ -1,0 +1,97 @@
+"""Sets of problems: from sizes, lists, functions and files; and a workload for another problem."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from set_kernels import ANY, SCALE
+
+from atune import Problems
+from atune.errors import AtuneError, UsageError
+from atune.frontends.sets.problems import Problem, parse_sizes
+
+PAIRS = [{"M": 1, "N": 8}, {"M": 2, "N": 8}]
+
+
+def arguments(problems: Problems) -> list[dict[str, Any]]:
+    return [one.arguments for one in problems]
+
+
+def test_sizes_give_every_combination_in_order() -> None:
+    found = arguments(Problems(M=[1, 2], N=8, dtype=("float16", "float32")))
+    assert found == [{"M": m, "N": 8, "dtype": d} for m in (1, 2) for d in ("float16", "float32")]
+
+
+def test_a_list_a_function_and_sizes_go_together() -> None:
+    assert arguments(Problems(PAIRS)) == arguments(Problems(lambda: iter(PAIRS))) == PAIRS
+    assert arguments(Problems(PAIRS, K=[3, 4])) == [{**pair, "K": k} for pair in PAIRS for k in (3, 4)]
+
+
+def test_a_problem_that_is_given_twice_is_there_once_with_both_weights() -> None:
+    problems = Problems([*PAIRS, PAIRS[0]], weights=[10, 1, 2.5])
+    assert [(one.arguments, one.weight) for one in problems] == [(PAIRS[0], 12.5), (PAIRS[1], 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '[{"M": 1, "N": 8, "weight": 3}, {"M": 2, "N": 8}]'),
+        ("a.jsonl", '{"M": 1, "N": 8, "weight": 3}\n\n{"M": 2, "N": 8}\n'),
+        ("a.csv", "M,N,weight\n1,8,3\n2,8,1\n"),
+    ],
+)
+def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    problems = Problems(tmp_path / name)
+    assert list(problems) == [Problem(PAIRS[0], 3.0), Problem(PAIRS[1], 1.0)]
+    assert type(problems[0].arguments["M"]) is int
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Problems(), "there is none"),
+        (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
+        (lambda: Problems([1]), "each problem is a dictionary"),
+        (lambda: Problems([{"M": 1}, {"N": 1}]), "N=1 and M=1 differ in the names"),
+        (lambda: Problems(PAIRS, weights=[1]), "1 weights for 2 problems"),
+        (lambda: Problems(PAIRS, weights=[1, 0]), "the weight of M=2, N=8 must be above zero, got 0"),
+        (lambda: Problems(M=[object()]), "M"),
+        (lambda: Problems("/nowhere.json"), "problems /nowhere.json: "),
+        (lambda: parse_sizes(["M"], "--arg"), "--arg 'M': give a name and its values"),
+        (lambda: parse_sizes(["M=1", "M=2"], "--arg"), "M is given twice"),
+    ],
+)  # fmt: skip
+def test_wrong_problems_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        make()
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "[{}]", "{", json.dumps([{"M": 1, "weight": "x"}])])
+def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError):
+        Problems(tmp_path / "a.json")
+
+
+def test_sizes_of_the_command_line_are_numbers_or_text() -> None:
+    found = parse_sizes(["M=1,2", "N=0.5", "dtype=float16", "causal=true"], "--arg")
+    assert found == {"M": [1, 2], "N": [0.5], "dtype": ["float16"], "causal": [True]}
+
+
+def test_a_workload_for_another_problem_keeps_all_else() -> None:
+    other = SCALE.at({"n": 512})
+    assert (other.arguments, other.flops, SCALE.arguments, SCALE.flops) == ({"n": 512}, 512, {"n": 256}, 256)
+    assert SCALE.at({"n": 256}) is SCALE and other.kernel is SCALE.kernel and other.space is SCALE.space
+    with pytest.raises(AtuneError, match="takes no argument 'm'"):
+        SCALE.at({"m": 1})
+
+
+def test_figures_that_were_given_as_numbers_are_unknown_for_another_problem() -> None:
+    import atune
+
+    fixed = atune.Workload(ANY.kernel, ANY.space, arguments={"rows": 4}, flops=8.0)
+    assert fixed.at({"rows": 4}).flops == 8.0 and fixed.at({"rows": 8}).flops is None

@@ -1,0 +1,205 @@
+"""Runs of sets of problems, on the CPU target."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import environment
+from set_kernels import ANY, FREE, SCALE
+
+import atune
+from atune import Problems
+from atune.errors import NoWinner, UsageError, WorkloadError
+from atune.frontends.cli.main import main
+from atune.frontends.sets.set_result import SetResult, TunedProblem
+from atune.frontends.sets.tuning import read_set
+from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
+from atune.journal.reader import JournalReader
+
+pytestmark = pytest.mark.timeout(170)
+KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
+FAST: dict[str, Any] = {
+    "target": "c",
+    "benchmark": atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3, n_final_limit=3),
+}
+
+
+def measured(folder: Path) -> Counter[str]:
+    """Return how often each journal has each candidate measured."""
+    return Counter(
+        f"{path.name} {event.index}"
+        for path in folder.glob("*.jsonl")
+        if path.stat().st_size
+        for event in JournalReader(path)
+        if isinstance(event, CandidateMeasured)
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[SetResult, list[Event], list[TunedProblem]]:
+    events: list[Event] = []
+    rows: list[TunedProblem] = []
+    folder = tmp_path_factory.mktemp("sets") / "set"
+    result = atune.run_set(
+        f"{KERNELS}:SCALE", Problems(n=[256, 512, 1024]), journal=folder, on_event=events.append,
+        on_result=rows.append, **FAST,
+    )  # fmt: skip
+    return result, events, rows
+
+
+def test_each_problem_has_its_own_run_with_its_own_winner(tuned: Any) -> None:
+    result, _, rows = tuned
+    assert [row.problem.arguments for row in result] == [{"n": 256}, {"n": 512}, {"n": 1024}]
+    assert all(row.won for row in result) and sorted(map(id, rows)) == sorted(map(id, result))
+    for row in result:
+        assert row.result.header.arguments == row.problem.arguments
+        assert row.result.header.flops == row.problem.arguments["n"]
+        assert row.result.measured == 2 and row.result.default_ms is not None
+    assert result[{"n": 512}] is result[1].result
+    with pytest.raises(KeyError):
+        result[{"n": 7}]
+
+
+def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
+    under_way = most = 0
+    for event in tuned[1]:
+        under_way += isinstance(event, RunStarted) - isinstance(event, RunFinished)
+        most = max(most, under_way)
+    assert most == 2
+
+
+def test_a_later_problem_begins_with_what_an_earlier_one_found(tuned: Any) -> None:
+    headers = [event for event in tuned[1] if isinstance(event, RunStarted)]
+    advice = [one for header in headers for one in header.advice]
+    assert advice and all(len(one.ratios) == 2 for one in advice)
+    assert not headers[0].advice
+
+
+def test_the_table_has_a_row_for_each_problem(tuned: Any) -> None:
+    lines = str(tuned[0]).splitlines()
+    assert re.split(" {2,}", lines[0]) == ["problem", "latency ms", "× default", "× reference", "winner"]
+    assert [line.split()[0] for line in lines[1:4]] == ["n=256", "n=512", "n=1024"]
+    assert lines[5] == "problems   3 of 3 with a winner; 6 candidates measured"
+    assert lines[-1] == f"journals   {tuned[0].folder}"
+
+
+def test_a_folder_is_read_and_continued_and_nothing_is_measured_twice(tuned: Any, capsys: Any) -> None:
+    folder = tuned[0].folder
+    assert str(read_set(folder)) == str(tuned[0])
+    before = measured(folder)
+    assert set(before.values()) == {1} and len(before) == 6
+    more = atune.run_set(f"{KERNELS}:SCALE", [{"n": 1024}, {"n": 2048}], journal=folder, **FAST)
+    assert [row.problem.arguments["n"] for row in more] == [1024, 2048]
+    after = measured(folder)
+    assert set(after.values()) == {1} and len(after) == 8 and before.keys() < after.keys()
+    assert main(["replay", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("n=") == 4 and "4 of 4 with a winner" in shown
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert capsys.readouterr().out == shown and measured(folder) == after
+
+
+def test_problems_with_the_same_code_are_compiled_once(tmp_path: Path) -> None:
+    rows: list[TunedProblem] = []
+    atune.run_set(ANY, Problems(rows=[100, 200, 300, 400]), journal=tmp_path / "s", on_result=rows.append, **FAST)
+    assert len(rows) == 4
+    last = rows[-1].result
+    assert last is not None and last.stored == last.built == 2
+    assert {record.code_key for row in rows for record in row.result.records} == {  # type: ignore[union-attr]
+        record.code_key for record in last.records
+    }
+
+
+def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> None:
+    result = atune.run_set(FREE, [{"n": 256}, {"n": "x"}, {"n": 512}], journal=tmp_path / "s", **FAST)
+    assert [row.won for row in result] == [True, False, True]
+    assert "failed     n='x': no candidate worked: 2 failed" in str(result)
+
+
+def test_a_set_without_any_winner_raises(tmp_path: Path) -> None:
+    with pytest.raises(NoWinner, match="no problem of 2 has a winner"):
+        atune.run_set(FREE, [{"n": "x"}, {"n": "y"}], journal=tmp_path / "s", **FAST)
+    with pytest.raises(WorkloadError, match="takes no argument 'm'"):
+        atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", **FAST)
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(UsageError, match="there is no option 'budgt'"):
+        atune.run_set(SCALE, Problems(n=1), budgt=3)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="on_result must be a function"):
+        atune.run_set(SCALE, Problems(n=1), on_result=3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="machine= holds one workload"):
+        atune.run_set(SCALE, Problems(n=1), machine=object())  # type: ignore[arg-type]
+
+
+def until(true: Callable[[], bool], seconds: float = 100) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "atune", "tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3"]
+    command += ["--arg", "n=256,512,1024,2048", "--journal", str(folder)]
+    with (tmp_path / "out").open("w+") as out:
+        process = subprocess.Popen(command, env=environment(), stdout=out, stderr=out)
+        until(lambda: len(measured(folder)) >= 3 or process.poll() is not None)
+        process.send_signal(how)
+        process.wait(30)
+    said = (tmp_path / "out").read_text()
+    assert process.returncode == (130 if how == signal.SIGINT else -9), said
+    assert how == signal.SIGKILL or f"continue with atune resume {folder}" in said
+    before = measured(folder)
+    assert 3 <= len(before) < 8
+    done = subprocess.run(
+        [sys.executable, "-m", "atune", "resume", str(folder), "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and found["winners"] == len(found["problems"]) == 4, done.stderr
+    assert measured(folder) == Counter(dict.fromkeys(measured(folder), 1)) and len(measured(folder)) == 8
+
+
+def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any) -> None:
+    os.chdir(tmp_path)
+    tune = ["tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--quiet"]
+    assert main([*tune, "--arg", "n=512", "--journal", "one", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"] == 2
+    assert atune.replay("one").header.arguments == {"n": 512}  # type: ignore[union-attr]
+    assert main(["resume", "one", "--quiet"]) == 0
+    (tmp_path / "shapes.csv").write_text("n\n256\n1024\n")
+    capsys.readouterr()
+    assert main([*tune, "--problems", "shapes.csv", "--journal", "set"]) == 0
+    assert "2 of 2 with a winner" in capsys.readouterr().out
+    assert main(["tune", f"{KERNELS}:FREE", *tune[2:], "--arg", "n=256,x", "--journal", "bad"]) == 1
+    assert "1 of 2 with a winner" in capsys.readouterr().out
+    assert main([*tune, "--arg", "n=1,2", "--dry-run"]) == 2
+    assert "--dry-run takes one problem" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it has problems of scale: give another folder"):
+        atune.run_set(f"{KERNELS}:FREE", [{"n": 128}], journal=tuned[0].folder, **FAST)
+    with pytest.raises(UsageError, match="cannot be written"):
+        atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "new" / "deep", **FAST)
+    with pytest.raises(UsageError, match="no folder of a set's journals"):
+        read_set(tmp_path)
+    (tmp_path / "set.json").write_text('[{"problem": {"arguments": {"n": 1}}, "journal": "../0000.jsonl"}]')
+    with pytest.raises(UsageError, match="outside of the folder"):
+        read_set(tmp_path)
