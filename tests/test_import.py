@@ -15,7 +15,8 @@ import atune
 ROOT = Path(atune.__file__).parents[1]
 NAMES = (
     "BenchmarkSettings", "CompileSettings", "NoWinner", "Space", "TuneResult", "Tuner", "Workload", "autotune",
-    "compile_all", "replay", "resume", "run", "run_resume", "shutdown", "tune", "tunings", "warm",
+    "Problems", "compile_all", "replay", "resume", "run", "run_resume", "run_set", "shutdown", "tune", "tune_set",
+    "tunings", "warm",
 )  # fmt: skip
 MODULES = ("errors", "events", "layout", "results")
 IMPORT = """

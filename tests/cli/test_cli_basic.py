@@ -24,7 +24,7 @@ from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal
-from atune.model.settings import ACCELERATORS, METHODS, BenchmarkSettings, CompileSettings
+from atune.model.settings import ACCELERATORS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
 
 HERE = Path(__file__).parents[1]
@@ -125,7 +125,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
         "--target sm_90 --devices 1,0 --strategy random --seed 7 --budget 2m --workers 3 --compile-timeout 9.5"
-        " --timeout 8 --rep 5 --skip-check --quiet --method cudagraph --accelerate cicc --no-proof --no-store --energy"
+        " --timeout 8 --rep 5 --skip-check --quiet --accelerate cicc --no-proof --no-store"
         " --layouts 2 --warm cache"
     )
     assert main(["tune", workload, *options.split()]) == 0
@@ -138,9 +138,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     assert given["compile"] == CompileSettings(
         workers=3, compile_timeout_s=9.5, accelerate="cicc", prove=False, store=False, layouts=2
     )
-    assert given["benchmark"] == BenchmarkSettings(
-        n_repeat=5, benchmark_timeout_s=8.0, check=False, method="cuda_graph", energy=True
-    )
+    assert given["benchmark"] == BenchmarkSettings(n_repeat=5, benchmark_timeout_s=8.0, check=False)
     assert given["warm"] == ["cache"]
 
 
@@ -161,7 +159,6 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--rep 0", "--rep: must be a whole number of samples, above zero, got '0'"),
         ("--rep 2.5", "--rep: must be a whole number"),
         ("--timeout nan", "--timeout: must be a number of seconds, above zero, got 'nan'"),
-        ("--method stopwatch", "method 'stopwatch' is unknown"),
         ("--workers many", "--workers"),
         ("--budget 0", "candidates must be a whole number above zero"),
         ("--budget soon", "budget 'soon'"),
@@ -306,7 +303,7 @@ def printed(capsys: pytest.CaptureFixture[str], *command: str, option: str = "--
 
 def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     tune = printed(capsys, "tune", option="--help-all")
-    for choices in (SHOWN, METHODS.values(), ACCELERATORS, ("all", "cpu", "cuda", "off")):
+    for choices in (SHOWN, ACCELERATORS, ("all", "cpu", "cuda", "off")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
     resume, export = printed(capsys, "resume"), printed(capsys, "export")
     assert not [name for name in PARTS if name not in resume]

@@ -33,7 +33,7 @@ from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
-from atune.workers.local.machine import Host, LocalMachine
+from atune.workers.local.machine import LocalMachine, SharedServer
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import find
 from atune.workers.storage.artifact_store import keep as keep_library
@@ -156,7 +156,7 @@ class Tuner:
         self._engine: Engine | None = None
         self._stopped = self._entered = False
 
-    def share(self, host: Host) -> None:
+    def share(self, host: SharedServer) -> None:
         """Run on an open `host`, with other runs at the same time. On a cluster this changes nothing."""
         if isinstance(self._machine, LocalMachine):
             self._machine.host = host

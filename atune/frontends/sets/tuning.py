@@ -29,7 +29,7 @@ from atune.journal.result import Result
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import CompileSettings
-from atune.workers.local.machine import Host
+from atune.workers.local.machine import SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef, Workload, parse_file_ref
 
@@ -142,7 +142,7 @@ class _SetRun:
         there = (path for path in sorted(self._folder.glob("*.jsonl")) if path.stat().st_size)
         if (first := next(there, None)) is not None and (header := replay(first).header) is not None:
             self._of = header.workload
-        slots, host = anyio.Semaphore(self._at_once), Host()
+        slots, host = anyio.Semaphore(self._at_once), SharedServer()
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
                 await stack.enter_async_context(host.open())
@@ -158,7 +158,7 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
-    async def _one(self, index: int, host: Host, slots: anyio.Semaphore) -> None:
+    async def _one(self, index: int, host: SharedServer, slots: anyio.Semaphore) -> None:
         problem, result = self._problems[index], None
         try:
             result = await self._tuned(problem, self._journals[index], host)
@@ -183,7 +183,7 @@ class _SetRun:
         with suppress(OSError):  # nobody reads it
             print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}", file=sys.stderr, flush=True)
 
-    async def _tuned(self, problem: Problem, journal: Path, host: Host) -> Result:
+    async def _tuned(self, problem: Problem, journal: Path, host: SharedServer) -> Result:
         options = {**self._options, "compile": self._compile(), "journal": journal}
         if not journal.exists():
             options["warm"] = [*sources(options.get("warm")), *self._nearest(problem)]
@@ -224,7 +224,7 @@ def entered(folder: Path, problems: Iterable[Problem]) -> list[Path]:
             make_private_folder(str(folder))
         folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
         for problem in problems:
-            known.setdefault(problem.key, Listed(problem, f"{len(known):04}.jsonl"))
+            known.setdefault(problem.key, SetEntry(problem, f"{len(known):04}.jsonl"))
         written = folder / f"{INDEX}.new"
         written.write_bytes(msgspec.json.format(msgspec.json.encode(list(known.values()))) + b"\n")
         written.replace(folder / INDEX)
@@ -233,17 +233,17 @@ def entered(folder: Path, problems: Iterable[Problem]) -> list[Path]:
     return [folder / known[problem.key].journal for problem in problems]
 
 
-class Listed(msgspec.Struct, frozen=True):
+class SetEntry(msgspec.Struct, frozen=True):
     """A problem of a set, and the name of its journal in the set's folder."""
 
     problem: Problem
     journal: str
 
 
-def listed(folder: Path) -> dict[str, Listed]:
+def listed(folder: Path) -> dict[str, SetEntry]:
     """Return the problems of a set's folder by their keys. Raises `UsageError` if it is no such folder."""
     try:
-        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[Listed])
+        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[SetEntry])
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder} is no folder of a set's journals: {error}") from error
     for one in found:

@@ -51,7 +51,7 @@ ALIKE = 16
 """So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
 
 
-class Host:
+class SharedServer:
     """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
 
     Each run ends its own processes. The server is parked for later runs if the block ends well.
@@ -97,7 +97,7 @@ class LocalMachine:
         cores: int | None = None,
     ) -> None:
         self._most_cores = cores
-        self.host: Host | None = None
+        self.host: SharedServer | None = None
         """An open host, for a run that shares it with others."""
         self.workload, self.spec = workload, spec
         self._sent = workload
@@ -152,7 +152,7 @@ class LocalMachine:
     async def _opened(self) -> AsyncGenerator[ForkServer, None]:
         """Yield the fork server of the host, or one for this run. This run's processes end on leaving."""
         if self.host is None:
-            async with Host().open(self._warned) as server:
+            async with SharedServer().open(self._warned) as server:
                 yield server
             return
         try:
