@@ -31,7 +31,7 @@ COMPARED = "bench/results/vs_tilelang/result.json"
 """Whole runs of tilelang's tuner and of atune, in turn on one machine."""
 JOURNAL = "bench/results/layouts/wide.jsonl.xz"
 COLUMNS = 100
-CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" width="800" height="{height}" role="img">
+CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 460 {height}" width="460" height="{height}" role="img">
 <title>{title}</title>
 <style>
 text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }}
@@ -40,7 +40,7 @@ text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #2429
   text {{ fill: #e6edf3 }} .page {{ fill: #0d1117 }} .slow {{ fill: #5c6670 }} .fast {{ fill: #2dd4bf }}
 }}
 </style>
-<rect class="page" width="800" height="{height}"/>
+<rect class="page" width="460" height="{height}"/>
 {bars}
 </svg>
 """
@@ -67,10 +67,10 @@ def chart() -> str:
     for row, run in enumerate(runs):
         name, seconds = run["tuner"].replace("tilelang default", "tilelang.autotuner"), f"{run['result_s']:.1f} s"
         colour, weight = ("fast", ' class="mine"') if name == "atune" else ("slow", "")
-        top, width = 10 + 50 * row, 530 * run["result_s"] / most
-        bars.append(f'<text x="160" y="{top + 22}" text-anchor="end"{weight}>{name}</text>')
-        bars.append(f'<rect class="{colour}" x="175" y="{top}" width="{width:.1f}" height="34" rx="3"/>')
-        bars.append(f'<text x="{185 + width:.1f}" y="{top + 22}"{weight}>{seconds}</text>')
+        top, width = 10 + 50 * row, 225 * run["result_s"] / most
+        bars.append(f'<text x="150" y="{top + 22}" text-anchor="end"{weight}>{name}</text>')
+        bars.append(f'<rect class="{colour}" x="160" y="{top}" width="{width:.1f}" height="34" rx="3"/>')
+        bars.append(f'<text x="{170 + width:.1f}" y="{top + 22}"{weight}>{seconds}</text>')
         told.append(f"{name} {seconds}")
     return CHART.format(height=10 + 50 * len(runs), title=", ".join(told), bars="\n".join(bars))
 
