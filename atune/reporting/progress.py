@@ -15,6 +15,7 @@ from typing import Any, Self, TextIO
 import msgspec
 
 from atune.errors import UsageError
+from atune.journal.candidate_state import Status
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.state import State
 from atune.model.candidate import BASELINE, Config, describe_config, printable
@@ -107,7 +108,7 @@ class Progress:
         return min(self._state.total, max(allowed, known))
 
     @property
-    def compiled(self) -> int:
+    def past_compiling(self) -> int:
         """Number of candidates that need no more compiling: built, pruned, failed or duplicate."""
         state = self._state
         return state.built + state.unbuilt + state.counts["duplicate"]
@@ -185,10 +186,14 @@ class Progress:
 
     def _line(self) -> None:
         left = f", about {duration(self.left_s)} left" if self.left_s else ""
-        text = (
-            f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
-        )
-        text = "; ".join([text, *self.findings])
+        counts = self._state.counts
+        done = [
+            f"{self._state.built}/{self.total} compiled",
+            f"{self.measured}/{self.to_measure} measured",
+            f"{self.failed} failed",
+        ]
+        done += [f"{counts[status]} {name}" for status, name in _NOT_COMPILED.items() if counts[status]]
+        text = "; ".join([", ".join(done), *self.findings])
         if text != self._shown:
             self._shown = text
             self._print(f"[{duration(self._mono)}] {text}{left}")
@@ -213,6 +218,8 @@ _SAID: set[str] = set()
 _ON_SCREEN = threading.Lock()
 """Held by the run whose bars are on the terminal. Others at the same time show nothing: the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
+_NOT_COMPILED: dict[Status, str] = {"duplicate": "duplicates", "pruned": "pruned"}
+"""What candidates are that need no library of their own, and how a plain line counts them."""
 BEST_LINES = 2
 """Lines of the terminal that the best so far takes at most."""
 
@@ -257,7 +264,7 @@ class _Bars:
         total = state.total or None
         left = f"about {duration(state.left_s)} left" if state.left_s else ""
         failed = f"[red]{state.failed} failed[/red]" if state.failed else "0 failed"
-        self._progress.update(self._compiled, completed=state.compiled, total=total, note=failed)
+        self._progress.update(self._compiled, completed=state.past_compiling, total=total, note=failed)
         self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
         if state.all_failed:
             self._bar.complete_style = self._bar.finished_style = "red"
@@ -335,7 +342,7 @@ class NotebookBars:
         """Leave the last state where it is."""
 
     def _html(self, state: Progress) -> str:
-        bars = (("compiled", state.compiled, state.total), ("measured", state.measured, state.to_measure))
+        bars = (("compiled", state.past_compiling, state.total), ("measured", state.measured, state.to_measure))
         rows = "".join(_bar(name, done, total) for name, done, total in bars)
         lines = [f"{state.failed:,} failed", *state.findings, *(f"warning: {note}" for note in self._notes)]
         return f"<table>{rows}</table>" + "".join(f"<div>{escape(printable(line))}</div>" for line in lines)

@@ -120,11 +120,21 @@ def test_totals_follow_the_budget_and_what_needs_no_measuring() -> None:
     stream = (
         Stream(total=288).candidate(0, 1.0).proposed(1).pruned(1).proposed(2).aliased(2, 0).proposed(3).build_failed(3)
     )
-    assert "4/10 compiled, 1/7 measured, 1 failed" in shown(stream, budget=Budget(candidates=10))[-1]
+    assert (
+        "1/10 compiled, 1/7 measured, 1 failed, 1 duplicates, 1 pruned;"
+        in shown(stream, budget=Budget(candidates=10))[-1]
+    )
     with Progress(io.StringIO(), budget=Budget(seconds=1.0)) as progress:
         for event in stream.events:
             progress.on_event(event)
         assert progress.left_s == 0.0
+
+
+def test_what_failed_does_not_count_as_compiled() -> None:
+    stream = Stream(total=3)
+    for index in range(3):
+        stream.proposed(index).build_failed(index)
+    assert " 0/3 compiled, 0/0 measured, 3 failed; nothing measured yet" in shown(stream.finished())[-1]
 
 
 def test_totals_of_a_resumed_run_are_never_below_what_was_proposed_before() -> None:
