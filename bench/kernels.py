@@ -105,3 +105,14 @@ def twice(a: torch.Tensor) -> torch.Tensor:
 GOOD = [x for x in range(N_FAULTY) if x not in FAULTS]
 FAULTY = atune.Workload(faulty, [{"x": x} for x in range(N_FAULTY)], reference=twice, name="faults")
 CLEAN = atune.Workload(faulty, [{"x": x} for x in GOOD], arguments={"bad": False}, reference=twice, name="no faults")
+
+SHAPES = atune.Workload(
+    matmul,
+    atune.Space(
+        block_M=[64, 128], block_N=[64, 128, 256], block_K=[32, 64], num_stages=[2, 3, 4], threads=[128, 256],
+        swizzle=[True, False],
+    ),
+    arguments=json.loads(os.environ.get("ATUNE_BENCH_PROBLEM", "null")) or {"M": 1024, "N": 4096, "K": 4096},
+    reference=reference, flops=lambda M, N, K: 2.0 * M * N * K, name="shapes",
+)  # fmt: skip
+"""144 configurations for a layer's product; see `sets.py`."""

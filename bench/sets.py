@@ -1,0 +1,121 @@
+"""The matrix products of a model's layers, as one set and one after another, in turn, each in a fresh process.
+
+    python bench/sets.py --out bench/results/sets
+
+56 problems: the four (N, K) of a layer of a model with seven billion parameters, and 14 batch sizes. Each has 144
+configurations and the same budget. `--sample` problems of them are tuned both ways, `--pairs` times; then the whole
+set is tuned. `--exhaustive` problems are also tuned without a budget: how far from the best is the set's winner, by
+the figures of that run. tilelang's tuner on one problem, 144 configurations:
+
+    ATUNE_BENCH_PROBLEM='{"M": 64, "N": 4096, "K": 4096}' python bench/vs_tilelang.py --space bench/kernels.py:SHAPES
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from common import ROOT, options, report
+from counted import empty_caches, run_counted
+from vs_tilelang import machine
+
+import atune
+from atune import Problems
+from atune.model.candidate import config_key
+from atune.workload.workload import FileRef
+
+LAYERS = {"qkv": (12288, 4096), "o": (4096, 4096), "gate and up": (22016, 4096), "down": (4096, 11008)}
+BATCHES = [2**i for i in range(14)]
+PROBLEMS = [{"M": m, "N": n, "K": k} for m in BATCHES for n, k in LAYERS.values()]
+FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
+SMALL = [{"M": m, "N": n, "K": k} for m in (16, 64, 100) for n, k in ((128, 64), (256, 64))]
+"""What ``--target c`` is for: to see that the benchmark works."""
+
+
+def child(job: dict[str, Any]) -> dict[str, Any]:
+    """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
+    given: dict[str, Any] = {"target": job["target"], "budget": job["budget"] or None, "progress": False}
+    began = time.perf_counter()
+    if job["way"] == "set":
+        found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
+        results = [row.result for row in found]
+    else:
+        results = [atune.run(msgspec.structs.replace(FILE, arguments=each), **given) for each in job["problems"]]
+    wall_s = time.perf_counter() - began
+    rows = []
+    for problem, result in zip(job["problems"], results, strict=True):
+        row = {"problem": problem, "config": None if result is None else result.best_config}
+        if result is not None:
+            row |= {
+                "latency_ms": result.latency_ms, "default_ms": result.default_ms, "reference_ms": result.reference_ms,
+                "measured": result.measured, "failed": result.failed, "run_s": round(result.wall_s, 3),
+            }  # fmt: skip
+            if not job["budget"]:
+                row["by_key"] = {r.key: r.latency_ms for r in result.records if r.latency_ms is not None}
+        rows.append(row)
+    return {"way": job["way"], "wall_s": round(wall_s, 3), "rows": rows}
+
+
+def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, name: str = "") -> dict[str, Any]:
+    """Run `child` in a fresh process with empty caches."""
+    with empty_caches("sets-") as (folder, env):
+        answer, journals = folder / "answer.json", given.out / name if given.out and name else folder / "set"
+        job = {"way": way, "problems": problems, "budget": budget, "target": given.target, "journal": str(journals)}
+        (folder / "job.json").write_text(json.dumps({**job, "answer": str(answer)}))
+        command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder / "job.json")]
+        done = run_counted(command, env=env, cwd=folder, timeout_s=given.limit)
+        if not answer.exists():
+            raise SystemExit(f"{way} of {len(problems)} failed, exit status {done.status}:\n{done.output[-3000:]}")
+        found: dict[str, Any] = json.loads(answer.read_bytes())
+        measured = sum(row.get("measured", 0) for row in found["rows"])
+        print(f"{way}: {len(problems)} problems, {measured} measured, {found['wall_s']:.1f} s", flush=True)
+        return {**found, "cpu_s": round(done.cpu_s, 1), "measured": measured}
+
+
+def main() -> None:
+    given = options(
+        "sets of problems", 590.0, target="cuda", budget=12, sample=14, pairs=2, exhaustive=4, whole=1
+    )  # fmt: skip
+    problems = PROBLEMS if given.target != "c" else SMALL
+    sample = problems[:: max(1, len(problems) // given.sample)][: given.sample] if given.sample else []
+    pairs = [
+        {way: tuned(way, sample, given.budget, given) for way in (("set", "one by one"), ("one by one", "set"))[i % 2]}
+        for i in range(given.pairs if sample else 0)
+    ]
+    whole = tuned("set", problems, given.budget, given, "whole") if given.whole else None
+    gaps = []
+    if whole is not None and given.exhaustive:
+        by_problem = {json.dumps(row["problem"]): row for row in whole["rows"]}
+        chosen = problems[1 :: max(1, len(problems) // given.exhaustive)][: given.exhaustive]
+        for row in tuned("one by one", chosen, 0, given)["rows"]:
+            winner = by_problem[json.dumps(row["problem"])]["config"]
+            by_key = row.pop("by_key")
+            mine, best = by_key[config_key(winner)], by_key[config_key(row["config"])]
+            gaps.append({**row, "set_config": winner, "set_ms": mine, "best_ms": best, "ratio": round(mine / best, 4)})
+    ratios = [round(pair["set"]["wall_s"] / pair["one by one"]["wall_s"], 4) for pair in pairs]
+    table = [("what", "value"), *((f"set / one by one, {len(sample)} problems", ratio) for ratio in ratios)]
+    if ratios:
+        table.append(("median", round(statistics.median(ratios), 4)))
+    if whole is not None:
+        table.append((f"the set of {len(problems)}, s", whole["wall_s"]))
+        table.append(("candidates measured", whole["measured"]))
+    table += [(f"winner / exhaustive best, {gap['problem']}", gap["ratio"]) for gap in gaps]
+    report(given, "sets", table, {
+        "command": f"python bench/sets.py {' '.join(sys.argv[1:])}", "machine": machine(), "ratios": ratios,
+        "pairs": pairs, "whole": whole, "gaps": gaps,
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        job = json.loads(Path(sys.argv[2]).read_bytes())
+        Path(job["answer"]).write_text(json.dumps(child(job)))
+        sys.stdout.flush()
+        os._exit(0)
+    main()
