@@ -27,6 +27,7 @@ from vs_tilelang import machine
 
 import atune
 from atune import Problems
+from atune.frontends.sets import tuning
 from atune.model.candidate import config_key
 from atune.workload.workload import FileRef
 
@@ -34,13 +35,12 @@ LAYERS = {"qkv": (12288, 4096), "o": (4096, 4096), "gate and up": (22016, 4096),
 BATCHES = [2**i for i in range(14)]
 PROBLEMS = [{"M": m, "N": n, "K": k} for m in BATCHES for n, k in LAYERS.values()]
 FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
-SMALL = [{"M": m, "N": n, "K": k} for m in (16, 64, 100) for n, k in ((128, 64), (256, 64))]
-"""What ``--target c`` is for: to see that the benchmark works."""
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
-    given: dict[str, Any] = {"target": job["target"], "budget": job["budget"] or None, "progress": False}
+    tuning.AT_ONCE = job["at_once"]
+    given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False}
     began = time.perf_counter()
     if job["way"] == "set":
         found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
@@ -66,7 +66,8 @@ def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, nam
     """Run `child` in a fresh process with empty caches."""
     with empty_caches("sets-") as (folder, env):
         answer, journals = folder / "answer.json", given.out / name if given.out and name else folder / "set"
-        job = {"way": way, "problems": problems, "budget": budget, "target": given.target, "journal": str(journals)}
+        job = {"way": way, "problems": problems, "budget": budget, "at_once": given.at_once}
+        job["journal"] = str(journals)
         (folder / "job.json").write_text(json.dumps({**job, "answer": str(answer)}))
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder / "job.json")]
         done = run_counted(command, env=env, cwd=folder, timeout_s=given.limit)
@@ -80,9 +81,9 @@ def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, nam
 
 def main() -> None:
     given = options(
-        "sets of problems", 590.0, target="cuda", budget=12, sample=14, pairs=2, exhaustive=4, whole=1
+        "sets of problems", 590.0, budget=12, at_once=tuning.AT_ONCE, sample=14, pairs=2, exhaustive=4, whole=1
     )  # fmt: skip
-    problems = PROBLEMS if given.target != "c" else SMALL
+    problems = PROBLEMS
     sample = problems[:: max(1, len(problems) // given.sample)][: given.sample] if given.sample else []
     pairs = [
         {way: tuned(way, sample, given.budget, given) for way in (("set", "one by one"), ("one by one", "set"))[i % 2]}
