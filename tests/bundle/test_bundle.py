@@ -1,0 +1,322 @@
+"""A bundle's call: which kernel runs, what is refused, and what is counted. Its kernels are a few lines of C."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import bundles
+import pytest
+import torch
+from bundles import TWO, VECTOR, entry, write
+from processes import environment
+
+from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, bundle, load
+from atune.bundle.machine import check_device, this_cpu
+
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys(["tilelang", "tvm", "tvm_ffi", "msgspec", "anyio"]))
+import torch
+from atune.bundle import load
+found = load(sys.argv[1])
+assert found(torch.ones(64)).sum() == 128
+print(*sorted(name for name in sys.modules if name.partition(".")[0] == "atune"))
+"""
+
+
+def ones(n: int) -> Any:
+    return torch.ones(n)
+
+
+def runs(tensor: Any) -> str:
+    """Return which kernel of `TWO` made `tensor` of ones."""
+    return {2.0: "twice", 10.0: "tenfold"}[float(tensor[0])]
+
+
+def test_the_shape_chooses_the_kernel(tmp_path: Path) -> None:
+    found = load(write(tmp_path))
+    assert runs(found(ones(64))) == "twice" and runs(found(ones(1024))) == "tenfold"
+    assert torch.equal(found(torch.arange(64.0)), 2 * torch.arange(64.0))  # a signature that is known by now
+    assert found.problems == [{"n": 64}, {"n": 1024}] and found.misses() == []
+
+
+def test_with_every_parameter_it_writes_into_the_output(tmp_path: Path) -> None:
+    found, out = load(write(tmp_path)), torch.empty(64)
+    assert found(ones(64), out) is None and runs(out) == "twice"
+
+
+def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
+    """In a process where tilelang and its like cannot be imported, and no compiler is in reach."""
+    write(tmp_path)
+    command = [sys.executable, "-c", ALONE, str(tmp_path)]
+    done = subprocess.run(command, env=environment() | {"PATH": "/nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = set(done.stdout.split())
+    assert {"atune.bundle", "atune.bundle.launch"} < names
+    assert {name for name in names if not name.startswith("atune.bundle")} == {"atune", "atune.version"}
+
+
+def test_sizes_outside_the_problems_are_an_error_and_counted(tmp_path: Path) -> None:
+    found = load(write(tmp_path))
+    for _ in range(2):
+        with pytest.raises(OutsideProblems, match=r"no problem has n=65; the bundle has n=64; n=1024$"):
+            found(ones(65))
+    assert found.misses() == [{"shapes": [[65]], "problem": {"n": 65}, "used": None, "count": 2}]
+
+
+@pytest.mark.parametrize(
+    ("n", "kernel"), [(65, "twice"), (200, "twice"), (256, "twice"), (257, "tenfold"), (9000, "tenfold")]
+)
+def test_the_nearest_in_log_sizes_runs_and_of_equals_the_first(n: int, kernel: str, tmp_path: Path) -> None:
+    found = load(write(tmp_path), on_miss="nearest")
+    with pytest.warns(RuntimeWarning, match=f"no problem of the bundle has n={n}: the kernel of n="):
+        assert runs(found(ones(n))) == kernel
+    with warnings.catch_warnings(action="error"):
+        found(ones(n))  # told once
+    used = {"n": 64 if kernel == "twice" else 1024}
+    assert found.misses() == [{"shapes": [[n]], "problem": {"n": n}, "used": used, "count": 2}]
+
+
+def test_the_default_is_the_first_problem(tmp_path: Path) -> None:
+    found = load(write(tmp_path), on_miss="default")
+    with pytest.warns(RuntimeWarning, match=r"the kernel of n=64 runs"):
+        assert runs(found(ones(9000))) == "twice"
+    assert [miss["count"] for miss in found.misses()] == [1]
+
+
+@pytest.mark.parametrize("on_miss", ["nearest", "default"])
+def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -> None:
+    fixed = {"dtype": "float32", "shape": [64], "strides": None}
+    found = load(write(tmp_path, [entry("twice", {"N": 64}, params=[fixed, fixed])]), on_miss=on_miss)
+    with pytest.raises(
+        OutsideProblems, match=r"no kernel takes float32 \[65\] here; the bundle has N=64; its kernels are"
+    ):
+        found(ones(65))
+    assert found.misses()[0]["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f(torch.ones(64, dtype=torch.float64)), "parameter 0: the kernel takes float32; got float64"),
+        (lambda f: f(torch.ones(128)[::2]), r"takes a tensor contiguous; got one with strides \[2\]"),
+        (lambda f: f(torch.ones(64, device="meta")), "takes tensors on cpu; got one on meta"),
+        (lambda f: f(torch.ones(64), torch.ones(64, device="meta")), "parameter 1: the kernel takes tensors on cpu"),
+        (lambda f: f(), "takes 1 inputs, or all 2 parameters; got 0 arguments"),
+        (lambda f: f(3), r"parameter 0: the kernel takes a tensor of float32 \['n'\]; got 3"),
+        (lambda f: f([1.0]), "torch tensors and numbers; got an argument of <class 'list'>"),
+        (lambda f: f(torch.ones(64), N=64), "no problem of the bundle has 'N'; it has n=64; n=1024"),
+        (lambda f: f(torch.ones(64), n=[64]), "got the problem"),
+    ],
+)
+def test_arguments_that_no_kernel_takes(call: Any, message: str, tmp_path: Path) -> None:
+    found = load(write(tmp_path), on_miss="nearest")
+    with pytest.raises(WrongArguments, match=message):
+        call(found)
+    assert found.misses() == []
+
+
+def test_problems_of_one_shape_are_told_apart_by_name(tmp_path: Path) -> None:
+    found = load(write(tmp_path, [entry("twice", {"n": 64, "far": False}), entry("tenfold", {"n": 64, "far": True})]))
+    assert runs(found(ones(64), far=False)) == "twice" and runs(found(ones(64), far=True)) == "tenfold"
+    with pytest.raises(WrongArguments, match=r"2 problems take these tensors: give far=False or far=True, by name"):
+        found(ones(64))
+    with pytest.raises(OutsideProblems, match=r"no problem has n=65, far=True"):
+        found(ones(65), far=True)
+
+
+def test_numbers_and_an_output_that_is_not_last(tmp_path: Path) -> None:
+    number = {"dtype": "float32", "shape": None, "strides": None}
+    params = {"params": [VECTOR, VECTOR, number], "outputs": [0], "calls": [0, 1, 2, "n"]}
+    found = load(write(tmp_path, [entry("times", {"n": 8}, **params)]))
+    assert torch.equal(found(ones(8), 2.5), torch.full((8,), 2.5)) and torch.equal(found(ones(8), 3), 3 * ones(8))
+    with pytest.raises(WrongArguments, match="parameter 2: the kernel takes a number; got a tensor"):
+        found(ones(8), ones(8))
+
+
+def test_declared_strides_and_sizes_that_are_computed(tmp_path: Path) -> None:
+    rows = {"dtype": "float32", "shape": ["m", "n"], "strides": ["stride", 1]}
+    sums = {"dtype": "float32", "shape": ["m", "n - n + 1"], "strides": [2, 1]}
+    params = {"params": [rows, sums], "outputs": [1], "calls": [0, "stride", 1, "m", "n"]}
+    found = load(write(tmp_path, [entry("sums", {"m": 3}, **params)]))
+    wide = torch.arange(24.0).reshape(3, 8)
+    total = found(wide[:, :5])
+    assert total.shape == (3, 1) and total.stride() == (2, 1)
+    assert torch.equal(total[:, 0], wide[:, :5].sum(1)) and torch.equal(found(wide)[:, 0], wide.sum(1))
+    with pytest.raises(WrongArguments, match=r"with strides \['stride', 1\]; got one with strides \[1, 3\]"):
+        found(torch.ones(5, 3).t())
+
+
+def test_an_output_whose_size_no_input_tells(tmp_path: Path) -> None:
+    unknown = {"dtype": "float32", "shape": ["k"], "strides": None}
+    found = load(write(tmp_path, [entry("twice", {"n": 64}, params=[VECTOR, unknown])]))
+    with pytest.raises(WrongArguments, match="output 1: the inputs do not tell its 'k': give every parameter"):
+        found(ones(64))
+    found(ones(64), out := torch.empty(64))
+    assert runs(out) == "twice"
+
+
+def test_gradients_are_not_lost_silently(tmp_path: Path) -> None:
+    found, weight = load(write(tmp_path)), torch.nn.Parameter(ones(64))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="requires grad"):
+            found(weight)
+        with torch.no_grad():
+            assert runs(found(weight)) == "twice"
+
+
+def test_a_kernel_that_fails_raises(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="fails returned 3"):
+        load(write(tmp_path, [entry("fails", {"n": 64})]))(ones(64))
+
+
+def test_misses_of_many_threads_are_all_counted(tmp_path: Path) -> None:
+    found = load(write(tmp_path), on_miss="nearest")
+    with pytest.warns(RuntimeWarning):
+        found(ones(65))
+
+    def call() -> None:
+        for _ in range(200):
+            assert runs(found(ones(65))) == "twice"
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.misses()[0]["count"] == 1 + 8 * 200
+
+
+def test_signatures_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST_PLANS", 2)
+    found = load(write(tmp_path), on_miss="nearest")
+    with pytest.warns(RuntimeWarning):
+        for n in (65, 66, 67, 68, 65, 64):
+            found(ones(n))
+    assert len(found._plans) <= 2 and {m["problem"]["n"]: m["count"] for m in found.misses()} == {
+        65: 2,
+        66: 1,
+        67: 1,
+        68: 1,
+    }
+
+
+# ---- what is not loaded
+
+
+def test_a_damaged_file_is_named_by_its_digest(tmp_path: Path) -> None:
+    [path] = write(tmp_path).glob("*.so")
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(DamagedBundle, match=rf"{path.name} is damaged: its SHA-256 is \w+, not {path.stem}; copy"):
+        load(tmp_path)
+    path.unlink()
+    with pytest.raises(DamagedBundle, match=rf"{path.name}, with SHA-256 {path.stem}, cannot be read: No such file"):
+        load(tmp_path)
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace('"n"', '"m"', 1))
+    with pytest.raises(DamagedBundle, match=r"manifest.json was changed: its SHA-256 is \w{64}, and it says \w{64}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "1"}', "\x00"])
+def test_what_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(DamagedBundle, match=r"manifest\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"files": {"../evil.so": "0"}},
+        {"files": {"/etc/passwd": "0"}},
+        {"files": {}},
+        {"problems": [{"problem": {}}]},
+        {"problems": [entry("twice", {"n": 64}, calls=[0, 7]) | {"library": "0"}]},
+        {"problems": []},
+        {"without": "cpu"},
+    ],
+)
+def test_a_manifest_with_other_content_is_refused(fields: Any, tmp_path: Path) -> None:
+    with pytest.raises(DamagedBundle, match="is no bundle's manifest"):
+        load(write(tmp_path, fields.pop("problems", TWO), **fields))
+
+
+def test_a_library_that_does_not_load_is_named_by_its_digest(tmp_path: Path) -> None:
+    found = load(write(tmp_path, data=b"no library"))
+    with pytest.raises(DamagedBundle, match=rf"library {found.manifest['problems'][0]['library']} does not load"):
+        found(ones(64))
+
+
+def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"is no bundle: it has no manifest.json"):
+        load(tmp_path)
+    with pytest.raises(BundleError, match="has schema 2, and this atune reads up to 1: install a newer one"):
+        load(write(tmp_path, schema=2))
+    with pytest.raises(BundleError, match="dispatch rule, 'tree', which this atune does not know"):
+        load(write(tmp_path, rule={"kind": "tree"}))
+    with pytest.raises(BundleError, match="on_miss must be 'error', 'nearest' or 'default', got 'warn'"):
+        load(write(tmp_path), on_miss="warn")  # type: ignore[arg-type]
+
+
+# ---- another machine
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cpu": {"machine": "sparc64", "name": "", "features": []}}, "is for sparc64, and this machine is"),
+        (
+            {"cpu": this_cpu() | {"name": "a CPU", "features": ["avx9000"]}},
+            "compiled on a CPU, and this CPU, .* lacks avx9000",
+        ),
+        ({"requires": {"no-such-package": ">=1"}}, "needs no-such-package: pip install 'no-such-package>=1'"),
+        ({"requires": {"torch": ">=1.0,<1.5"}}, "needs torch>=1.0,<1.5, and .* is installed"),
+        ({"requires": {"torch": "==1.0"}}, "needs torch==1.0"),
+    ],
+)
+def test_a_machine_that_cannot_run_it(fields: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WrongMachine, match=message):
+        load(write(tmp_path, **fields))
+
+
+def test_packages_of_the_range_are_taken(tmp_path: Path) -> None:
+    load(write(tmp_path, requires={"torch": ">=1.0,!=1.5,<999"}))
+
+
+def test_without_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(WrongMachine, match="for CUDA devices of sm_90a, and torch finds no CUDA device"):
+        load(write(tmp_path, target="cuda", arch="sm_90a"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "fits"),
+    [
+        ("sm_90a", (9, 0), True), ("sm_90a", (10, 0), False), ("sm_80", (8, 0), True), ("sm_80", (8, 6), True),
+        ("sm_86", (8, 0), False), ("sm_80", (9, 0), False), ("sm_100a", (10, 3), False), ("sm_100f", (10, 3), True),
+    ],
+)  # fmt: skip
+def test_code_for_another_device(arch: str, capability: Any, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    if fits:
+        return check_device(arch, "cuda:0")
+    with pytest.raises(WrongMachine, match=rf"is for {arch}, and cuda:0 is a GPU, sm_{capability[0]}{capability[1]}"):
+        check_device(arch, "cuda:0")
+
+
+def test_the_digest_is_that_of_all(tmp_path: Path) -> None:
+    found = load(write(tmp_path / "one"))
+    assert load(write(tmp_path / "other")).digest == found.digest == json.loads(json.dumps(found.manifest))["digest"]
+    assert load(write(tmp_path / "less", TWO[:1])).digest != found.digest
+    assert found.digest[:12] in repr(found) and len(bundles.library()) > 1000
