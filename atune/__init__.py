@@ -6,9 +6,9 @@
     result = await atune.tune(workload)     # or atune.run(workload) in blocking code
     result.kernel(A, B)
 
-`atune.results` has the parts of a result, `atune.events` the events of a run, `atune.errors` the exceptions, and
-`atune.layout` layouts as axes. Importing atune imports neither tilelang nor torch, configures no logging and writes no
-file.
+`atune.results` has the parts of a result, `atune.events` the events of a run, `atune.errors` the exceptions,
+`atune.layout` layouts as axes, and `atune.bundle` tuned kernels that need no tilelang. Importing atune imports neither
+tilelang nor torch, configures no logging and writes no file.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from atune.journal.result import TuneResult as TuneResult
 
     # Modules with more names
+    from atune import bundle as bundle
     from atune import errors as errors
     from atune import events as events
     from atune import layout as layout
@@ -72,7 +73,7 @@ _HOME = {
     "atune.journal.result": ("TuneResult",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_MODULES = ("errors", "events", "layout", "results")
+_MODULES = ("bundle", "errors", "events", "layout", "results")
 __all__ = sorted(_MODULE_OF)
 
 

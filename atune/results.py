@@ -1,5 +1,6 @@
-"""The parts of a result, and `merge`, which makes one result of several journals."""
+"""The parts of a result; `merge`, which makes one result of several journals; and `save_bundle`."""
 
+from atune.frontends.api.save_bundle import save_bundle
 from atune.journal.merge import merge
 from atune.journal.record import Record
 from atune.journal.result import Result
@@ -13,4 +14,5 @@ __all__ = [
     "Result",
     "Timing",
     "merge",
+    "save_bundle",
 ]

@@ -18,7 +18,7 @@ NAMES = (
     "Problems", "compile_all", "replay", "resume", "run", "run_resume", "run_set", "shutdown", "tune", "tune_set",
     "tunings", "warm",
 )  # fmt: skip
-MODULES = ("errors", "events", "layout", "results")
+MODULES = ("bundle", "errors", "events", "layout", "results")
 IMPORT = """
 import json, logging, os, sys, time
 before = set(os.listdir("."))

@@ -98,7 +98,8 @@ class Result:
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
         self._writes = writes_of(state, self.best_index)
-        self._out_idx = state.finished.out_idx if state.finished else ()
+        self.out_idx = state.finished.out_idx if state.finished else ()
+        """Positions of the outputs; empty for a run that did not finish."""
         self._replayed = replayed
         self.noise: tuple[str, ...] = run_noise(state, self.final)
         """The signs that the machine was not quiet, and what to do: a sentence each; empty without any."""
@@ -243,7 +244,7 @@ class Result:
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
         loader = importlib.import_module("atune.stages.measure.loader")
-        return loader.Kernel(self._library(), self._out_idx, self._writes)
+        return loader.Kernel(self._library(), self.out_idx, self._writes)
 
     @cached_property
     def kernel_source(self) -> str:
@@ -351,6 +352,11 @@ class TuneResult(Result):
         """The winner's median latency, ms: the final's where there was one."""
         assert self.best.latency_ms is not None, "a winner was measured"
         return self.best.latency_ms
+
+    def save_bundle(self, folder: str | os.PathLike[str], *, workload: Any = None) -> str:
+        """Write the winner as a bundle, the new folder `folder`: `atune.results.save_bundle` of this result alone."""
+        save = importlib.import_module("atune.frontends.api.save_bundle").save_bundle
+        return str(save(folder, [self], workload=workload))
 
 
 def _work(state: State) -> ProblemWork:

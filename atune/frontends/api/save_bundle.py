@@ -1,0 +1,233 @@
+"""Writing of bundles, which `atune.bundle` loads: the winners' libraries, and a manifest that describes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.bundle.cuda import LIBRARY, runtime_folder
+from atune.bundle.machine import this_cpu
+from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
+from atune.errors import UsageError
+from atune.journal.events import RunStarted
+from atune.journal.result import Result
+from atune.model.artifact import Artifact
+from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
+from atune.model.settings import CPU_FLAGS, CompileSettings
+from atune.version import installed_versions
+from atune.workload.workload import Workload, parse_file_ref, ship
+
+Files = dict[str, bytes]
+"""Contents of a bundle's files, by their name in it."""
+
+
+def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result], *, workload: Workload | None = None) -> str:
+    """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
+
+    A library that is gone is compiled again, in a worker.
+
+    Parameters
+    ----------
+    folder
+        The folder, which appears whole or not at all. It must not exist, or be empty.
+    results
+        Results of runs that finished, each for another problem. The first is the bundle's default.
+    workload
+        What to compile again from. None takes the file that a result's journal names, and runs it.
+
+    Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
+    and `CompileFailed`.
+    """
+    headers = [_checked(result) for result in results]
+    if not headers:
+        raise UsageError("a bundle needs at least one result")
+    _check_alike(results, headers)
+    path = Path(folder)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty: give a new folder")
+    files: Files = {}
+    problems = [_problem(result, header, files, workload) for result, header in zip(results, headers, strict=True)]
+    target = headers[0].target
+    requires = {}
+    if target.kind == "cuda":
+        files |= _runtime()
+        requires["apache-tvm-ffi"] = _required("apache-tvm-ffi")
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kernel": {"name": headers[0].workload, "fingerprint": headers[0].kernel},
+        "target": target.kind,
+        "arch": target.arch,
+        "cpu": {**this_cpu(), **({} if any(map(_is_native, results, headers)) else {"features": []})},
+        "requires": requires,
+        "versions": installed_versions(),
+        "rule": None,
+        "problems": problems,
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
+    }
+    manifest = json.loads(json.dumps(manifest))  # as it is read again: lists, and no tuples
+    manifest["digest"] = manifest_digest(manifest)
+    _write(path, {**files, MANIFEST: json.dumps(manifest, indent=1).encode() + b"\n"})
+    return str(manifest["digest"])
+
+
+def _checked(result: Result) -> RunStarted:
+    """Return the header of a result that can be in a bundle. Raises `UsageError` for others."""
+    what = f"the run of {result.journal}" if result.journal else "the run"
+    if result.header is None or result.best is None:
+        raise UsageError(f"{what} has no winner: there is nothing to put into a bundle")
+    if not result.finished:
+        raise UsageError(f"{what} did not finish: resume it first")
+    return result.header
+
+
+def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted]) -> None:
+    """Raise `UsageError` unless the runs are of one kernel and target, and of different problems."""
+    first, seen = headers[0], set[str]()
+    for result, header in zip(results, headers, strict=True):
+        problem = named(_arguments(header))
+        where = f" ({result.journal})" if result.journal else ""
+        if header.kernel != first.kernel:
+            raise UsageError(f"a bundle holds one kernel, and {problem}{where} is of another than the first result")
+        if header.target != first.target:
+            raise UsageError(f"a bundle is for {first.target}, as its first result, and {problem}{where} is not")
+        if problem in seen:
+            raise UsageError(f"two results are of the problem {problem}: give one of them")
+        seen.add(problem)
+
+
+def _arguments(header: RunStarted) -> dict[str, Any]:
+    """Return the problem as plain data: dtypes by name, and without dimensions that are symbolic."""
+    found = {}
+    for name, value in header.arguments.items():
+        tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
+        if tag != "$dynamic":
+            found[name] = value[tag] if tag.startswith("$") else value
+    return found
+
+
+def _problem(result: Result, header: RunStarted, files: Files, workload: Workload | None) -> dict[str, Any]:
+    """Return the manifest's entry for a result, and add its library to `files`."""
+    assert result.best is not None, "it was checked"
+    artifact, data = _library(result, header, workload)
+    digest = hashlib.sha256(data).hexdigest()
+    files[f"{digest}.so"] = data
+    n = len(artifact.params)
+    return {
+        "problem": _arguments(header),
+        "config": result.best_config,
+        "latency_ms": result.latency_ms,
+        "default_ms": result.default_ms,
+        "reference_ms": result.reference_ms,
+        "proven": result.proven,
+        "device": next((device.name for device in result.devices if device.id == result.best.device), ""),
+        "versions": header.versions,
+        "library": digest,
+        "symbol": artifact.symbol,
+        "calls": artifact.calls,
+        "outputs": sorted(i % n for i in result.out_idx),
+        "params": [msgspec.to_builtins(p) | {"strides": p.strides, "shape": p.shape} for p in artifact.params],
+    }
+
+
+def _library(result: Result, header: RunStarted, workload: Workload | None) -> tuple[Artifact, bytes]:
+    """Return the winner's place in its library, and the library's content. One that is gone is compiled again."""
+    assert result.best is not None, "it was checked"
+    device = next((device.name for device in result.devices if device.id == result.best.device), "")
+    here = this_cpu()["name"]
+    if header.target.kind == "c" and _is_native(result, header) and device not in ("", here):
+        raise UsageError(f"the winner has instructions of the {device} that it was tuned on: save the bundle there")
+    if (artifact := result.artifact) is not None:
+        try:
+            return artifact, Path(artifact.path).read_bytes()
+        except OSError:
+            pass  # removed since
+    now = installed_versions().get("tilelang", "")
+    if (then := header.versions.get("tilelang", "")) != now:
+        why = f"{named(_arguments(header))} was tuned with tilelang {then}, and {now} is installed"
+        raise UsageError(f"the winner's library is gone and cannot be compiled again: {why}; tune again")
+    from atune.frontends.api.blocking import run_blocking
+
+    return run_blocking(_compiled, result, header, workload)
+
+
+async def _compiled(result: Result, header: RunStarted, workload: Workload | None) -> tuple[Artifact, bytes]:
+    """Compile a winner in a worker, as tilelang alone does."""
+    import anyio.to_thread
+
+    from atune.frontends.api.compile_all import compiled, compilers, raise_failures
+    from atune.frontends.api.resume import options_of, origin_of
+
+    assert result.best is not None, "it was checked"
+    settings: CompileSettings = options_of(header)["compile"]
+    settings = msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
+    ref = ship(workload) if workload is not None else parse_file_ref(origin_of(header))
+    async with compilers(ref, header.target, settings) as (machine, run):
+        spec = await machine.describe(seed=int(header.settings.get("seed", 0)))
+        if spec.kernel != header.kernel or thaw(spec.arguments) != thaw(header.arguments):
+            where = spec.origin or "the workload"
+            raise UsageError(f"the winner's library is gone, and {where} is not what was tuned: it changed; tune again")
+        candidate = Candidate(0, result.best.key, thaw(result.best.config))
+        answers = await compiled(machine, [candidate], run)
+        raise_failures([candidate], answers)
+        artifact = answers[0]
+        assert isinstance(artifact, Artifact), "no failure"
+        return artifact, await anyio.to_thread.run_sync(Path(artifact.path).read_bytes)
+
+
+def _is_native(result: Result, header: RunStarted) -> bool:
+    """Tell whether the winner was compiled with the instructions of its own CPU."""
+    if header.target.kind != "c":
+        return False
+    own = (result.best_config or {}).get(COMPILE_FLAGS)
+    flags = own if own is not None else header.settings.get("compile", {}).get("flags")
+    return any("native" in flag for flag in (CPU_FLAGS if flags is None else flags))
+
+
+def _runtime() -> Files:
+    """Return the libraries that load tilelang's CUDA libraries without tilelang, and their licences."""
+    folder = runtime_folder()
+    if folder is None:
+        raise UsageError(f"a bundle for CUDA holds tilelang's {LIBRARY}, and tilelang is not installed here")
+    runtime = (folder / LIBRARY).read_bytes()
+    names = sorted({found.decode() for found in re.findall(rb"libstub_\w+\.so", runtime)})
+    files = {f"{RUNTIME}/{LIBRARY}": runtime}
+    files |= {f"{RUNTIME}/{name}": (folder / name).read_bytes() for name in names if (folder / name).exists()}
+    for package in ("tilelang", "apache-tvm-ffi"):  # the latter's licence is that of TVM, which the runtime is
+        for path in metadata.files(package) or ():
+            if re.match(r"(LICENSE|NOTICE)", path.name):
+                files[f"{RUNTIME}/{path.name}.{package}"] = Path(str(path.locate())).read_bytes()
+    return files
+
+
+def _required(package: str) -> str:
+    """Return the range of versions of `package` that the installed tilelang asks for, such as ``>=0.1.11,<0.1.13``."""
+    found = (
+        re.fullmatch(rf"{re.escape(package)}\s*\(?([^;)]*)\)?\s*(;.*)?", r) for r in metadata.requires("tilelang") or ()
+    )
+    asked = next((match[1].strip() for match in found if match), "")
+    return asked or f"=={metadata.version(package)}"
+
+
+def _write(folder: Path, files: Files) -> None:
+    """Write `files` into a new folder beside `folder`, and rename it. Raises `UsageError`."""
+    part = folder.parent / f".{folder.name}.{os.getpid()}.part"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+        for name, data in files.items():
+            (part / name).parent.mkdir(exist_ok=True)
+            (part / name).write_bytes(data)
+        os.rename(part, folder)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

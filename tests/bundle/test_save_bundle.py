@@ -1,0 +1,176 @@
+"""Bundles of what was tuned: written, served without tilelang, and compiled again where a library is gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bundle_kernels import LARGE, SMALL
+from event_streams import Stream
+from processes import environment
+
+import atune
+from atune.bundle import OutsideProblems, load
+from atune.errors import UsageError
+from atune.frontends.api import save_bundle as writer
+from atune.frontends.cli.main import main
+from atune.journal.result import Result
+from atune.model.folders import artifacts_folder
+from atune.results import save_bundle
+
+KERNELS = Path(__file__).parents[1] / "bundle_kernels.py"
+SERVE = """
+import sys
+sys.modules["tilelang"] = None
+import torch
+from atune.bundle import load
+found = load(sys.argv[1])
+for M in (32, 64):
+    A, B = torch.randn(M, 32), torch.randn(32, 16)
+    torch.testing.assert_close(found(A, B), A @ B)
+print("served")
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache folder for the runs of this module."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATUNE_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def journals(home: Path) -> dict[str, str]:
+    """The journals of one run for each workload of `bundle_kernels`."""
+    found = {}
+    for name in ("SMALL", "LARGE", "OTHER"):
+        found[name] = str(home / f"{name}.jsonl")
+        atune.run(f"{KERNELS}:{name}", target="c", journal=found[name], progress=False)
+    return found
+
+
+def replayed(journals: dict[str, str], *names: str) -> list[Any]:
+    return [atune.replay(journals[name]) for name in names]
+
+
+def test_what_was_tuned_is_served_without_tilelang_and_compilers(journals: dict[str, str], tmp_path: Path) -> None:
+    small, large = results = replayed(journals, "SMALL", "LARGE")
+    digest = save_bundle(tmp_path / "b", results)
+    env = {name: value for name, value in environment().items() if not name.startswith("ATUNE_")}
+    command = [sys.executable, "-W", "error", "-c", SERVE, str(tmp_path / "b")]
+    done = subprocess.run(command, env=env | {"PATH": "/nowhere"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["digest"] == digest and manifest["target"] == "c" and manifest["rule"] is None
+    assert manifest["kernel"] == {"name": "matmul", "fingerprint": small.header.kernel}
+    for one, result in zip(manifest["problems"], (small, large), strict=True):
+        assert one["problem"] == result.header.arguments and one["config"] == result.best_config
+        assert one["latency_ms"] == result.latency_ms and one["versions"]["tilelang"]
+        assert one["params"][0] == {"dtype": "float32", "shape": [one["problem"]["M"], 32], "strides": None}
+    assert save_bundle(tmp_path / "again", results) == digest
+    with pytest.raises(
+        OutsideProblems, match=r"no kernel takes float32 \[48, 32\] here; the bundle has M=32, N=16; M=64"
+    ):
+        load(tmp_path / "b")(torch.ones(48, 32), torch.ones(32, 16))
+
+
+def test_a_result_saves_itself(home: Path, tmp_path: Path) -> None:
+    result = atune.run(SMALL, target="c", progress=False)
+    digest = result.save_bundle(tmp_path / "new" / "b")
+    found, A, B = load(tmp_path / "new" / "b"), torch.randn(32, 32), torch.randn(32, 16)
+    assert found.digest == digest and torch.equal(found(A, B), result.kernel(A, B))
+
+
+@pytest.fixture
+def without_libraries(journals: dict[str, str]) -> Iterator[None]:
+    """Have the artifact store be empty, until the test ends."""
+    aside = artifacts_folder().with_name("aside")
+    artifacts_folder().rename(aside)
+    yield
+    shutil.rmtree(artifacts_folder(), ignore_errors=True)
+    aside.rename(artifacts_folder())
+
+
+@pytest.mark.usefixtures("without_libraries")
+def test_a_library_that_is_gone_is_compiled_again(journals: dict[str, str], tmp_path: Path) -> None:
+    [result] = replayed(journals, "SMALL")
+    assert result.artifact is None
+    result.save_bundle(tmp_path / "b")
+    A, B = torch.randn(32, 32), torch.randn(32, 16)
+    torch.testing.assert_close(load(tmp_path / "b")(A, B), A @ B)
+
+
+@pytest.mark.usefixtures("without_libraries")
+def test_another_kernel_is_not_compiled_in_its_place(journals: dict[str, str], tmp_path: Path) -> None:
+    [result] = replayed(journals, "SMALL")
+    with pytest.raises(UsageError, match=r"the winner's library is gone, and .* is not what was tuned"):
+        result.save_bundle(tmp_path / "b", workload=LARGE)
+    assert not (tmp_path / "b").exists() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("without_libraries")
+def test_another_tilelang_does_not_compile_it(
+    journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "installed_versions", lambda: {"tilelang": "9"})
+    with pytest.raises(UsageError, match=r"M=32, N=16 was tuned with tilelang .*, and 9 is installed; tune again"):
+        replayed(journals, "SMALL")[0].save_bundle(tmp_path / "b")
+
+
+def test_results_that_make_no_bundle(journals: dict[str, str], tmp_path: Path) -> None:
+    refused = [
+        ([], "a bundle needs at least one result"),
+        (replayed(journals, "SMALL", "SMALL"), "two results are of the problem M=32, N=16: give one of them"),
+        (replayed(journals, "SMALL", "OTHER"), r"one kernel, and M=96, N=16 \(.*\) is of another than the first"),
+        ([Result.from_events(Stream().proposed(0).events)], "the run has no winner"),
+    ]
+    for results, message in refused:
+        with pytest.raises(UsageError, match=message):
+            save_bundle(tmp_path / "b", results)
+    half = tmp_path / "half.jsonl"
+    half.write_text("".join(Path(journals["SMALL"]).read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match=r"the run of .*half\.jsonl did not finish: resume it first"):
+        save_bundle(tmp_path / "b", [atune.replay(half)])
+    assert [path.name for path in tmp_path.iterdir()] == ["half.jsonl"]
+
+
+def test_a_folder_that_is_there_stays(journals: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("mine")
+    for taken in (tmp_path, tmp_path / "note"):
+        with pytest.raises(UsageError, match="exists and is not empty: give a new folder"):
+            save_bundle(taken, replayed(journals, "SMALL"))
+    with pytest.raises(UsageError, match=r"cannot write .*/note/b: "):
+        save_bundle(tmp_path / "note" / "b", replayed(journals, "SMALL"))
+    assert (tmp_path / "note").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    save_bundle(tmp_path / "empty", replayed(journals, "SMALL"))
+    load(tmp_path / "empty")
+
+
+def test_the_instructions_of_another_cpu_are_not_shipped(
+    journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "this_cpu", lambda: {"machine": "x86_64", "name": "Another CPU", "features": []})
+    with pytest.raises(UsageError, match=r"has instructions of the .* that it was tuned on: save the bundle there"):
+        save_bundle(tmp_path / "b", replayed(journals, "SMALL"))
+
+
+def test_the_command(journals: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bundle", journals["SMALL"], journals["LARGE"], "-o", str(tmp_path / "b")]
+    assert main([*command, "--json"]) == 0
+    found = load(tmp_path / "b")
+    printed = {"output": str(tmp_path / "b"), "problems": 2, "digest": found.digest}
+    assert json.loads(capsys.readouterr().out) == printed and len(found.problems) == 2
+    assert main(command) == 2
+    assert "exists and is not empty: give a new folder" in capsys.readouterr().err
+    assert main(["bundle", journals["SMALL"], "-o", str(tmp_path / "one")]) == 0
+    assert capsys.readouterr().out.startswith(f"bundle     {tmp_path / 'one'}, 1 problem\ndigest     ")
