@@ -81,6 +81,13 @@ def test_checkouts() -> None:
         says("checkouts", f"{name} {median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})")
 
 
+def test_bundle() -> None:
+    found = stored("bundle/bundle.json")
+    assert found["target"] == "c" and found["bundle"]["over_kernel_ns"][2] < 2000
+    says("bundle", f"{found['bundle']['over_kernel_ns'][1] / 1e3:.1f} µs")
+    says("bundle", *(f"{found['fresh'][name]:.1f} ms" for name in ("load_ms", "first_ms")))
+
+
 def test_second_tune() -> None:
     found = stored("second_tune/second_tune.json")["auto"]
     over = sorted(run["over_s"] for run in found["runs"])
