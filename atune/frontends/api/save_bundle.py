@@ -24,7 +24,7 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
 from atune.model.settings import CPU_FLAGS, CompileSettings
 from atune.version import installed_versions
-from atune.workload.workload import Workload, parse_file_ref, ship
+from atune.workload.workload import Workload, ship
 
 Files = dict[str, bytes]
 """Contents of a bundle's files, by their name in it."""
@@ -169,7 +169,7 @@ async def _compiled(result: Result, header: RunStarted, workload: Workload | Non
     assert result.best is not None, "it was checked"
     settings: CompileSettings = options_of(header)["compile"]
     settings = msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
-    ref = ship(workload) if workload is not None else parse_file_ref(origin_of(header))
+    ref = ship(workload) if workload is not None else origin_of(header)
     async with compilers(ref, header.target, settings) as (machine, run):
         spec = await machine.describe(seed=int(header.settings.get("seed", 0)))
         if spec.kernel != header.kernel or thaw(spec.arguments) != thaw(header.arguments):
