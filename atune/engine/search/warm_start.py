@@ -15,6 +15,7 @@ from typing import Any
 from atune.errors import UsageError
 from atune.journal.result import Result
 from atune.model.candidate import Advice, Config, config_key
+from atune.model.problem import distance
 from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000
@@ -119,22 +120,10 @@ def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, fl
 
 
 def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:
-    """Return experience sorted by similarity: first that of these devices, then by the problem's numbers."""
+    """Return experience sorted by similarity: first that of these devices, then by `distance`."""
     here = set(devices)
 
     def place(each: Experience) -> tuple[bool, float, str]:
         return here.isdisjoint(each.devices), distance(each.arguments, spec.arguments), each.source
 
     return sorted(experiences, key=place)
-
-
-def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Return how far two problems are apart: the sum of |log2| of their numbers' ratios; other differences count 1."""
-    return math.fsum(_apart(one.get(name), other.get(name)) for name in {**one, **other})
-
-
-def _apart(one: Any, other: Any) -> float:
-    if one == other:
-        return 0.0
-    numbers = all(isinstance(value, (int, float)) and value > 0 for value in (one, other))
-    return abs(math.log2(one / other)) if numbers else 1.0

@@ -14,7 +14,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.search.warm_start import distance
 from atune.errors import AtuneError, DevicesLost, JournalError, MachineError, NoWinner, UsageError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.default_journal import default_journal
@@ -28,6 +27,7 @@ from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.options import Option, checked, documents, path, refuse_unknown
+from atune.model.problem import distance
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit

@@ -1,0 +1,107 @@
+"""A rule that says which configuration a problem gets that was never tuned: plain data, which JSON keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from atune.model.candidate import Config, config_key
+from atune.model.problem import distance, is_size
+
+
+class DispatchRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
+    """What all rules have. `dispatch_rule` makes one, and says what `regret` and the fields below it count."""
+
+    configs: tuple[Config, ...]
+    """The configurations that it chooses from."""
+    sizes: tuple[str, ...]
+    """Arguments of which the logarithm counts. All others must be equal to those of a tuned problem."""
+    regret: float | None = None
+    """Weighted mean regret on problems left out; None where none could be."""
+    worst_regret: float | None = None
+    """The largest of these."""
+    tested: int = 0
+    """Problems that it is the mean of."""
+    unmeasured: int = 0
+    """Problems left out whose chosen configuration was not measured, or failed, there."""
+
+    def split(self, arguments: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
+        """Return a key of the arguments that must be equal, and the sizes; None where one is no number above zero."""
+        sizes = {name: arguments[name] for name in self.sizes if is_size(arguments.get(name))}
+        if len(sizes) < len(self.sizes):
+            return None
+        return config_key({name: value for name, value in arguments.items() if name not in sizes}), sizes
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A tuned problem. `config`: an index in the rule's `configs`."""
+
+    sizes: dict[str, float]
+    config: int
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The tuned problems with these other arguments, by their sizes."""
+
+    others: dict[str, Any]
+    points: tuple[Point, ...]
+
+
+class NearestRule(DispatchRule, frozen=True, kw_only=True, tag="nearest"):
+    """The configuration of the nearest tuned problem, by the sum of the log2 ratios of the sizes."""
+
+    groups: tuple[Group, ...]
+    """The tuned problems by their other arguments. Of those that are equally near the first counts."""
+
+    def pick(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one."""
+        if (found := self.split(arguments)) is None:
+            return None
+        key, sizes = found
+        points = next((group.points for group in self.groups if config_key(group.others) == key), ())
+        return min(points, key=lambda point: distance(sizes, point.sizes)).config if points else None
+
+
+class Leaf(msgspec.Struct, frozen=True, tag="leaf", tag_field="node"):
+    """The end of a branch. `config`: an index in the rule's `configs`."""
+
+    config: int
+
+
+class Branch(msgspec.Struct, frozen=True, tag="branch", tag_field="node"):
+    """Where a tree asks for the size `size`: up to `most` goes to `small`, more to `large`."""
+
+    size: str
+    most: float
+    small: Branch | Leaf
+    large: Branch | Leaf
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """The tree for problems with these other arguments."""
+
+    others: dict[str, Any]
+    root: Branch | Leaf
+
+
+class TreeRule(DispatchRule, frozen=True, kw_only=True, tag="tree"):
+    """Decision trees over the sizes, one for each combination of the other arguments."""
+
+    trees: tuple[Tree, ...]
+    """By their other arguments."""
+
+    def pick(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one."""
+        if (found := self.split(arguments)) is None:
+            return None
+        key, sizes = found
+        node = next((tree.root for tree in self.trees if config_key(tree.others) == key), None)
+        while isinstance(node, Branch):
+            node = node.small if sizes[node.size] <= node.most else node.large
+        return None if node is None else node.config
+
+
+AnyRule = NearestRule | TreeRule
+"""The union that `msgspec.json.decode(text, type=AnyRule)` reads."""
