@@ -17,7 +17,7 @@ from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
 from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, untried, writes_of
 from atune.journal.state import State
-from atune.model.artifact import Artifact, source_path
+from atune.model.artifact import Artifact, source_path, what_failed
 from atune.model.candidate import BASELINE, Config
 from atune.model.folders import cache_folder, is_cached, is_stored
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
@@ -162,7 +162,7 @@ class Result:
             return why and f"there is no default configuration to compare with: {why}"
         if default.latency_ms is not None or not default.message:
             return ""
-        what = f"failed: {default.kind}" if default.kind else "was not measured"
+        what = what_failed(default.kind) if default.kind else "was not measured"
         return f"the default configuration {what}: {default.message}"
 
     @property

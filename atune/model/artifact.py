@@ -22,6 +22,29 @@ mismatch / non_finite / unwritten: outputs differ from the reference, hold NaN o
 worker_lost: its process was killed from outside, twice. suspect: the whole program died twice while measuring it, so it
 is not tried again.
 """
+_WORDS = {
+    "lower": "failed to lower",
+    "codegen": "failed to generate code",
+    "compile": "failed to compile",
+    "crash": "crashed while compiling",
+    "timeout": "timed out",
+    "hopeless": "took too long to compile",
+    "load": "failed to load",
+    "launch": "failed to launch",
+    "fault": "faulted on the device",
+    "out_of_memory": "ran out of memory",
+    "out_of_bounds": "wrote out of bounds",
+    "mismatch": "gave wrong outputs",
+    "non_finite": "gave NaN or infinity",
+    "unwritten": "left outputs unwritten",
+    "worker_lost": "lost the process",
+    "suspect": "may have ended the program",
+}
+
+
+def what_failed(kind: str) -> str:
+    """Return what candidates with this kind of failure did, in words. A kind of a later atune stands for itself."""
+    return _WORDS.get(kind, kind)
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):

@@ -15,7 +15,7 @@ from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalO
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import State
-from atune.model.artifact import StaticFacts, source_path
+from atune.model.artifact import StaticFacts, source_path, what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.jobs import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
@@ -131,7 +131,8 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
     if record.same_as is not None:
         yield f"same as    candidate {record.same_as}: the same code, compiled and measured once"
     if record.message:
-        yield f"reason     {printable(f'{record.kind}: ' if record.kind else '')}{printable(record.message)}"
+        what = f"{what_failed(record.kind)}: " if record.kind else ""
+        yield f"reason     {printable(what + record.message)}"
     yield from _timing_lines(story)
     yield from _fact_lines(story)
     if story.source:

@@ -16,6 +16,7 @@ from atune.errors import UsageError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
+from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 
 FORMATS = ("csv", "t4")
@@ -218,7 +219,7 @@ def outcome(record: Record, final: Container[int] = ()) -> str:
     message = printable(record.message)
     if record.instead is not None:
         return f"passed over for candidate {record.instead}: {message.removeprefix(LIKELY)}"
-    return ": ".join(filter(None, (record.status, record.kind, message)))
+    return ": ".join(filter(None, (what_failed(record.kind or record.status), message)))
 
 
 def _table_row(record: Record, final: set[int], mark: str, decimals: int) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ from typing import Any
 from atune.journal.events import RunStarted
 from atune.journal.result import Ratio, Result
 from atune.journal.state import State
+from atune.model.artifact import what_failed
 from atune.model.candidate import Config, printable
 from atune.model.options import options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.hosts import measured_on
 from atune.reporting.progress import duration
 from atune.reporting.summary import (
-    KIND_WORDS,
     PRUNED,
     FailureGroup,
     comparison,
@@ -189,7 +189,7 @@ def failures_section(result: Result) -> str:
 def _failure(group: FailureGroup, journal: str | None) -> str:
     """Return a reason. What was written stands below, folded where the line of the user's code is known."""
     colour = "" if group.kind == PRUNED else ' class="bad"'
-    what = printable(KIND_WORDS.get(group.kind, group.kind))
+    what = printable(what_failed(group.kind))
     lines = [f"<h3{colour}>{group.count:,} {escape(what)}</h3>", f"<p>{breakable(group.message)}</p>"]
     where, detail = group.where, group.first.detail[-DETAIL:]
     if where is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from atune.journal.result import Ratio, Record, Result
+from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Target
 from atune.model.roofline import Roofline, rate_text
@@ -226,25 +227,6 @@ def why_unchecked(result: Result) -> str:
 DEFAULTS = "the kernel's defaults"
 """What an empty configuration is called."""
 PRUNED = "pruned"
-KIND_WORDS = {
-    "lower": "failed to lower",
-    "codegen": "failed to generate code",
-    "compile": "failed to compile",
-    "crash": "crashed while compiling",
-    "timeout": "timed out",
-    "hopeless": "took too long to compile",
-    "load": "failed to load",
-    "launch": "failed to launch",
-    "fault": "faulted on the device",
-    "out_of_memory": "ran out of memory",
-    "out_of_bounds": "wrote out of bounds",
-    "mismatch": "gave wrong outputs",
-    "non_finite": "gave NaN or infinity",
-    "unwritten": "left outputs unwritten",
-    "worker_lost": "lost their process",
-    "suspect": "may have ended the program",
-}
-"""What candidates of each kind of failure did."""
 LINE_CHARACTERS = 240
 """Of the line for a group, the screen shows at most this many."""
 MOST_GROUPS = 50
@@ -276,7 +258,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """Their number, what they did, and why."""
-        return f"{self.count} {KIND_WORDS.get(self.kind, self.kind)}: {printable(self.message)}"
+        return f"{self.count} {what_failed(self.kind)}: {printable(self.message)}"
 
 
 def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:

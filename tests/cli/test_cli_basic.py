@@ -24,6 +24,7 @@ from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal
+from atune.model.options import python_ways
 from atune.model.settings import ACCELERATORS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
 
@@ -67,6 +68,7 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
     def install(stream: Stream = GOOD, error: BaseException | None = None) -> Scripted:
         scripted = Scripted(stream, error)
+        python_ways()  # imports what names the options, with the real module
         module = ModuleType("atune.frontends.api.tuner")
         module.tune = scripted.tune  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "atune.frontends.api.tuner", module)

@@ -45,7 +45,7 @@ def test_ls(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 def test_show(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "show", key().text[:10])
     assert "problem       M=64" in text and "fingerprint   f" in text and "measuring     n_repeat=3" in text
-    assert "failed: mismatch: wrong" in text
+    assert "gave wrong outputs: wrong" in text
     found = as_json(capsys, "show", key().text)
     assert (found["config"], found["latency_ms"], found["versions"]) == ({"block": 32}, 1.0, {"atune": "1"})
     assert "2 results have a key" in printed(capsys, "show", "", status=2)

@@ -46,7 +46,7 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
     assert main(["show", journal, "1"]) == 0
     reported = capsys.readouterr().out.splitlines()
     assert reported[:2] == ["candidate  1: failed", "config     block=32"]
-    assert "reason     lower: NameError: name 'q' is not defined" in reported
+    assert "reason     failed to lower: NameError: name 'q' is not defined" in reported
     assert "  Traceback (most recent call last):" in reported and any("build_failed" in line for line in reported)
 
 
@@ -141,7 +141,7 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     assert "event" in data["events"][0]
     bad = write(tmp_path / "bad", Stream(total=2).candidate(0).finished().events)
     assert main(["show", str(bad)]) == 0
-    assert "reason     mismatch: wrong" in capsys.readouterr().out
+    assert "reason     gave wrong outputs: wrong" in capsys.readouterr().out
     assert main(["show", str(bad), "7"]) == 2
     assert "has no candidate 7" in capsys.readouterr().err
 

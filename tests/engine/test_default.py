@@ -96,7 +96,7 @@ async def test_a_likely_loser_is_measured_if_it_is_the_default() -> None:
 
 async def test_a_default_that_cannot_run_is_said_in_a_line() -> None:
     run = await finish(FakeMachine(6, Script(fails={2: "compile"}), default=2))
-    assert default_line(run.result) == "the default configuration failed: compile: scripted to fail: compile"
+    assert default_line(run.result) == "the default configuration failed to compile: scripted to fail: compile"
     facts = Script(facts=lambda c: StaticFacts(smem_bytes=100 * c["x"]))
     run = await finish(FakeMachine(6, facts, default=5, limits=DeviceLimits(smem_bytes=400)))
     assert default_line(run.result).startswith("the default configuration was not measured: shared memory: 500 bytes")
@@ -160,7 +160,7 @@ async def test_a_baseline_that_wins_is_proven_and_kept() -> None:
 async def test_a_baseline_that_fails_is_said_in_a_line_and_is_no_candidates_failure() -> None:
     run = await finish(FakeMachine(6, Script(fails={BASELINE: "compile"}), default=OUTSIDE))
     assert run.result.failed == 0 and not run.result.failures and run.result.best_index is not None
-    assert default_line(run.result) == "the default configuration failed: compile: scripted to fail: compile"
+    assert default_line(run.result) == "the default configuration failed to compile: scripted to fail: compile"
     assert run.result.default_ms is None and "compile" not in summary_text(run.result).partition("candidates")[2]
 
 

@@ -21,7 +21,7 @@ from atune.frontends.cli.parsing import add_options, with_flags
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.model.artifact import StaticFacts
+from atune.model.artifact import StaticFacts, what_failed
 from atune.model.candidate import BASELINE
 from atune.model.options import Field
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -33,7 +33,7 @@ from atune.reporting.page import command_of
 from atune.reporting.plot import linear_ticks, log_ticks
 from atune.reporting.plots import plot_data, plot_sections
 from atune.reporting.report import page_of, report
-from atune.reporting.summary import KIND_WORDS, failure_summary
+from atune.reporting.summary import failure_summary
 from atune.reporting.timeline import Clocks, Timeline
 from atune.reporting.winner import kernel_section, source_section
 
@@ -113,7 +113,7 @@ def test_failures_stand_open_with_their_output_and_an_example() -> None:
     page = report(DATA)
     text, result = without_script(page), replay(DATA)
     for kind, message, count in failure_summary(result.records):
-        assert f"{count:,} {KIND_WORDS.get(kind, kind)}" in text and message in html.unescape(text)
+        assert f"{count:,} {what_failed(kind)}" in text and message in html.unescape(text)
     assert "For example candidate" in text
     assert "For example candidate 40: block_rows=2" in without_script(report(LAYOUTS))
 

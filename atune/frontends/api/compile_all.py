@@ -22,7 +22,7 @@ from atune.errors import CompileFailed
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.events import BuildFailed
-from atune.model.artifact import Artifact, Failure, Lowered, source_path
+from atune.model.artifact import Artifact, Failure, Lowered, source_path, what_failed
 from atune.model.candidate import Candidate, Config, config_key
 from atune.model.device import Target
 from atune.model.options import Option, complete, documents, options_of
@@ -159,10 +159,8 @@ async def compiled(
 def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
     failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
     if failures:
-        from atune.reporting.summary import KIND_WORDS  # rare, and not needed to import atune
-
         reasons = Counter((failure.kind, failure.message) for _, failure in failures)
-        lines = [f"  {n} {KIND_WORDS[kind]}: {message}" for (kind, message), n in reasons.most_common(10)]
+        lines = [f"  {n} {what_failed(kind)}: {message}" for (kind, message), n in reasons.most_common(10)]
         message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
         raise CompileFailed("\n".join([message, *lines]), failures)
 

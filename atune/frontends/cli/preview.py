@@ -21,12 +21,11 @@ from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, what_failed
 from atune.model.candidate import Candidate, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
-from atune.reporting.summary import KIND_WORDS
 from atune.workers.local.workload_queries import discover, survey_space
 from atune.workload.workload import FileRef, Refusals, SpaceSurvey
 
@@ -233,7 +232,7 @@ def compile_lines(found: CompileSummary) -> list[str]:
     lines += [f"           {found.fallback}"] if found.fallback else []
     lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
     for one in found.failures[:REASONS]:
-        lines.append(f"           {one.count} {KIND_WORDS.get(one.kind, one.kind)}: {printable(one.message)}")
+        lines.append(f"           {one.count} {what_failed(one.kind)}: {printable(one.message)}")
     if (more := len(found.failures) - REASONS) > 0:
         lines.append(f"           {more} other reasons")
     return lines
