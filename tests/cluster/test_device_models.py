@@ -10,12 +10,12 @@ import pytest
 from cluster_agents import Loopback
 
 from atune.errors import TargetError
-from atune.model.device import DeviceInfo, Target
+from atune.model.device import NO_GPU, DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, shares
 from atune.workers.cluster.messages import DiscoverJob, NodeFound
-from atune.workers.local.machine import LocalMachine
+from atune.workers.local.machine import ALIKE, LocalMachine
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import parse_file_ref
 
@@ -128,6 +128,23 @@ async def test_few_candidates_are_compiled_plain_as_on_one_machine(candidates: i
             assert active == used and unused["cicc"] == "no nvcc" and ("haste" in unused) == (not used)
             names = tuple(name.partition("@")[0] for name in used)
             assert all(agent.agent._machine._accelerators == names for agent in connect.agents)
+
+
+@pytest.mark.parametrize(("fallback", "alike"), [(NO_GPU, ALIKE), ("", 0)])
+async def test_equal_failures_end_a_run_without_a_gpu_on_any_node(
+    fallback: str, alike: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(self: Any, job: Any, worker: Any) -> Any:
+        found = await NodeAgent.run(self, job, worker)
+        if not isinstance(found, NodeFound):
+            return found
+        return NodeFound(msgspec.structs.replace(found.discovery, fallback=fallback), 1)
+
+    monkeypatch.setattr("cluster_agents.Posing.run", run)
+    nodes = machine(Loopback(2))
+    async with nodes.open():
+        await nodes.discover()
+        assert nodes.hints(0).alike == alike
 
 
 async def test_a_node_keeps_a_core_free_for_each_device() -> None:

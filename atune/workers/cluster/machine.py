@@ -29,7 +29,7 @@ from atune.workers.cluster.nodes import (
     none_left,
 )
 from atune.workers.local.compile_service import ACCELERATOR
-from atune.workers.local.machine import NEIGHBOURS, accelerators_for, check_discovery
+from atune.workers.local.machine import accelerators_for, check_discovery, compile_hints
 from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
@@ -207,9 +207,8 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Say that a group of neighbours is lowered in a row, and that each node keeps cores free by itself."""
-        on_cpu = self._found.target.kind == "c"
-        return CompileHints(row=NEIGHBOURS if "swizzle_lowering" in self._accelerators and not on_cpu else 1)
+        """Return the hints; each node keeps cores free by itself."""
+        return compile_hints(self._found, self._accelerators)
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)

@@ -275,12 +275,8 @@ class LocalMachine:
         builds: Literal["all", "first", "none"] = "all"
         if self.service.warming:
             builds = "none" if self.service.soon else "first"
-        return CompileHints(
-            row=NEIGHBOURS if "swizzle_lowering" in self._accelerators and not self._on_cpu else 1,
-            builds=builds,
-            resting=0 if self._cores_left is None else max(0, measuring - self._cores_left),
-            alike=ALIKE if self.found.fallback else 0,
-        )
+        resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
+        return msgspec.structs.replace(compile_hints(self.found, self._accelerators), builds=builds, resting=resting)
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -306,6 +302,14 @@ class LocalMachine:
     @property
     def _on_cpu(self) -> bool:
         return self.found.target.kind == "c"
+
+
+def compile_hints(found: Discovery, accelerators: Sequence[str]) -> CompileHints:
+    """Return what the target and the names of the `accelerators` say to the scheduler, on one machine or on several."""
+    return CompileHints(
+        row=NEIGHBOURS if "swizzle_lowering" in accelerators and found.target.kind != "c" else 1,
+        alike=ALIKE if found.fallback else 0,
+    )
 
 
 def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
