@@ -20,7 +20,7 @@ NAMES = "atune runs --names"
 _COMMANDS_MEANT = {
     "list": ("runs", "ls"), "ls": ("runs",), "journals": ("runs",), "history": ("runs",), "log": ("runs",),
     "run": ("tune",), "autotune": ("tune",), "continue": ("resume",), "html": ("report",), "plot": ("report",),
-    "rm": ("clear",), "delete": ("clear",), "csv": ("export",), "check": ("doctor",),
+    "rm": ("clear",), "delete": ("clear",), "csv": ("export",), "check": ("doctor",), "diff": ("compare",),
 }  # fmt: skip
 """atune's commands for those of other tools."""
 

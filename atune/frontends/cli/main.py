@@ -34,6 +34,7 @@ _COMMANDS = {
     "runs": ("runs",),
     "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
     "explain": ("show", "explain"),
+    "compare": ("compare",),
     "bundle": ("bundle",),
     "cache": ("cache",),
     "doctor": ("doctor",),

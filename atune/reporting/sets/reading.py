@@ -17,7 +17,7 @@ Source = Result | str | os.PathLike[str] | Iterable["Result | str | os.PathLike[
 
 
 def results_of(source: Source) -> list[Result]:
-    """Return the results that `source` holds: of a folder those of its files ``*.jsonl``, by name.
+    """Return the results that `source` holds: of a folder those of its files ``*.jsonl`` that are not empty, by name.
 
     Raises `JournalError` for a journal that cannot be read, and `UsageError` where there is none.
     """
@@ -51,7 +51,7 @@ def _results(source: Source) -> Iterator[Result]:
         for each in source:
             yield from _results(each)
     elif (path := Path(source)).is_dir():
-        yield from map(replay, sorted(path.glob("*.jsonl")))
+        yield from (replay(journal) for journal in sorted(path.glob("*.jsonl")) if journal.stat().st_size)
     else:
         yield replay(path)
 

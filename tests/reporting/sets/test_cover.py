@@ -107,6 +107,10 @@ def test_a_cover_says_who_serves_what() -> None:
     assert cover(matrix, [1, 1, 9], configs=2).rows == (0, 2)
 
 
+def test_what_was_not_measured_counts_more_than_any_regret() -> None:
+    assert cover(matrix_of([[0.0, 0.0, None], [0.9, 0.9, 0.0]]), configs=1).rows == (1,)
+
+
 def test_a_choice_too_long_to_search_is_good_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = matrix_of(random_regret(7, 30, 40, missing=0.5))
     exact = cover(matrix, configs=4)
