@@ -22,7 +22,7 @@ MEASURING = "benchmark."
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What else changed between two runs of a problem. `name`: such as ``tilelang``, ``GPU`` or an axis."""
+    """What changed between two runs of a problem, from `before` to `after`. `name`: such as ``tilelang`` or an axis."""
 
     name: str
     before: Any
@@ -30,7 +30,11 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class ComparedWinner(msgspec.Struct, frozen=True):
-    """The winner of a run, where there is one."""
+    """The winner of a run, where there is one.
+
+    `journal`: path, where there is one. `config`, `latency_ms`, `reference_ms`: as a `Result` has them. `code_key`:
+    equal for equal code.
+    """
 
     journal: str | None
     config: Config | None
@@ -42,7 +46,7 @@ class ComparedWinner(msgspec.Struct, frozen=True):
 
 
 class ComparedProblem(msgspec.Struct, frozen=True):
-    """One problem of a kernel in both sets."""
+    """A problem in both sets. `kernel`: its name. `problem`: the arguments. `before`, `after`: the winners."""
 
     kernel: str
     problem: dict[str, Any]
@@ -61,7 +65,10 @@ class ComparedProblem(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two sets of results. `only_before`, `only_after`: problems of one alone, such as ``gemm M=64``."""
+    """Two sets of results. `problems`: those in both. `fail_over`: the share by which a winner may be slower.
+
+    `only_before`, `only_after`: problems of one alone, such as ``gemm M=64``.
+    """
 
     fail_over: float
     problems: tuple[ComparedProblem, ...]
