@@ -135,7 +135,7 @@ async def history_of(journal: Path, first: Path, budget: int) -> None:
     settings = {**state.header.settings, "budget": msgspec.to_builtins(Budget(candidates=budget))}
     header = msgspec.structs.replace(state.header, strategy="prior", settings=settings)
     known = {config_key(one.config): one for one in known_of(state)}
-    journal.write_bytes(b"".join(map(line_of, history(header, [{"x": x} for x in range(N)], known))))
+    journal.write_bytes(b"".join(map(line_of, history(header, {x: {"x": x} for x in range(N)}, known))))
 
 
 async def test_what_earlier_runs_measured_is_not_failed_by_the_survey(tmp_path: Path) -> None:

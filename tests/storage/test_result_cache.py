@@ -24,7 +24,14 @@ from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.machines import discover
-from atune.journal.events import BenchmarkFailed, CandidateMeasured, CandidateProposed, Event, RunResumed
+from atune.journal.events import (
+    BenchmarkFailed,
+    BenchmarkStarted,
+    CandidateMeasured,
+    CandidateProposed,
+    Event,
+    RunResumed,
+)
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.writer import line_of
@@ -355,11 +362,18 @@ def test_a_changed_list_measures_only_what_is_new(cache: ResultCache) -> None:
     result = run_here(cache, atune.Space(factor=[2, 3], block=[64, 128]), on_event=seen.append)
     resumed = next(i for i, e in enumerate(seen) if isinstance(e, RunResumed))
     proposed = [e.config for e in seen[resumed:] if isinstance(e, CandidateProposed)]
-    first, *others = [(c["factor"], c["block"]) for c in proposed]
-    assert first == (1, 64), "the default comes first, as a baseline from outside of this space"
-    assert others == [(2, 128), (3, 64), (3, 128)]
+    assert [(c["factor"], c["block"]) for c in proposed] == [(2, 128), (3, 64), (3, 128)]
+    assert result.baseline is not None and result.baseline.config == {"factor": 1, "block": 64}
     assert result.total == 4 and result.measured == 2 and result.failed == 2
     assert result.best_config is not None and result.best_config["factor"] == 2
+
+
+def test_a_default_from_outside_of_the_space_is_measured_once(cache: ResultCache) -> None:
+    run_here(cache, atune.Space(factor=[2], block=[16]))
+    seen: list[Event] = []
+    result = run_here(cache, atune.Space(factor=[2], block=[32]), on_event=seen.append)
+    assert result.baseline is not None and result.baseline.status == "failed"  # its output is not doubled
+    assert [event.index for event in seen if isinstance(event, BenchmarkStarted)] == [0]
 
 
 def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from atune.frontends.api.warm_start import key_of
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import Result, TuneResult
 from atune.journal.writer import line_of
-from atune.model.candidate import Config, config_key
+from atune.model.candidate import BASELINE, Config, config_key
 from atune.model.settings import MEASURING
 from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
@@ -96,20 +96,25 @@ class CachedWork:
         return config_key(config) in self._keys
 
     @cached_property
+    def configs(self) -> dict[int, Config]:
+        """The configurations that a run tries, by index: the baseline, where there is one, and those of the space."""
+        baseline = {} if self.spec.baseline is None else {BASELINE: self.spec.baseline}
+        return {**baseline, **dict(enumerate(self.spec.configs))}
+
+    @cached_property
     def _keys(self) -> frozenset[str]:
-        baseline = [] if self.spec.baseline is None else [self.spec.baseline]
-        return frozenset(map(config_key, [*self.spec.configs, *baseline]))
+        return frozenset(map(config_key, self.configs.values()))
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""
         strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
         fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
         header = RunStarted(seq=0, time=now, mono=0.0, **fields)
-        return b"".join(map(line_of, history(header, self.spec.configs, known)))
+        return b"".join(map(line_of, history(header, self.configs, known)))
 
 
-def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, Known]) -> list[Event]:
-    """Return the journal of a run that has recorded `known` and has yet to try the rest of `configs`.
+def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, Known]) -> list[Event]:
+    """Return the journal of a run that has recorded `known` and has yet to try the rest of `configs`, by index.
 
     A candidate is aliased to the first one with the same code, as in the run that measured it.
     """
@@ -119,7 +124,7 @@ def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, K
     def add(kind: type[Event], **fields: Any) -> None:
         events.append(kind(seq=len(events), time=header.time, mono=0.0, **fields))
 
-    for index, config in enumerate(configs):
+    for index, config in configs.items():
         key = config_key(config)
         if (found := known.get(key)) is None:
             continue
@@ -237,7 +242,7 @@ def _begin(work: CachedWork, cache: ResultCache, journal: Path, refresh: bool) -
         return
     if journal.exists():
         return
-    known = cache.known(work.key, work.spec.configs)
+    known = cache.known(work.key, work.configs.values())
     if known:
         part = journal.with_suffix(".part")
         part.write_bytes(work.history(known, time.time()))
