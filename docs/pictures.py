@@ -1,4 +1,4 @@
-"""The pictures of README and docs: a chart of stored seconds, and a terminal and a report of one stored journal.
+"""The pictures of README and docs: a chart of stored seconds, and a recording and a report of one stored journal.
 
 Run ``python docs/pictures.py`` (``make pictures``). The report needs a headless Chromium; without one only the others
 are drawn. No GPU is needed, and no code of the workload is run.
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from atune.frontends.cli.main import main as atune
+from atune.journal.events import Event
 from atune.journal.reader import read
 from atune.reporting.progress import Progress
 
@@ -30,7 +31,13 @@ ROOT = Path(__file__).parents[1]
 COMPARED = "bench/results/vs_tilelang/result.json"
 """Whole runs of tilelang's tuner and of atune, in turn on one machine."""
 JOURNAL = "bench/results/layouts/wide.jsonl.xz"
-COLUMNS = 100
+COLUMNS = 80
+MOMENTS = 8
+"""Frames of the terminal's recording before the result."""
+HELD = 6
+"""Seconds that the result is shown longer than another frame."""
+ROW = 24.4
+"""Height of a line of rich's pictures."""
 CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 460 {height}" width="460" height="{height}" role="img">
 <title>{title}</title>
 <style>
@@ -75,11 +82,11 @@ def chart() -> str:
     return CHART.format(height=10 + 50 * len(runs), title=", ".join(told), bars="\n".join(bars))
 
 
-def progress() -> str:
-    """Return the last frame of the run's progress before the result replaces it, with its colours as ANSI sequences."""
+def progress(events: list[Event]) -> str:
+    """Return what a run's progress shows after `events`, with its colours as ANSI sequences."""
     stream = Terminal()
     with mock.patch.dict(os.environ, SURROUNDINGS), Progress(stream) as shown:
-        for event in read(ROOT / JOURNAL):
+        for event in events:
             shown.on_event(event)
     frames = re.split(r"\r?(?:\x1b\[1A|\x1b\[2K)+", stream.getvalue())
     return [frame for frame in frames if "compiled" in frame][-1].strip("\n")
@@ -94,14 +101,31 @@ def result() -> str:
 
 
 def terminal() -> str:
-    """Return the picture of the terminal as SVG, which asks no server for a font."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text("$ ", "green") + Text(f"atune watch {JOURNAL} --speed 1"))
-    for text in (progress(), result()):
-        console.print(Text.from_ansi(text))
-    console.print()  # the last line's underscores would be cut
+    """Return the recording of a terminal as SVG, which asks no server for a font: its frames, shown in turn."""
+    events, console = read(ROOT / JOURNAL), Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    command = Text("$ ", "green") + Text(f"atune watch {JOURNAL} --speed 1\n")
+    shown = [progress(events[: len(events) * n // MOMENTS]) for n in range(1, MOMENTS + 1)] + [result()]
+    frames = [Text.assemble(command, Text.from_ansi(text)).wrap(console, COLUMNS) for text in shown]
+    rows = max(map(len, frames)) + 1  # without it, underscores of the last line would be cut
+    for frame in frames:
+        console.print(*frame, *[""] * (rows - len(frame)), sep="\n")
     svg = console.export_svg(title="atune", unique_id="terminal")
-    return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    return _played(re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL), len(frames), rows * ROW)
+
+
+def _played(svg: str, frames: int, height: float) -> str:
+    """Return the picture of frames below each other as one that shows them in turn, the last one longest."""
+    rest = (frames - 1) * height
+    sizes = re.compile(r'((?:height="|viewBox="0 0 [\d.]+ ))([\d.]+)')
+    svg = sizes.sub(lambda m: m[1] + (f"{float(m[2]) - rest:.1f}" if float(m[2]) > rest else m[2]), svg)
+    steps = (
+        f"{100 * n / (frames + HELD):.1f}% {{ transform: translateY({-n * height:.1f}px) }}" for n in range(frames)
+    )
+    play = f"@keyframes play {{ {' '.join(steps)} 100% {{ transform: translateY({-rest:.1f}px) }} }}"
+    still = f".terminal-matrix {{ transform: translateY({-rest:.1f}px) }}"
+    moves = f".terminal-matrix {{ animation: play {frames + HELD}s step-end infinite }}"
+    moves = f"@media (prefers-reduced-motion: no-preference) {{ {moves} }}"
+    return svg.replace("</style>", "\n".join([still, play, moves, "</style>"]), 1)
 
 
 def report(picture: Path) -> None:

@@ -27,6 +27,8 @@ def test_the_stored_terminal_shows_what_is_printed_today() -> None:
     assert shown(stored) == drawn
     assert any(re.fullmatch(r"compiled.*72/720failed", line) for line in drawn)
     assert any(re.match(r"latency0\.\d+ms,5\.\d+timesfasterthanthereference\(0\.\d+ms\)", line) for line in drawn)
+    assert len(re.findall(r"% \{ transform", stored)) == pictures.MOMENTS + 2  # each frame, and the last one again
+    assert "@media (prefers-reduced-motion: no-preference) { .terminal-matrix { animation" in stored
     assert "http" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", stored)  # a reader's browser asks no server
 
 
@@ -41,6 +43,7 @@ def test_the_pictures_are_small_and_shown() -> None:
     report = (pictures.HERE / "report.png").read_bytes()
     assert struct.unpack(">II", report[16:24]) == pictures.PAGE
     assert sum(path.stat().st_size for path in pictures.HERE.iterdir()) < 300_000
+    assert (pictures.HERE / "terminal.svg").stat().st_size < 100_000
     readme, start = (ROOT / "README.md").read_text(), (ROOT / "docs" / "start.md").read_text()
     assert all(f"docs/pictures/{name}" in readme for name in ("vs_tilelang.svg", "report.png"))
     assert "pictures/terminal.svg" in start
