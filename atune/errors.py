@@ -36,6 +36,11 @@ __all__ = [
 ]
 """The exceptions that reach a caller; the other names are the rest of atune's."""
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 MESSAGE_CHARACTERS = 500
 """Of what an exception says, at most this many are kept as a candidate's message."""
 DETAIL_CHARACTERS = 4000

@@ -22,6 +22,35 @@ from typing import Any
 from atune.errors import SpaceError
 from atune.model.layouts import LayoutAxis
 
+__all__ = [
+    "COMPILER",
+    "DANGEROUS",
+    "POLICIES",
+    "REPLICATED",
+    "SAFE",
+    "SWIZZLES",
+    "WITHOUT_TMA",
+    "coalesced_widths",
+    "copies",
+    "copy",
+    "fragments",
+    "hold",
+    "loop",
+    "loops",
+    "parallel",
+    "pass_configs",
+    "policies",
+    "policy",
+    "swizzle",
+    "swizzles",
+    "width_of",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 COMPILER = "compiler"
 """tilelang's own choice."""
 REPLICATED = "replicated"
