@@ -6,10 +6,13 @@ uvicorn --app-dir examples service:app          # the same
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,8 +79,8 @@ class Tuned:
                     await self._tune(Path(folder) / "run.jsonl", budget)
         except AtuneError as error:  # the service goes on with what it has
             why = str(error)
-        self.ended = True
         self._say("ended", why=why)
+        self.end_streams()
 
     async def _tune(self, journal: Path, budget: int | str | None) -> None:
         options = {"journal": journal, "budget": budget, "strategy": "exhaustive", "progress": False}
@@ -109,6 +112,11 @@ class Tuned:
         self._more.set()
         self._more = anyio.Event()
 
+    def end_streams(self) -> None:
+        """Let the pages' streams end once all was sent. A server that shuts down waits for them."""
+        self.ended = True
+        self._more.set()
+
     async def stream(self) -> AsyncIterator[str]:
         """Yield all messages, those from before first, until the tuning has ended."""
         sent = 0
@@ -122,12 +130,29 @@ class Tuned:
                 await self._more.wait()
 
 
+@contextmanager
+def called_at_shutdown(call: Callable[[], None]) -> Iterator[None]:
+    """Have `call` called at Ctrl-C and SIGTERM, before the server's own handlers, in its main thread."""
+    former, loop = {}, asyncio.get_running_loop()
+
+    def handle(number: int, frame: Any) -> None:
+        loop.call_soon_threadsafe(call)
+        former[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        former = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    app.state.tuned = Tuned()
+    app.state.tuned = tuned = Tuned()
     async with anyio.create_task_group() as background:
-        background.start_soon(app.state.tuned.tune)
-        yield
+        background.start_soon(tuned.tune)
+        with called_at_shutdown(tuned.end_streams):
+            yield
         background.cancel_scope.cancel()  # ends the workers and their compilers, too
 
 

@@ -59,6 +59,8 @@ class Service:
         """Send Ctrl-C, and look that nothing is left."""
         self.process.send_signal(signal.SIGINT)
         wait_until(lambda: not marked(self.mark), 10, "the end of all processes")
+        log = self.log.read_text()
+        assert "Finished server process" in log and not re.search("Traceback|ERROR|Cancel ", log), log
 
     def close(self) -> None:
         self.client.close()
