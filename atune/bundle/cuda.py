@@ -15,6 +15,10 @@ LIBRARY = "libtvm_runtime.so"
 """tilelang's runtime. It has tvm_ffi load machine code, launches kernels, and needs the ``libstub_*.so`` next to it."""
 STUBS = "libstub_*.so"
 """Libraries that find CUDA's, and other vendors', when they are first called."""
+TENSORMAP = "libatune_tensormap.so"
+"""``tensormap.c``: the one function that host code calls, and that tilelang's runtime lacks."""
+PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
+"""Functions that a library of a bundle may call by name."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
 """The function by which the runtime tells tvm_ffi that it is there."""
 _loading = threading.Lock()
@@ -23,15 +27,29 @@ _loading = threading.Lock()
 def cuda_function(path: str, symbol: str, folder: Path) -> Callable[..., Any]:
     """Return the function `symbol` of the library at `path`. It launches on torch's current stream.
 
-    Raises `OSError`, `RuntimeError` and `AttributeError` if it does not load.
+    `folder`: the bundle's. Raises `OSError`, `RuntimeError` and `AttributeError` if it does not load.
     """
     import tvm_ffi
 
     with _loading:
         if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is None:
             _load_runtime(runtime_folder() or folder / RUNTIME)
-    found: Callable[..., Any] = tvm_ffi.load_module(path)[symbol]
+        library = tvm_ffi.load_module(path)
+        library.import_module(tensormap(folder / RUNTIME / TENSORMAP))  # not registered: tilelang registers its own
+    found: Callable[..., Any] = library[symbol]
     return found
+
+
+def tensormap(path: Path) -> Any:
+    """Return the module of the library `TENSORMAP` at `path`, which calls the driver's function."""
+    import tvm_ffi
+
+    try:
+        encode = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        encode = None  # a call then says so
+    ctypes.c_void_p.in_dll(ctypes.CDLL(str(path.absolute())), "atune_encode").value = encode
+    return tvm_ffi.load_module(str(path.absolute()))
 
 
 def runtime_folder() -> Path | None:

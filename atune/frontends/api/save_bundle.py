@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from atune.bundle.cuda import LIBRARY, runtime_folder
+from atune.bundle import cuda
 from atune.bundle.machine import this_cpu
 from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
 from atune.errors import UsageError
@@ -59,6 +61,7 @@ def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result], *, wo
     target = headers[0].target
     requires = {}
     if target.kind == "cuda":
+        _check_calls(files)
         files |= _runtime()
         requires["apache-tvm-ffi"] = _required("apache-tvm-ffi")
     manifest: dict[str, Any] = {
@@ -192,20 +195,41 @@ def _is_native(result: Result, header: RunStarted) -> bool:
     return any("native" in flag for flag in (CPU_FLAGS if flags is None else flags))
 
 
+def _check_calls(files: Files) -> None:
+    """Raise `UsageError` for libraries that call functions of tilelang's that no bundle has."""
+    called = {name.decode() for data in files.values() for name in re.findall(rb"__tvm_(?!ffi)\w+", data)}
+    if unknown := sorted(name for name in called if name.removesuffix("_packed") not in cuda.PROVIDED):
+        raise UsageError(f"the kernel calls tilelang's {unknown[0]}, which a bundle lacks: ship a file of results")
+
+
 def _runtime() -> Files:
     """Return the libraries that load tilelang's CUDA libraries without tilelang, and their licences."""
-    folder = runtime_folder()
+    folder = cuda.runtime_folder()
     if folder is None:
-        raise UsageError(f"a bundle for CUDA holds tilelang's {LIBRARY}, and tilelang is not installed here")
-    runtime = (folder / LIBRARY).read_bytes()
+        raise UsageError(f"a bundle for CUDA holds tilelang's {cuda.LIBRARY}, and tilelang is not installed here")
+    runtime = (folder / cuda.LIBRARY).read_bytes()
     names = sorted({found.decode() for found in re.findall(rb"libstub_\w+\.so", runtime)})
-    files = {f"{RUNTIME}/{LIBRARY}": runtime}
+    files = {f"{RUNTIME}/{cuda.LIBRARY}": runtime, f"{RUNTIME}/{cuda.TENSORMAP}": _tensormap()}
     files |= {f"{RUNTIME}/{name}": (folder / name).read_bytes() for name in names if (folder / name).exists()}
     for package in ("tilelang", "apache-tvm-ffi"):  # the latter's licence is that of TVM, which the runtime is
         for path in metadata.files(package) or ():
             if re.match(r"(LICENSE|NOTICE)", path.name):
                 files[f"{RUNTIME}/{path.name}.{package}"] = Path(str(path.locate())).read_bytes()
     return files
+
+
+def _tensormap() -> bytes:
+    """Return the compiled ``tensormap.c``. Raises `UsageError`."""
+    source = Path(cuda.__file__).with_name("tensormap.c")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / cuda.TENSORMAP
+        command = [shutil.which("gcc") or "cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            output = getattr(error, "stderr", b"").decode(errors="replace")
+            raise UsageError(f"a bundle for CUDA needs a C compiler here: {error} {output}".rstrip()) from error
+        return library.read_bytes()
 
 
 def _required(package: str) -> str:

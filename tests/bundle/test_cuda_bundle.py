@@ -1,0 +1,243 @@
+"""Bundles for CUDA: what they hold, how they load without tilelang, and, on a GPU, what they compute.
+
+On a machine with a GPU: ``pytest tests/bundle/test_cuda_bundle.py``, and ``python bench/bundle.py --target cuda``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from event_streams import Stream
+from processes import environment
+
+import atune
+from atune.bundle.cuda import TENSORMAP
+from atune.errors import UsageError
+from atune.frontends.api import save_bundle as writer
+from atune.frontends.api.compile_all import with_library
+from atune.journal.events import RunStarted
+from atune.journal.result import Result
+from atune.model.artifact import Artifact
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.results import save_bundle
+from atune.workers.storage.artifact_store import keep
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+SM_90A = Target("cuda", "sm_90a")
+
+WITHOUT = """
+import sys
+sys.modules["tilelang"] = None
+"""
+LOADS = """
+import re, sys
+import torch
+torch.cuda.is_available = lambda: True
+from atune.bundle import WrongArguments, load
+from atune.bundle.cuda import cuda_function
+bundle = load(sys.argv[1])
+A = torch.zeros(512, 512, dtype=torch.float16)
+try:
+    bundle(A, A)
+except WrongArguments as error:
+    print(error)
+[one] = bundle.manifest["problems"]
+function = cuda_function(str(bundle.folder / f"{one['library']}.so"), one["symbol"], bundle.folder)
+try:
+    function(A, A, A)
+except RuntimeError as error:
+    print(error)
+print(*sorted(set(re.findall(r"\\S+/libtvm_runtime.so", open("/proc/self/maps").read()))))
+"""
+SERVE = """
+import sys, time
+import torch
+(torch.ones(4, device="cuda") + 1).sum().item()
+from atune.bundle import OutsideProblems, WrongArguments, load
+bundle = load(sys.argv[1])
+for M in (256, 512):
+    A, B = (torch.randn(n, m, dtype=torch.float16, device="cuda") for n, m in ((M, 512), (512, 512)))
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    C = bundle(A, B)
+    seconds = time.perf_counter() - started
+    torch.testing.assert_close(C, A @ B, rtol=1e-2, atol=1e-1)
+    assert seconds < 0.05, f"the first call took {seconds} s"
+bundle(A, B, out := torch.empty_like(C))
+assert torch.equal(out, C)
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    again = bundle(A, B)
+stream.synchronize()
+assert torch.equal(again, C)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    captured = bundle(A, B)
+A.copy_(torch.randn_like(A))
+graph.replay()
+torch.testing.assert_close(captured, A @ B, rtol=1e-2, atol=1e-1)
+for wrong, error in ((A.cpu(), WrongArguments), (A.float(), WrongArguments), (A[:100], OutsideProblems)):
+    try:
+        bundle(wrong, B)
+    except error as raised:
+        print(raised)
+    else:
+        raise SystemExit(f"no {error}")
+print("served")
+"""
+
+
+def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
+    import tilelang.language as T
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, block), threads=128) as (bx, by):
+            a, b = T.alloc_shared((block, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            c = T.alloc_fragment((block, 64), "float")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                T.copy(A[by * block, k * 32], a)
+                T.copy(B[k * 32, bx * 64], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * block, bx * 64])
+
+    return main
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:
+    """A result for sm_90a, as a run on a GPU would have it, with a library that is compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+        def kept(artifact: Artifact | None) -> Artifact:
+            assert artifact is not None
+            return keep(artifact)
+
+        work = atune.Workload(matmul, [{"block": 64}], arguments={"M": 512})
+        artifact = with_library(work, SM_90A, CompileSettings(), kept)
+        stream = Stream(total=1)
+        header = stream.events[0]
+        assert isinstance(header, RunStarted)
+        stream.events[0] = msgspec.structs.replace(header, target=SM_90A, arguments={"M": 512})
+        stream.ready().candidate(0, 1.0, block=64).finished(kernel=artifact, out_idx=(-1,))
+        yield Result.from_events(stream.events)
+
+
+@pytest.fixture(scope="module")
+def bundle(tuned: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "b"
+    save_bundle(folder, [tuned])
+    return folder
+
+
+def run(code: str, folder: Path, **env: str) -> str:
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, env=environment() | env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_nvcc
+def test_it_holds_the_runtime_with_licences_and_the_range_of_tvm_ffi(bundle: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert (manifest["target"], manifest["arch"], manifest["cpu"]["features"]) == ("cuda", "sm_90a", [])
+    names = {path.name for path in (bundle / "runtime").iterdir()}
+    assert {f"runtime/{name}" for name in names} < manifest["files"].keys()
+    assert {"libtvm_runtime.so", TENSORMAP, "libstub_cuda.so", "libstub_cudart.so", "LICENSE.tilelang"} <= names
+    asked = [one for one in metadata.requires("tilelang") or () if one.startswith("apache-tvm-ffi")]
+    assert [f"apache-tvm-ffi{manifest['requires']['apache-tvm-ffi']}"] == asked
+
+
+@needs_nvcc
+def test_it_loads_without_tilelang_by_its_own_runtime(bundle: Path) -> None:
+    first, second, loaded = run(WITHOUT + LOADS, bundle, PATH="/nowhere").splitlines()
+    assert first == "parameter 0: the kernel takes tensors on cuda; got one on cpu"
+    assert re.search("device_type mismatch, expected cuda", second)
+    assert loaded == str(bundle / "runtime" / "libtvm_runtime.so")
+
+
+@needs_nvcc
+def test_where_tilelang_is_installed_its_runtime_serves_both(bundle: Path) -> None:
+    *_, loaded = run(f"{LOADS}\nimport tilelang\nprint(tilelang.__file__)", bundle).splitlines()
+    [runtime] = run(f"import tilelang\n{LOADS}", bundle).splitlines()[2:]
+    assert Path(runtime).parent.parent == Path(loaded).parent
+
+
+RECORDS = """
+#include <stdint.h>
+#include <stdio.h>
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                           const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
+                           int interleave, int swizzle, int l2, int fill) {
+    printf("%p %d %u %p |", map, type, rank, address);
+    for (uint32_t i = 0; i < rank; i++)
+        printf(" %ld %ld %u %u", (long)sizes[i], i + 1 < rank ? (long)strides[i] : -1, box[i], element_strides[i]);
+    printf(" | %d %d %d %d\\n", interleave, swizzle, l2, fill);
+    fflush(stdout);
+    return rank == 1;
+}
+"""
+DESCRIBES = """
+import sys, ctypes
+import tilelang, tvm_ffi
+from pathlib import Path
+from atune.bundle.cuda import tensormap
+name = "__tvm_tensormap_create_tiled"
+map, address = ctypes.c_void_p(1 << 20), ctypes.c_void_p(1 << 30)
+calls = [
+    (map, 6, 2, address, 512, 2048, 2, 1024, 32, 64, 1, 1, 0, 2, 2, 0),
+    (map, 9, 4, address, 64, 32, 16, 8, 2, 128, 4096, 65536, 64, 1, 4, 2, 1, 1, 1, 1, 0, 3, 0, 0),
+]
+for function in (tvm_ffi.get_global_func(name), tensormap(Path(sys.argv[1]))[name]):
+    print([function(*call) for call in calls], flush=True)
+for wrong in (calls[0][:-1], (map, 6, 1, address, 512, 2, 64, 1, 0, 0, 0, 0)):
+    try:
+        function(*wrong)
+    except RuntimeError as error:
+        print(str(error))
+"""
+
+
+@needs_nvcc
+def test_descriptors_are_encoded_as_tilelang_does(bundle: Path, tmp_path: Path) -> None:
+    """By a driver that prints what it is asked for."""
+    source = tmp_path / "driver.c"
+    stub = (bundle / "runtime" / "libstub_cuda.so").read_bytes()  # it asks a driver for all of these at once
+    names = {name.decode() for name in re.findall(rb"\bcu[A-Z]\w+", stub)} - {"cuTensorMapEncodeTiled"}
+    source.write_text(RECORDS + "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(names)))
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    printed = run(DESCRIBES, bundle / "runtime" / TENSORMAP, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    theirs, ours, (other, wrong_rank, refused) = printed[:3], printed[3:6], printed[6:]
+    assert theirs == ours and len(set(ours)) == 3 and ours[-1] == "[0, 0]"
+    assert other == "a tensor's descriptor has other arguments" and "0x100000 6 1" in wrong_rank
+    assert refused.startswith("the CUDA driver refuses a tensor's descriptor")
+
+
+def test_a_kernel_that_needs_more_of_tilelang_is_refused() -> None:
+    writer._check_calls({"a.so": b"\0__tvm_ffi_main\0__tvm_set_device_packed\0__tvm_tensormap_create_tiled\0"})
+    with pytest.raises(UsageError, match="calls tilelang's __tvm_tensormap_create_im2col, which a bundle lacks"):
+        writer._check_calls({"a.so": b"\0__tvm_set_device\0__tvm_tensormap_create_im2col\0"})
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_serves_without_tilelang_and_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    found = [
+        atune.run(atune.Workload(matmul, {"block": [64, 128]}, arguments={"M": M}, out_idx=-1), target="cuda")
+        for M in (256, 512)
+    ]
+    save_bundle(tmp_path / "b", found)
+    assert run(WITHOUT + SERVE, tmp_path / "b", PATH="/nowhere").endswith("served\n")
