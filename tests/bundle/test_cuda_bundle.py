@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import fake_cuda
 import msgspec
 import pytest
 from event_streams import Stream
@@ -176,19 +177,29 @@ def test_where_tilelang_is_installed_its_runtime_serves_both(bundle: Path) -> No
     assert Path(runtime).parent.parent == Path(loaded).parent
 
 
-RECORDS = """
-#include <stdint.h>
-#include <stdio.h>
-int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
-                           const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
-                           int interleave, int swizzle, int l2, int fill) {
-    printf("%p %d %u %p |", map, type, rank, address);
-    for (uint32_t i = 0; i < rank; i++)
-        printf(" %ld %ld %u %u", (long)sizes[i], i + 1 < rank ? (long)strides[i] : -1, box[i], element_strides[i]);
-    printf(" | %d %d %d %d\\n", interleave, swizzle, l2, fill);
-    fflush(stdout);
-    return rank == 1;
-}
+CALLS = """
+import json, sys
+from pathlib import Path
+import torch, tvm_ffi
+from fake_cuda import FakeTensor
+from atune.bundle.cuda import cuda_function
+folder = Path(sys.argv[1])
+[one] = json.loads((folder / "manifest.json").read_text())["problems"]
+function = cuda_function(str(folder / f"{one['library']}.so"), one["symbol"], folder)
+tensors = [FakeTensor(n << 30, (512, 512)) for n in (1, 2, 3)]
+function(*map(tvm_ffi.from_dlpack, tensors))
+"""
+PLAINLY = """
+import json, sys
+from pathlib import Path
+from tilelang import tvm
+from fake_cuda import FakeTensor
+import tvm_ffi
+folder = Path(sys.argv[1])
+[one] = json.loads((folder / "manifest.json").read_text())["problems"]
+function = tvm.runtime.load_module(str(folder / f"{one['library']}.so"))[one["symbol"]]
+tensors = [FakeTensor(n << 30, (512, 512)) for n in (1, 2, 3)]
+function(*map(tvm_ffi.from_dlpack, tensors))
 """
 DESCRIBES = """
 import sys, ctypes
@@ -212,17 +223,23 @@ for wrong in (calls[0][:-1], (map, 6, 1, address, 512, 2, 64, 1, 0, 0, 0, 0)):
 
 
 @needs_nvcc
+def test_a_call_asks_the_driver_for_what_tilelang_asks(bundle: Path, tmp_path: Path) -> None:
+    """The whole of the host's code: the descriptors of both inputs, and the launch, by a driver that does nothing."""
+    fake_cuda.install(tmp_path, bundle / "runtime")
+    ours = run(WITHOUT + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    assert ours == run(PLAINLY, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"]
+    assert " 0x40000000 " in ours[0] and " 0x80000000 " in ours[1] and ours[2].startswith("launch 8 8 1 with ")
+
+
+@needs_nvcc
 def test_descriptors_are_encoded_as_tilelang_does(bundle: Path, tmp_path: Path) -> None:
     """By a driver that prints what it is asked for."""
-    source = tmp_path / "driver.c"
-    stub = (bundle / "runtime" / "libstub_cuda.so").read_bytes()  # it asks a driver for all of these at once
-    names = {name.decode() for name in re.findall(rb"\bcu[A-Z]\w+", stub)} - {"cuTensorMapEncodeTiled"}
-    source.write_text(RECORDS + "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(names)))
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    fake_cuda.install(tmp_path, bundle / "runtime")
     printed = run(DESCRIBES, bundle / "runtime" / TENSORMAP, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
     theirs, ours, (other, wrong_rank, refused) = printed[:3], printed[3:6], printed[6:]
     assert theirs == ours and len(set(ours)) == 3 and ours[-1] == "[0, 0]"
-    assert other == "a tensor's descriptor has other arguments" and "0x100000 6 1" in wrong_rank
+    assert other == "a tensor's descriptor has other arguments" and wrong_rank.startswith("encode 6 1 0x40000000 |")
     assert refused.startswith("the CUDA driver refuses a tensor's descriptor")
 
 
