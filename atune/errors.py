@@ -45,8 +45,8 @@ MESSAGE_CHARACTERS = 500
 """Of what an exception says, at most this many are kept as a candidate's message."""
 DETAIL_CHARACTERS = 4000
 """Of what it wrote in all, at most this many."""
-_CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S)")
-"""What TVM puts before the sentence that a failed check was given."""
+_CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
+"""What TVM puts before the sentence that a failed check was given. A word alone, a value, is no sentence."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source that a diagnostic shows, and where it is

@@ -21,6 +21,8 @@ FOREIGN_PATHS = re.compile(
 )
 """Paths of code that is not the user's own."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_STACK_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+"""A line of the stack that Python writes when a signal ends it: innermost first, and without the source."""
 REWRITTEN = "/tilelang/language/"
 """Whose functions call kernels that tilelang has rewritten."""
 EVALUATED = "<string>"
@@ -50,13 +52,18 @@ def is_users(file: str) -> bool:
 
 
 def place_in(text: str) -> Place | None:
-    """Return the innermost place of the user's own code that a traceback's `text` names; None where it names none."""
+    """Return the innermost place of the user's own code that a traceback's `text`, or else a stack of Python, names.
+
+    None where it names none.
+    """
     lines = text.splitlines()
     frames = [_FRAME.match(line) for line in lines]
     number = _innermost([None if frame is None else frame["file"] for frame in frames])
     frame = None if number is None else frames[number]
     if number is None or frame is None:
-        return None
+        stack = filter(None, map(_STACK_FRAME.match, lines))
+        inner = next((frame for frame in stack if is_users(frame["file"])), None)
+        return None if inner is None else Place(inner["file"], int(inner["line"]), inner["function"])
     margin = len(lines[number]) - len(lines[number].lstrip()) + 2
     below = [line for line in lines[number + 1 : number + 3] if line.startswith(" " * margin)]
     source = below[0][margin:].rstrip() if below else ""

@@ -91,3 +91,13 @@ def test_an_error_without_a_place_is_shown_without_one() -> None:
     error = ValueError("no traceback")
     assert place_of(error) is None and located("it failed", error) == "it failed"
     assert "no traceback" in detail_of(error)
+
+
+def test_the_stack_of_a_process_that_a_signal_ended_has_its_innermost_place_first() -> None:
+    text = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
+        '  File "/venv/lib/python3.11/site-packages/numpy/core.py", line 3 in add\n'
+        '  File "/me/b.py", line 7 in inner\n  File "/me/a.py", line 1 in outer\n'
+        '  File "/src/atune/stages/frontend/frontend.py", line 36 in elaborate\n\nExtension modules: numpy (total: 1)\n'
+    )
+    assert place_in(text) == Place("/me/b.py", 7, "inner")

@@ -36,6 +36,7 @@ class InternalError(RuntimeError):
         (STACKED, "Need to load/store by multiple of bytes"),
         ("Check failed: (M % kMPerWarp == 0) is false: M must be divisible by 16", "M must be divisible by 16"),
         ("Check failed: a::b(x) == 0U (1 vs. 0) : Need bytes", "Need bytes"),
+        ('Check failed: (b.is_int()) is false: "64"', 'Check failed: (b.is_int()) is false: "64"'),
         ("Check failed: (x) is false:", "Check failed: (x) is false"),
         ("name 'q' is not defined", "name 'q' is not defined"),
         ("     |        ^", ""),
