@@ -35,7 +35,8 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     get_tir = getattr(kernel, "get_tir", None)
     function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tvm.tirx.PrimFunc):
-        raise TypeError(f"the kernel returned {type_of(function)}, and must return a PrimFunc (T.prim_func)")
+        returned = "None" if function is None else type_of(function)
+        raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
     for variable, buffer in function.buffer_map.items():
         _check_dtype(str(getattr(buffer, "name", variable)), str(buffer.dtype))
     return function
@@ -250,9 +251,8 @@ def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
 
 
 def _sizes(sizes: Any) -> tuple[int | str, ...]:
-    """Return sizes as numbers, or as text if they are symbolic."""
-    texts = ["".join(str(size)) for size in sizes]  # msgspec does not encode tvm's own kind of string
-    return tuple(int(text) if text.lstrip("-").isdigit() else text for text in texts)
+    """Return sizes as numbers, or as text if they are symbolic: msgspec does not encode tvm's own kind of string."""
+    return tuple(int(size) if type(size).__name__ in ("IntImm", "int") else "".join(str(size)) for size in sizes)
 
 
 def _is_compact(buffer: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import WorkloadError, message_of, name_and_message, name_of
+from atune.errors import WorkloadError, message_of, name_and_message, name_of, type_of
 from atune.model.artifact import FailureKind
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
@@ -70,10 +70,14 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
         return expected
     if len(found) != len(arguments.outputs) or not found or not all(isinstance(t, torch.Tensor) for t in found):
         raise WorkloadError(
-            f"Workload {work.name}: the reference returned {[type(t).__name__ for t in found]}; "
+            f"Workload {work.name}: the reference returned {_kinds(found)}; "
             f"the kernel has {len(arguments.outputs)} output(s), by out_idx {work.out_idx}"
         )
     return expected | {i: t.to(arguments.values[i].device) for i, t in zip(arguments.out_idx, found, strict=True)}
+
+
+def _kinds(found: Sequence[Any]) -> str:
+    return ", ".join(type_of(one) for one in found) or "None"
 
 
 def _listed(answer: Any) -> list[Any]:
@@ -287,7 +291,7 @@ class Causes:
             return wrong
         if wrong.kind == "mismatch":
             causes = filter(None, (self._transposed(), self._of_reference()))
-            return msgspec.structs.replace(wrong, message="; ".join([wrong.message, *causes]))
+            return msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
         if wrong.kind not in ("unwritten", "non_finite"):
             return wrong
         position = updated_in_place(self._arguments, call)
@@ -310,7 +314,7 @@ class Causes:
         alike = again.keys() == self.expected.keys()
         if alike and compare(self._work, self._arguments, self.expected, outputs=again)[0] is None:
             return ""
-        return "the reference gives other outputs when it runs again: it is not deterministic"
+        return "the reference is not deterministic: it gives other outputs when it runs again"
 
     def _of_another_dtype(self) -> str:
         for i, tensor in self.expected.items():

@@ -30,3 +30,18 @@ def test_a_dtype_that_does_not_exist_is_named(dtype: str, meant: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "uint8", "int4", "uint4", "float8_e4m3fn", "int32x4"])
 def test_others_are_taken(dtype: str) -> None:
     assert str(elaborate(kernel, {"dtype": dtype}, {}).params[1].name).startswith("B")
+
+
+def test_a_size_beyond_32_bits_is_a_number() -> None:
+    import tilelang.language as T
+
+    from atune.stages.frontend.frontend import kernel_parameters
+
+    n = 2**37
+
+    @T.prim_func
+    def main(a: T.Tensor((n, 4), "float32")):
+        with T.Kernel(1):
+            a[0, 0] = 1.0
+
+    assert kernel_parameters(main)[0].shape == (n, 4)
