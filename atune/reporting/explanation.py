@@ -72,8 +72,11 @@ def _chosen(result: Result, index: int | None) -> Record:
         index = next((group.first.index for group in failure_groups(result.records)), None)
     found = next((record for record in result.all_records if record.index == index), None)
     if found is None:
+        listed = f"atune replay {result.journal} --table lists those it has"
+        if index is not None and 0 <= index < result.total:
+            raise UsageError(f"candidate {index} was not tried; {listed}")
         wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
-        raise UsageError(f"{result.journal} has no {wanted}; atune replay --table lists those it has")
+        raise UsageError(f"{result.journal} has no {wanted}; {listed}")
     return found
 
 

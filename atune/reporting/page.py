@@ -190,7 +190,8 @@ def _failure(group: FailureGroup, journal: str | None) -> str:
     """Return a reason. What was written stands below, folded where the line of the user's code is known."""
     colour = "" if group.kind == PRUNED else ' class="bad"'
     what = printable(what_failed(group.kind))
-    lines = [f"<h3{colour}>{group.count:,} {escape(what)}</h3>", f"<p>{breakable(group.message)}</p>"]
+    such = "For example: " if group.varied else ""
+    lines = [f"<h3{colour}>{group.count:,} {escape(what)}</h3>", f"<p>{such}{breakable(group.message)}</p>"]
     where, detail = group.where, group.first.detail[-DETAIL:]
     if where is not None:
         lines.append(_written("\n".join(map(printable, where.lines()))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -152,6 +153,9 @@ def default_line(result: Result) -> str:
         return printable(result.no_default)
     outside = "" if default is not result.baseline else ", which the space does not hold"
     if result.default_wins:
+        alone = result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates)
+        if alone:
+            return "the default configuration; no other was measured"
         same = ", which has the winner's code" if result.best_index == default.same_as else outside
         return f"no configuration beats the default{same}"
     ratio = over_default(result)
@@ -235,15 +239,23 @@ RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch
 """Kinds of failures of candidates that a device has called."""
 DETAIL_LINES = 3
 """Lines of the end of a compiler's or a worker's output that the screen shows."""
+_NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
+"""Candidates whose messages differ in numbers alone failed alike."""
+_STACK = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)*|^Fatal Python error: (?:.*\n?)*", re.MULTILINE)
+"""A traceback, up to its exception; and all that Python writes when a signal ends it."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidates that failed or were pruned alike. `kind`: a failure kind, or ``pruned``. `first`: one of them."""
+    """Candidates that failed or were pruned alike. `kind`: a failure kind, or ``pruned``. `first`: one of them.
+
+    `message`: the first's; `varied`: whether others have other numbers in it.
+    """
 
     kind: str
     message: str
     count: int
     first: Record
+    varied: bool
 
     @property
     def where(self) -> Place | None:
@@ -258,7 +270,8 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """Their number, what they did, and why."""
-        return f"{self.count} {what_failed(self.kind)}: {printable(self.message)}"
+        such = ", for example" if self.varied else ""
+        return f"{self.count} {what_failed(self.kind)}{such}: {printable(self.message)}"
 
 
 def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
@@ -266,10 +279,17 @@ def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
     members: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.status in ("failed", "pruned"):
-            members.setdefault((record.kind or record.status, record.message), []).append(record)
+            members.setdefault((record.kind or record.status, _NUMBER.sub("0", record.message)), []).append(record)
     ordered = sorted(members.items(), key=lambda item: (-len(item[1]), item[0]))
     return [
-        FailureGroup(kind=kind, message=message, count=len(found), first=found[0]) for (kind, message), found in ordered
+        FailureGroup(
+            kind=kind,
+            message=found[0].message,
+            count=len(found),
+            first=found[0],
+            varied=any(one.message != found[0].message for one in found),
+        )
+        for (kind, _), found in ordered
     ]
 
 
@@ -314,6 +334,8 @@ def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
     if header is None or header.target != Target("c") or tried != {"lower"} or group.where is not None:
         return []
+    if group.message.startswith("TypeError"):  # the kernel returned no PrimFunc, say
+        return []
     workload = printable(shlex.quote(header.origin)) if header.origin else "FILE.py:NAME"
     command = f"atune tune {workload} --compile-only --target sm_90a"
     lines = ["this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"]
@@ -329,13 +351,15 @@ def _all_mismatch(result: Result) -> list[str]:
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
+    if any(record.message.startswith("the check ") for record in result.records):
+        return ["the check refuses every candidate that ran: look at the check, the kernel and the inputs"]
     return ["every candidate that ran differs from the reference: look at the kernel, the reference and the inputs"]
 
 
 def _last_lines(group: FailureGroup) -> list[str]:
-    """Return the end of what was written, without empty lines and those that repeat the message."""
-    lines = [line.rstrip() for line in group.first.detail.splitlines() if line.strip(" |")]
-    return [line for line in lines if line.strip() not in group.message][-DETAIL_LINES:]
+    """Return the end of what was written, without stacks of code that is not the user's, and repetitions."""
+    lines = [line.rstrip() for line in _STACK.sub("", group.first.detail).splitlines() if line.strip(" |")]
+    return [line for line in lines if group.message not in line and line.strip() not in group.message][-DETAIL_LINES:]
 
 
 def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:

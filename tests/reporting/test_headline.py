@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from event_streams import Stream, write
 
+from atune.journal.events import BuildFailed
 from atune.journal.result import Result
 from atune.model.candidate import BASELINE
 from atune.model.roofline import Roofline
@@ -17,6 +18,8 @@ from atune.reporting.report import report
 from atune.reporting.summary import (
     comparison,
     default_line,
+    failure_groups,
+    first_failure_lines,
     headline_lines,
     latency_line,
     summary,
@@ -221,3 +224,48 @@ def test_the_baseline_has_its_own_row_and_counts_nowhere() -> None:
         ("1", "final timing"),
         ("-1", "default, not in the space, final timing"),
     ]
+
+
+def test_candidates_whose_messages_differ_in_numbers_alone_are_one_group() -> None:
+    stream = Stream(total=5).ready()
+    for index, said in enumerate(["12 of 64 differ: 1e-05", "3 of 64 differ: 0.5", "no f1", "no f2"]):
+        stream.proposed(index).failed(index, said)
+    groups = failure_groups(folded(stream.finished()).records)
+    assert [group.line for group in groups] == [
+        "2 gave wrong outputs, for example: 12 of 64 differ: 1e-05",
+        "1 gave wrong outputs: no f1",
+        "1 gave wrong outputs: no f2",
+    ]
+
+
+def test_no_stack_of_atunes_own_code_is_shown() -> None:
+    detail = (
+        "out of tape\nFatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+        '  File "/src/atune/workers/processes/server_main.py", line 87 in main\n\nExtension modules: numpy\n'
+    )
+    stream = Stream(total=2).proposed(0)
+    stream.add(BuildFailed, worker="compile-0", index=0, kind="crash", message="killed by SIGABRT", detail=detail)
+    result = folded(stream.finished())
+    assert first_failure_lines(result, failure_groups(result.records))[1:] == ["  out of tape"]
+
+
+def test_a_kernel_that_returns_nothing_is_not_taken_for_one_for_cuda() -> None:
+    for message, hinted in (("TypeError: the kernel returned None", False), ("no fill of a fragment", True)):
+        stream = Stream(total=2).proposed(0)
+        stream.add(BuildFailed, worker="compile-0", index=0, kind="lower", message=message, detail="")
+        result = folded(stream.finished())
+        told = "\n".join(first_failure_lines(result, failure_groups(result.records)))
+        assert ("written for CUDA" in told) is hinted
+
+
+def test_a_default_that_alone_was_measured_beats_nothing() -> None:
+    result = folded(Stream(total=3, default=0).ready().candidate(0, 1.0).interrupted())
+    assert default_line(result) == "the default configuration; no other was measured"
+
+
+def test_a_check_that_refuses_every_candidate_is_named() -> None:
+    stream = Stream(total=2).ready()
+    for index in range(2):
+        stream.proposed(index).failed(index, "the check raised ZeroDivisionError: division by zero")
+    result = folded(stream.finished())
+    assert "the check refuses every candidate" in first_failure_lines(result, failure_groups(result.records))[-1]

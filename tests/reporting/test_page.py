@@ -237,7 +237,7 @@ def test_a_page_of_a_large_run_is_below_two_megabytes() -> None:
         if i % 10:
             stream.candidate(i, 1.0 + (i * 7919 % 6000) / 1000, **config)
         else:
-            stream.proposed(i, **config).lowered(i).build_failed(i, f"error {i}\n" + "detail " * 500)
+            stream.proposed(i, **config).lowered(i).build_failed(i, f"error e{i}\n" + "detail " * 500)
     page = page_of(stream.finished().events)
     assert len(page.encode()) < 2_000_000
     assert "The fastest 5,000 of 5,400 are shown." in page and "more reasons are in the journal" in page
