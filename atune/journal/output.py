@@ -11,11 +11,12 @@ from atune.journal.reader import is_journal
 from atune.model.folders import whole_file
 
 
-def write_output(path: str, data: bytes, *, private: bool = True) -> None:
+def write_output(path: str, data: bytes, *, private: bool = True, source: bool = False) -> None:
     """Write `data` to a temporary file, then rename it to `path`. On failure, the old file stays.
 
     An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
-    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable.
+    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable, and
+    if it is a source file of Python, unless `data` is such a `source`.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link
@@ -26,6 +27,8 @@ def write_output(path: str, data: bytes, *, private: bool = True) -> None:
             return
         if is_journal(real):
             raise UsageError(f"{path} is a journal, which is never overwritten: give another file")
+        if there is not None and real.endswith(".py") and not source:
+            raise UsageError(f"{path} is a source file of Python, which is not overwritten: give another file")
         with whole_file(Path(real)) as part:
             with open(part, "wb") as file:
                 file.write(data)

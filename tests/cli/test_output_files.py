@@ -101,3 +101,12 @@ def test_an_output_may_be_a_pipe_or_a_device(journal: Path, tmp_path: Path, caps
         read = (tmp_path / "pipe").read_text()
         assert process.wait(30) == 0
     assert read.startswith("index,key,status") and (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("command", ["report J -o {}", "export J --to csv -o {}"])
+def test_an_output_in_the_place_of_a_kernels_source_is_refused(
+    command: str, journal: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (source := tmp_path / "kernel.py").write_text("x = 1")
+    assert main([str(journal) if word == "J" else word.format(source) for word in command.split()]) == 2
+    assert source.read_text() == "x = 1" and "kernel.py is a source file of Python" in capsys.readouterr().err

@@ -139,3 +139,11 @@ def test_without_runs_a_shell_gets_no_words(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["runs", "--names"]) == 0
     assert not capsys.readouterr().out.strip()
+
+
+def test_a_whole_name_is_not_the_start_of_another(folder: Path, capsys: Any) -> None:
+    recorded(folder / "gemm_fp8-1.jsonl", 1, 3.0)
+    recorded(folder / "soft-1.jsonl", 9, 3.0)
+    assert find_journal("gemm") == str(folder / "gemm-2.jsonl")
+    capsys.readouterr()
+    assert find_journal("soft") == str(folder / "soft-1.jsonl") and capsys.readouterr().err == ""

@@ -53,7 +53,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
                 raise UsageError(f"{ref.path} is read-only and was not written: make it writable (chmod u+w) first")
             if read_input(ref.path) != data:
                 raise UsageError(f"{ref.path} changed during this command and was not written: run the command again")
-            write_output(ref.path, edited.encode(encoding))
+            write_output(ref.path, edited.encode(encoding), source=True)
     left = {name: value for name, value in config.items() if name in RESERVED and value}
     _print_outcome(arguments, ref.path, changes, left, forced)
     return 0

@@ -77,7 +77,9 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     cache = _cache(arguments)
     found = cache.entries(key=arguments.key)
     if len(found) != 1:
-        raise UsageError(f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls")
+        raise UsageError(
+            f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls lists them"
+        )
     [entry] = found
     if arguments.json:
         print_out(json.dumps(_plain(entry)))

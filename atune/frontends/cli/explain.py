@@ -157,12 +157,17 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
 def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
     """Print which configurations do not compile, and why, and return the exit status."""
     from atune.frontends.cli.output import NO_WINNER, print_detail, print_message, print_out
+    from atune.model.artifact import what_failed
     from atune.model.candidate import describe_config, printable
+    from atune.workload.source_locations import place_in
 
     for failure in failures:
         asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
-        print_message(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
-        print_detail(failure.detail)
+        why = f"{asked} {what_failed(failure.kind)}: {printable(failure.message)}"
+        place = place_in(failure.detail)
+        print_message("\n  ".join([why, *(place.lines() if place is not None else ())]))
+        if place is None:
+            print_detail(failure.detail)
     if arguments.json:
         print_out(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
     return NO_WINNER

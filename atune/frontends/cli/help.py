@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -91,6 +92,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             known = list(action.choices)
+            if re.fullmatch(r".+\.py(:\w*)?", value):
+                raise UsageError(f"{self.prog} has no command {value}; did you mean {self.prog} tune {value}?")
             near = [name for name in _COMMANDS_MEANT.get(value, ()) if name in known]
             near = near or get_close_matches(value.lower(), known, n=1)
             meant = f"; did you mean {self.prog} {near[0]}?" if near else f"; there is {', '.join(known)}"

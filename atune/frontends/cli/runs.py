@@ -58,6 +58,7 @@ def find_journal(text: str) -> str:
             raise UsageError(f"there is no file {text!r}, and no run of that number: atune runs lists {len(found)}")
         return str(found[int(text) - 1])
     named = [path for path in found if text and path.name.startswith(text)]
+    named = [path for path in named if path.name.startswith(f"{text}-")] or named  # not gemm_fp8, where there is a gemm
     if not named:
         raise UsageError(f"there is no file {text!r}, and no run whose journal's name begins so: atune runs lists them")
     if len(named) > 1:
