@@ -41,6 +41,8 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle
 
     Every file is compared with its digest. A library is loaded by the first call that needs it.
 
+    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`.
+
     Parameters
     ----------
     folder
@@ -49,8 +51,6 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle
         What a call does whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
         the nearest problem in log sizes, and ``default`` that of the first problem. Both warn once for each signature,
         and raise `OutsideProblems` if that kernel was compiled for other shapes. `Bundle.misses` counts all of them.
-
-    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`.
     """
     return Bundle(folder, on_miss=on_miss)
 

@@ -37,6 +37,9 @@ def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result], *, wo
 
     A library that is gone is compiled again, in a worker.
 
+    Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
+    and `CompileFailed`.
+
     Parameters
     ----------
     folder
@@ -45,9 +48,6 @@ def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result], *, wo
         Results of runs that finished, each for another problem. The first is the bundle's default.
     workload
         What to compile again from. None takes the file that a result's journal names, and runs it.
-
-    Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
-    and `CompileFailed`.
     """
     headers = [_checked(result) for result in results]
     if not headers:

@@ -43,6 +43,8 @@ class Problems(Sequence[Problem]):
         Problems(lambda: ({"M": 2**i} for i in range(14)))
         Problems("shapes.json")                            # or .jsonl or .csv; a column "weight" counts
 
+    Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
+
     Parameters
     ----------
     given
@@ -51,8 +53,6 @@ class Problems(Sequence[Problem]):
         How often each problem of a list occurs: numbers above zero. None: equally often.
     sizes
         Arguments, each with one value or several. The set has every combination; in a list each problem gets them.
-
-    Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
     """
 
     def __init__(
