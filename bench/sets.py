@@ -39,7 +39,7 @@ FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
-    tuning.AT_ONCE = job["at_once"]
+    tuning.AT_ONCE, tuning.SHARE = job["at_once"], job["share"]
     given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False}
     began = time.perf_counter()
     if job["way"] == "set":
@@ -66,7 +66,7 @@ def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, nam
     """Run `child` in a fresh process with empty caches."""
     with empty_caches("sets-") as (folder, env):
         answer, journals = folder / "answer.json", given.out / name if given.out and name else folder / "set"
-        job = {"way": way, "problems": problems, "budget": budget, "at_once": given.at_once}
+        job = {"way": way, "problems": problems, "budget": budget, "at_once": given.at_once, "share": given.share}
         job["journal"] = str(journals)
         (folder / "job.json").write_text(json.dumps({**job, "answer": str(answer)}))
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder / "job.json")]
@@ -81,7 +81,7 @@ def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, nam
 
 def main() -> None:
     given = options(
-        "sets of problems", 590.0, budget=12, at_once=tuning.AT_ONCE, sample=14, pairs=2, exhaustive=4, whole=1
+        "sets of problems", 590.0, budget=12, at_once=tuning.AT_ONCE, share=1.0, sample=14, pairs=2, exhaustive=4, whole=1
     )  # fmt: skip
     problems = PROBLEMS
     sample = problems[:: max(1, len(problems) // given.sample)][: given.sample] if given.sample else []

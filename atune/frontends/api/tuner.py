@@ -28,6 +28,7 @@ from atune.frontends.api.warm_start import adviser, chosen_prior
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import Result, TuneResult
+from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.device import device_names
 from atune.model.options import documents
@@ -207,6 +208,11 @@ class Tuner:
         self._stopped = True
         if self._engine is not None:
             self._engine.stop()
+
+    @property
+    def state(self) -> State | None:
+        """What the recorded events fold to so far; None before the first."""
+        return None if self._recorder is None else self._recorder.state
 
     async def _made_result(self) -> Result:
         """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""

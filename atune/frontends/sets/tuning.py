@@ -23,6 +23,8 @@ from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.problems import Problem, Problems
 from atune.frontends.sets.set_result import SetResult, TunedProblem, row_line
+from atune.journal.events import Event, FinalOrdered
+from atune.journal.recorder import Listener
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.model.folders import cache_folder, make_private_folder
@@ -35,6 +37,7 @@ from atune.workload.workload import FileRef, Workload, parse_file_ref
 
 AT_ONCE = 2
 """Problems under way at the same time: one compiles while the other one is measured. It bounds the memory."""
+SHARE = 1.0
 ADVISERS = 4
 """Nearest problems whose results a new problem begins with."""
 INDEX = "set.json"
@@ -131,6 +134,7 @@ class _SetRun:
         self._options["progress"] = False
         self._at_once = 1 if options.get("cluster") else min(AT_ONCE, len(problems))
         self._rows: dict[int, TunedProblem] = {}
+        self._tuners: dict[int, Tuner] = {}
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
         self._of = ""
@@ -160,8 +164,9 @@ class _SetRun:
 
     async def _one(self, index: int, host: SharedServer, slots: anyio.Semaphore) -> None:
         problem, result = self._problems[index], None
+        slot = Slot(slots, self._options.get("on_event"))
         try:
-            result = await self._tuned(problem, self._journals[index], host)
+            result = await self._tuned(index, host, slot.on_event)
         except NoWinner as error:
             result = error.result
         except (JournalError, MachineError, DevicesLost):
@@ -169,11 +174,12 @@ class _SetRun:
         except AtuneError as error:
             self._errors[index] = error
         finally:
-            slots.release()
+            slot.release()
         if result is not None and result.header is not None:
             self._of = self._of or result.header.workload
             if result.header.workload != self._of:
                 raise UsageError(f"journal {self._folder}: it has problems of {self._of}: give another folder")
+        self._tuners.pop(index, None)
         row = TunedProblem(problem, result, str(self._errors.get(index, "")))
         self._rows[index] = row
         for listener in self._listeners:
@@ -183,12 +189,14 @@ class _SetRun:
         with suppress(OSError):  # nobody reads it
             print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}", file=sys.stderr, flush=True)
 
-    async def _tuned(self, problem: Problem, journal: Path, host: SharedServer) -> Result:
-        options = {**self._options, "compile": self._compile(), "journal": journal}
+    async def _tuned(self, index: int, host: SharedServer, on_event: Listener) -> Result:
+        problem, journal = self._problems[index], self._journals[index]
+        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": on_event}
         if not journal.exists():
-            options["warm"] = [*sources(options.get("warm")), *self._nearest(problem)]
+            options["warm"] = [*sources(options.get("warm")), *await anyio.to_thread.run_sync(self._nearest, problem)]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
+        self._tuners[index] = tuner
         tuner.share(host)
         async with tuner:
             return await tuner.result()
@@ -199,10 +207,12 @@ class _SetRun:
         return msgspec.structs.replace(self._workload, arguments=problem.arguments)
 
     def _nearest(self, problem: Problem) -> list[Result]:
-        """Return the results of the nearest problems that have ended with a winner."""
-        ended = [(index, row.result) for index, row in self._rows.items() if row.result is not None and row.won]
-        ended.sort(key=lambda one: (distance(self._problems[one[0]].arguments, problem.arguments), one[0]))
-        return [result for _, result in ended[:ADVISERS]]
+        """Return the results of the nearest problems whose final has ended."""
+        ended = {index: row.result for index, row in self._rows.items() if row.result is not None and row.won}
+        proving = [(index, tuner.state) for index, tuner in self._tuners.items() if index not in ended]
+        ended |= {index: Result.of(state) for index, state in proving if state is not None and state.final is not None}
+        near = sorted(ended, key=lambda index: (distance(self._problems[index].arguments, problem.arguments), index))
+        return [ended[index] for index in near[:ADVISERS]]
 
     def _compile(self) -> CompileSettings:
         """Return the settings for one of the runs that share the cores, unless the caller decided."""
@@ -210,7 +220,27 @@ class _SetRun:
         if settings.workers is not None or self._at_once == 1:
             return settings
         fit = workers_that_fit(len(usable_cores()) - 1, usable_memory_bytes())
-        return msgspec.structs.replace(settings, workers=max(1, fit // self._at_once))
+        return msgspec.structs.replace(settings, workers=max(1, round(fit * SHARE / self._at_once)))
+
+
+class Slot:
+    """One problem's place among those that are under way. It ends with the final: proving the winner takes one core."""
+
+    def __init__(self, slots: anyio.Semaphore, listener: Listener | None) -> None:
+        self._slots, self._listener, self._held = slots, listener, True
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on to the caller's listener."""
+        if isinstance(event, FinalOrdered):
+            self.release()
+        if self._listener is not None:
+            self._listener(event)
+
+    def release(self) -> None:
+        """Let the next problem begin, once."""
+        if self._held:
+            self._held = False
+            self._slots.release()
 
 
 def entered(folder: Path, problems: Iterable[Problem]) -> list[Path]:

@@ -32,6 +32,7 @@ from atune.workers.local.workers import Workers, process_folders
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess, started, taken
+from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.packing import LARGE_BYTES, write
@@ -54,11 +55,15 @@ ALIKE = 16
 class SharedServer:
     """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
 
-    Each run ends its own processes. The server is parked for later runs if the block ends well.
+    Compile workers that a run leaves serve the next one; its other processes end with it. The server is parked for
+    later runs if the block ends well.
     """
 
     def __init__(self) -> None:
         self.server: ForkServer
+        self.idle: list[Worker] = []
+        """Compile workers that runs have left. Their first lowering took most of the time that a new one needs."""
+        self.run_dir = ""
         self._warn: Callable[[str], None] = ignored
 
     @asynccontextmanager
@@ -66,8 +71,9 @@ class SharedServer:
         """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
         self._warn = warn
         process, park = taken()
-        async with ForkServer(process=process, park=park, again=self._new_server) as self.server:
-            yield self.server
+        with run_folder() as self.run_dir:
+            async with ForkServer(process=process, park=park, again=self._new_server) as self.server:
+                yield self.server
 
     def _new_server(self) -> ForkServerProcess:
         """Start a replacement for a lost fork server."""
@@ -129,7 +135,10 @@ class LocalMachine:
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
             async with self._opened() as self.server, self.service, background() as tasks:
-                env = process_folders(self.run_dir) | ({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})
+                shared_dir = "" if self.host is None else self.host.run_dir  # its processes outlive this run
+                env = process_folders(shared_dir or self.run_dir) | (
+                    {"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}
+                )
                 self.workers.attach(self.server, env, tasks)
                 importing = self.server.preload_s is None  # it uses only one core
                 self.service.start(early=importing, run_dir=self.run_dir, env=env)
@@ -155,10 +164,13 @@ class LocalMachine:
             async with SharedServer().open(self._warned) as server:
                 yield server
             return
+        self.workers.share(self.host.idle)
+        well = False
         try:
             yield self.host.server
+            well = True
         finally:
-            await self.workers.end()
+            await self.workers.end(well=well)
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
         """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""

@@ -47,6 +47,10 @@ class Workers:
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
         self._forked: list[Worker] = []
+        self._lasting: list[Worker] = []
+        """Workers of this run that a later one may use."""
+        self._idle: list[Worker] = []
+        """Workers that earlier runs left, where runs share them."""
         self._files = workload.files
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
@@ -78,12 +82,22 @@ class Workers:
         self._forked = [one for one in (*self._forked, worker) if one.alive]
         return worker
 
-    async def end(self) -> None:
-        """Kill the workers of this run that are left, and wait until they have ended. Shielded and bounded."""
+    def share(self, idle: list[Worker]) -> None:
+        """Use workers that are `idle` before new ones are forked."""
+        self._idle = idle
+
+    async def end(self, *, well: bool) -> None:
+        """Kill the workers of this run, and wait until they have ended. Shielded and bounded.
+
+        If the run ended `well`, those that a later one may use join the idle ones that are shared.
+        """
+        kept = [worker for worker in self._lasting if well and worker.idle]
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for worker in self._forked:
+                for worker in (one for one in self._forked if one not in kept):
                     tasks.start_soon(worker.kill, CANCEL_S)
+        self._idle += kept
+        self._forked, self._lasting = [], []
 
     def expect(self, loaded_as: str) -> None:
         """Set the fingerprint that the run's first worker loaded."""
@@ -122,10 +136,18 @@ class Workers:
         await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
 
     async def loaded(self, role: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
-        """Fork a worker, and load the session and the workload in it. No candidate's deadline covers this."""
+        """Fork a compile worker, or take an idle one, and load the session and the workload in it.
+
+        All that share idle ones have the same `cpus` and `nice`. No candidate's deadline covers this.
+        """
 
         async def load() -> Worker:
-            worker = await self.spawn(role, cpus=cpus, nice=nice)
+            while self._idle and not self._idle[-1].alive:
+                self._idle.pop()
+            worker = self._idle.pop() if self._idle else await self.spawn(role, cpus=cpus, nice=nice)
+            if worker not in self._forked:
+                self._forked.append(worker)
+            self._lasting.append(worker)
             try:
                 await self.begin(worker, session)
                 self.agree((await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())

@@ -60,6 +60,11 @@ class Worker:
         """Whether the process can still be called."""
         return not self._exited.is_set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether the process can be called now."""
+        return self.alive and not self._busy
+
     async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
