@@ -27,7 +27,6 @@ from vs_tilelang import machine
 
 import atune
 from atune import Problems
-from atune.frontends.sets import tuning
 from atune.model.candidate import config_key
 from atune.workload.workload import FileRef
 
@@ -39,7 +38,6 @@ FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
-    tuning.AT_ONCE, tuning.SHARE = job["at_once"], job["share"]
     given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False}
     began = time.perf_counter()
     if job["way"] == "set":
@@ -66,8 +64,7 @@ def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, nam
     """Run `child` in a fresh process with empty caches."""
     with empty_caches("sets-") as (folder, env):
         answer, journals = folder / "answer.json", given.out / name if given.out and name else folder / "set"
-        job = {"way": way, "problems": problems, "budget": budget, "at_once": given.at_once, "share": given.share}
-        job["journal"] = str(journals)
+        job = {"way": way, "problems": problems, "budget": budget, "journal": str(journals)}
         (folder / "job.json").write_text(json.dumps({**job, "answer": str(answer)}))
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder / "job.json")]
         done = run_counted(command, env=env, cwd=folder, timeout_s=given.limit)
@@ -80,9 +77,7 @@ def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, nam
 
 
 def main() -> None:
-    given = options(
-        "sets of problems", 590.0, budget=12, at_once=tuning.AT_ONCE, share=1.0, sample=14, pairs=2, exhaustive=4, whole=1
-    )  # fmt: skip
+    given = options("sets of problems", 590.0, budget=12, sample=14, pairs=2, exhaustive=4, whole=1)
     problems = PROBLEMS
     sample = problems[:: max(1, len(problems) // given.sample)][: given.sample] if given.sample else []
     pairs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import tilelang.language as T
@@ -44,6 +45,13 @@ def random_rows(rows: int) -> list[torch.Tensor]:
     return [torch.randn(rows)]
 
 
+def noted(n: int, block: int = 64) -> Any:
+    """`scale`, which notes the process that asks for it."""
+    with open(os.environ["ATUNE_TEST_PIDS"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return scale(n, block)
+
+
 SCALE = atune.Workload(
     scale, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, flops=lambda n: n, name="scale"
 )
@@ -51,3 +59,4 @@ ANY = atune.Workload(
     any_size, atune.Space(block=[16, 64]), arguments={"rows": 256}, inputs=random_rows, reference=doubled, name="any"
 )
 FREE = atune.Workload(scale, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="free")
+NOTED = atune.Workload(noted, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="noted")

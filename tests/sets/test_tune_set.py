@@ -79,6 +79,18 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
     assert most == 2
 
 
+def test_compile_workers_serve_one_problem_after_another(tuned: Any, tmp_path: Path) -> None:
+    """A run on two cores has one compile worker. Two at a time make two for all problems."""
+    pids = tmp_path / "pids"
+    noted = os.environ["ATUNE_TEST_PIDS"] = str(pids)
+    try:
+        atune.run_set(f"{KERNELS}:NOTED", Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "s", **FAST)
+    finally:
+        del os.environ["ATUNE_TEST_PIDS"]
+    lowered = Path(noted).read_text().split()
+    assert len(lowered) >= 10 and len(set(lowered)) <= 2 * max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
+
+
 def test_a_later_problem_begins_with_what_an_earlier_one_found(tuned: Any) -> None:
     headers = [event for event in tuned[1] if isinstance(event, RunStarted)]
     advice = [one for header in headers for one in header.advice]
