@@ -5,6 +5,10 @@ const D = JSON.parse(document.getElementById("data").textContent);
 const byId = id => document.getElementById(id);
 const say = x => x === null || x === undefined ? "–" : Math.abs(x) >= 100 ? x.toFixed(1) : String(Number(x.toPrecision(4)));
 
+// What the reader chose. A page that follows its run loads itself again, and keeps it.
+const kept = (() => { try { return JSON.parse(sessionStorage.getItem(location.pathname)) || {}; } catch { return {}; } })();
+const keep = chosen => { try { sessionStorage.setItem(location.pathname, JSON.stringify(Object.assign(kept, chosen))); } catch { /* for this page alone */ } };
+
 function add(parent, name, attributes, text) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
@@ -139,12 +143,23 @@ const PLOTS = {
     });
     const lines = d3.select(svg).selectAll(".lines path"), held = new Map();
     const x = k => svg.scale("x").apply(names[k]);
-    names.forEach((_, k) => {
+    // Brushes are kept as what they hold, because axes grow: two latencies, or texts of values.
+    const latency = y => Math.exp(range[0] + y * (range[1] - range[0])), height_of = ms => (Math.log(ms) - range[0]) / (range[1] - range[0] || 1);
+    const values = k => D.axes[k].labels.map((text, i) => ({ text, y: 1 - i / (D.axes[k].labels.length - 1) }));
+    const holds = ([k, [from, to]]) => [names[k], k === D.axes.length ? [latency(from), latency(to)] : values(k).filter(v => v.y >= from && v.y <= to).map(v => v.text)];
+    const span = (k, wanted) => {
+      const ys = k === D.axes.length ? wanted.map(height_of) : values(k).filter(v => wanted.includes(v.text)).map(v => v.y), step = k === D.axes.length ? 0 : .3 / (D.axes[k].labels.length - 1);
+      return ys.length ? [Math.max(top - 6, top + (Math.min(...ys) - step) * (bottom - top)), Math.min(bottom + 6, top + (Math.max(...ys) + step) * (bottom - top))] : null;
+    };
+    const before = kept.brushes || {};
+    names.forEach((name, k) => {
       const brush = d3.brushY().extent([[-14, top - 6], [14, bottom + 6]]).on("brush end", ({ selection }) => {
         if (selection) held.set(k, selection.map(v => (v - top) / (bottom - top))); else held.delete(k);
         lines.attr("visibility", (_, i) => [...held].every(([axis, [from, to]]) => { const y = place(shown[i], axis); return y >= from && y <= to; }) ? null : "hidden");
+        keep({ brushes: Object.fromEntries([...held].map(holds)) });
       });
-      d3.select(svg).append("g").attr("transform", `translate(${x(k)},0)`).attr("class", "brush").call(brush);
+      const drawn = d3.select(svg).append("g").attr("transform", `translate(${x(k)},0)`).attr("class", "brush").call(brush);
+      if (before[name]) drawn.call(brush.move, span(k, before[name]));
     });
     return svg;
   },
@@ -220,26 +235,32 @@ function sortable(table) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], rows = [...body.rows], titles = heads.map(h => h.textContent), box = table.parentNode;
   const value = cell => { const text = cell.dataset.v ?? cell.textContent; return text === "–" ? null : text !== "" && Number.isFinite(Number(text)) ? Number(text) : text; };
   const compare = (a, b, sign) => a === null || b === null ? (a === null) - (b === null) : sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
+  const sort = (i, sign) => {
+    for (const other of heads) other.removeAttribute("aria-sort");
+    heads[i].setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+    body.append(...rows.map(row => [value(row.cells[i]), row]).sort((a, b) => compare(a[0], b[0], sign)).map(pair => pair[1]));
+    keep({ sort: [titles[i], sign] });
+  };
   heads.forEach((head, i) => {
     head.textContent = "";
-    add(head, "button", { type: "button" }, titles[i]).addEventListener("click", () => {
-      const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-      for (const other of heads) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
-      body.append(...rows.map(row => [value(row.cells[i]), row]).sort((a, b) => compare(a[0], b[0], sign)).map(pair => pair[1]));
-    });
+    add(head, "button", { type: "button" }, titles[i]).addEventListener("click", () => sort(i, head.getAttribute("aria-sort") === "ascending" ? -1 : 1));
   });
+  if (kept.sort && titles.includes(kept.sort[0])) sort(titles.indexOf(kept.sort[0]), kept.sort[1]);
   const label = document.createElement("label"), found = document.createElement("p"), axis = D.axes[0];
   found.className = "soft"; found.setAttribute("aria-live", "polite");
   label.textContent = `Show only rows with all of these words${axis ? `, such as ${axis.name}=${axis.labels[winner ? winner.at[0] ?? 0 : 0]}` : ""}`;
   const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
+  input.value = kept.filter || "";
   box.before(label, found);
+  if (kept.typing) input.focus({ preventScroll: true });
+  addEventListener("pagehide", () => keep({ typing: document.activeElement === input }));
   const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
   const count = document.createElement("span"); count.className = "word";
   const apply = () => {
     const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean).map(w => w.includes("=") ? w + " " : w);
     for (const row of rows) row.hidden = !wanted.every(w => words.get(row).includes(w));
     count.textContent = ` ${rows.filter(row => !row.hidden).length} of ${rows.length} rows `;
+    keep({ filter: input.value });
   };
   input.addEventListener("input", apply); apply();
   for (const how of ["Python", "JSON"]) copies(add(found, "button", { type: "button" }, `Copy rows as ${how}`), () =>

@@ -115,6 +115,35 @@ def test_the_winner_is_marked_and_copied_as_python(seen: dict[int, Any]) -> None
     assert ast.literal_eval(seen[390]["python"]) == result.best_config
 
 
+CHOOSE = """<script>addEventListener("load", () => {
+const all = selector => [...document.querySelectorAll(selector)];
+const sortedBy = () => all("#candidates th[aria-sort]").map(h => [h.textContent, h.ariaSort]);
+const lines = () => all('#parallel .lines path:not([visibility="hidden"])').length;
+const filter = document.getElementById("filter"), shown = () => all("#candidates tbody tr:not([hidden])").length;
+const seen = () => JSON.stringify([sortedBy(), filter.value, shown(), lines()]);
+if (!sessionStorage.again) {
+  all("#candidates th button").find(b => b.textContent.startsWith("registers")).click();
+  filter.value = "threads=64"; filter.dispatchEvent(new Event("input"));
+  const axis = document.querySelector("#parallel .brush .overlay"), box = axis.getBoundingClientRect();
+  for (const [type, y] of [["mousedown", 1], ["mousemove", box.height / 3], ["mouseup", box.height / 3]])
+    (type === "mousedown" ? axis : window).dispatchEvent(
+      new MouseEvent(type, { view: window, bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + y }));
+  sessionStorage.again = seen();
+  location.reload();
+} else document.body.dataset.seen = JSON.stringify([JSON.parse(sessionStorage.again), JSON.parse(seen())]);
+});</script></body>"""
+
+
+def test_a_page_that_is_loaded_again_keeps_what_the_reader_chose(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(report(LAYOUTS).replace("</body>", CHOOSE))
+    [found] = re.findall(r'data-seen="([^"]*)"', opened(tmp_path / "page.html", "--virtual-time-budget=10000").stdout)
+    before, after = json.loads(html.unescape(found))
+    assert after == before
+    order, words, rows, lines = after
+    total = len(replay(LAYOUTS).records)
+    assert order == [["registers", "ascending"]] and words == "threads=64" and 0 < rows < total and 0 < lines < total
+
+
 def test_ranks_of_few_candidates_are_whole_numbers(tmp_path: Path) -> None:
     stream = Stream(total=3)
     for i in range(3):
