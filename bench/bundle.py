@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -105,7 +106,9 @@ def fresh(folder: Path, device: str) -> dict[str, float]:
     found = []
     for _ in range(FRESH):
         command = [sys.executable, "-c", FIRST, str(folder), device]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(common.ROOT)})
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(common.ROOT)}
+        )
         found.append(json.loads(done.stdout))
     return {name: round(1e3 * statistics.median(one[name] for one in found), 3) for name in found[0]}
 

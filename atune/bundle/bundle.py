@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atune.bundle.arguments import PLAIN, SHAPE, Misfit, distance, fit
+from atune.bundle.cuda import prepare
 from atune.bundle.errors import BundleError, OutsideProblems, WrongArguments
 from atune.bundle.launch import Plan, plan
 from atune.bundle.machine import check_device, check_machine
@@ -79,6 +80,8 @@ class Bundle:
         self.digest: str = self.manifest["digest"]
         """SHA-256 of the manifest, and so of everything: equal bundles choose equal kernels."""
         self._target: str = self.manifest["target"]
+        if self._target == "cuda":
+            prepare(self.folder)  # the first call should not wait for it
         self._plans: dict[Any, Plan] = {}
         self._misses: dict[Any, Miss] = {}
         self._lock = threading.Lock()

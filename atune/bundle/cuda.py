@@ -24,6 +24,15 @@ REGISTERED = "ffi.Module.load_from_bytes.cuda"
 _loading = threading.Lock()
 
 
+def prepare(folder: Path) -> None:
+    """Load what the libraries of the bundle in `folder` need, once in a process. Raises `OSError`."""
+    import tvm_ffi
+
+    with _loading:
+        if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is None:
+            _load_runtime(runtime_folder() or folder / RUNTIME)
+
+
 def cuda_function(path: str, symbol: str, folder: Path) -> Callable[..., Any]:
     """Return the function `symbol` of the library at `path`. It launches on torch's current stream.
 
@@ -31,11 +40,9 @@ def cuda_function(path: str, symbol: str, folder: Path) -> Callable[..., Any]:
     """
     import tvm_ffi
 
-    with _loading:
-        if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is None:
-            _load_runtime(runtime_folder() or folder / RUNTIME)
-        library = tvm_ffi.load_module(path)
-        library.import_module(tensormap(folder / RUNTIME / TENSORMAP))  # not registered: tilelang registers its own
+    prepare(folder)
+    library = tvm_ffi.load_module(path)
+    library.import_module(tensormap(folder / RUNTIME / TENSORMAP))  # not registered: tilelang registers its own
     found: Callable[..., Any] = library[symbol]
     return found
 

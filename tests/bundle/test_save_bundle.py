@@ -174,3 +174,13 @@ def test_the_command(journals: dict[str, str], tmp_path: Path, capsys: pytest.Ca
     assert "exists and is not empty: give a new folder" in capsys.readouterr().err
     assert main(["bundle", journals["SMALL"], "-o", str(tmp_path / "one")]) == 0
     assert capsys.readouterr().out.startswith(f"bundle     {tmp_path / 'one'}, 1 problem\ndigest     ")
+
+
+def test_a_set_of_problems(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "set"
+    found = atune.run_set(f"{KERNELS}:SMALL", [{"M": 32, "N": 16}, {"M": 64, "N": 16}], target="c", journal=folder)
+    digest = found.save_bundle(tmp_path / "b")
+    assert load(tmp_path / "b").problems == [{"M": 32, "N": 16}, {"M": 64, "N": 16}]
+    capsys.readouterr()
+    assert main(["bundle", str(folder), "-o", str(tmp_path / "again"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(tmp_path / "again"), "problems": 2, "digest": digest}

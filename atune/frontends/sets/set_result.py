@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from atune.journal.result import Result
 from atune.model.candidate import config_key, describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
+from atune.workload.workload import Workload
 
 HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
 
@@ -47,6 +49,17 @@ class SetResult(Sequence[TunedProblem]):
     def winners(self) -> list[TunedProblem]:
         """The problems that have a winner."""
         return [row for row in self._rows if row.won]
+
+    @property
+    def results(self) -> list[Result]:
+        """Their results."""
+        return [row.result for row in self.winners if row.result is not None]
+
+    def save_bundle(self, folder: str | os.PathLike[str], *, workload: Workload | None = None) -> str:
+        """Write the winners as a bundle, the new folder `folder`: `atune.results.save_bundle` of `results`."""
+        from atune.frontends.api.save_bundle import save_bundle
+
+        return save_bundle(folder, self.results, workload=workload)
 
     def __len__(self) -> int:
         return len(self._rows)
