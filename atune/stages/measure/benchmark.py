@@ -69,9 +69,20 @@ def begin(payload: bytes) -> bytes:
 
 
 def prepare(payload: bytes) -> bytes:
-    """Entry point: `PrepareJob` → `Prepared`: make the inputs, run the reference, and time it if requested."""
+    """Entry point: `PrepareJob` → `Prepared`: make the inputs, run the reference, and time it if requested.
+
+    Raises `WorkloadError` if the memory does not suffice for that.
+    """
     job = msgspec.msgpack.decode(payload, type=PrepareJob)
-    _make_arguments(job.params)
+    try:
+        _make_arguments(job.params)
+    except Exception as error:
+        if kind_of(error) != "out_of_memory":
+            raise
+        raise WorkloadError(
+            f"Workload {workload().name}: the memory of {session().device} does not suffice for the inputs and the "
+            f"reference: make the problem smaller, or end other programs there ({in_one_line(error)})"
+        ) from error
     reference = None
     if job.timed and _gives_outputs():
         reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))

@@ -198,7 +198,9 @@ _BEYOND_REPAIR = re.compile(
 """The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
 «This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
 broken device memory or links are included."""
-_NO_MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE
+)
 
 
 def kind_of(error: BaseException) -> FailureKind:

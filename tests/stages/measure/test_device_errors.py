@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 import atune
-from atune.errors import in_one_line, whole_message
+from atune.errors import WorkloadError, in_one_line, whole_message
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
+from atune.model.jobs import PrepareJob
 from atune.model.settings import BenchmarkSettings
+from atune.stages.measure import benchmark
 from atune.stages.measure.telemetry import kind_of
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
@@ -86,3 +90,14 @@ def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measu
     assert sum(isinstance(e, DeviceLost) for e in events) == 2 + len(repeated)
     messages = {record.config["mode"]: record.message for record in result.failures}
     assert "assert" in messages["assert"] and "launch failure" in messages["trap"], messages
+
+
+def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
+
+    monkeypatch.setattr(benchmark, "_make_arguments", refuse)
+    monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
+    with pytest.raises(WorkloadError, match=r"the memory of cpu does not suffice .*: make the problem smaller"):
+        benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), timed=True)))
