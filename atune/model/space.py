@@ -58,7 +58,9 @@ class Space:
         self._cut = False
         """Whether a generator has more configurations than were read."""
         self._axes = axes
-        self.where: tuple[Constraint, ...] = tuple(where) if isinstance(where, Sequence) else (where,)
+        self.where: tuple[Constraint, ...] = (
+            tuple(where) if isinstance(where, Sequence) and not isinstance(where, str) else (where,)
+        )
         for constraint in self.where:
             if not callable(constraint):
                 raise SpaceError(f"Space: a constraint must be callable, got {constraint!r}")
@@ -147,7 +149,8 @@ class Space:
     def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
         """Return the error for a space without configurations."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
-        return SpaceError(f"Space is empty: {why} for {dict(arguments)}")
+        problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        return SpaceError(f"Space is empty: {why}{f' for {problem}' if problem else ''}")
 
     @property
     def stands_at_once(self) -> bool:

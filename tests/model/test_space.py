@@ -111,6 +111,7 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space("abc"), "gave 'abc', and not a series of dicts"),  # type: ignore[arg-type]
         (lambda: Space([1, 2]), "config 0 is 1; a config is a dict"),  # type: ignore[list-item]
         (lambda: Space(lambda: 5), "gave 5, and not a series"),  # type: ignore[arg-type, return-value]
+        (lambda: Space(a=[1], where="a > 5"), "a constraint must be callable, got 'a > 5'"),  # type: ignore[arg-type]
         (lambda: Space(a=[1], where=5), "a constraint must be callable, got 5"),  # type: ignore[arg-type]
         (lambda: Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError: division by zero"),
         (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} needs b; available: a"),
@@ -264,3 +265,9 @@ def test_what_is_accepted_is_read_back_from_a_journal(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         write(path, Stream(total=1).candidate(0, 1.0, **config).finished().events)
         assert replay(path).best_config == config
+
+
+def test_an_empty_space_names_the_problem() -> None:
+    space = Space(a=[1], where=lambda a, n: a > n)
+    with pytest.raises(SpaceError, match=r"satisfies the constraints for n=4, name='x'$"):
+        list(space.walk({"n": 4, "name": "x"}))
