@@ -103,7 +103,19 @@ def test_the_table_has_a_row_for_each_problem(tuned: Any) -> None:
     assert re.split(" {2,}", lines[0]) == ["problem", "latency ms", "× default", "× reference", "winner"]
     assert [line.split()[0] for line in lines[1:4]] == ["n=256", "n=512", "n=1024"]
     assert lines[5] == "problems   3 of 3 with a winner; 6 candidates measured"
+    assert re.fullmatch(
+        r"cover      [12] configurations? serves? all, at most [\d.]+ % slower than the winners", lines[6]
+    )
     assert lines[-1] == f"journals   {tuned[0].folder}"
+
+
+def test_few_configurations_serve_a_set_and_a_rule_serves_new_problems(tuned: Any) -> None:
+    result = tuned[0]
+    matrix = result.regret_matrix()
+    assert matrix.problems == ({"n": 256}, {"n": 512}, {"n": 1024})
+    assert len(result.cover(configs=1).configs) == 1
+    picked = result.rule().pick({"n": 300})
+    assert picked is not None and matrix.configs[picked] in [row.result.best_config for row in result]
 
 
 def test_a_folder_is_read_and_continued_and_nothing_is_measured_twice(tuned: Any, capsys: Any) -> None:

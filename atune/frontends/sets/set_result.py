@@ -10,12 +10,17 @@ from typing import Any
 
 import msgspec
 
+from atune.errors import UsageError
 from atune.frontends.sets.problems import Problem
 from atune.journal.result import Result
 from atune.model.candidate import config_key, describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
 from atune.workload.workload import Workload
+from atune.reporting.sets.cover import Cover, cover
+from atune.reporting.sets.dispatch import dispatch_rule
+from atune.reporting.sets.regret import RegretMatrix, regret_matrix
+from atune.reporting.sets.rule import AnyRule
 
 HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
 
@@ -81,6 +86,21 @@ class SetResult(Sequence[TunedProblem]):
     def __repr__(self) -> str:
         return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
 
+    def regret_matrix(self) -> RegretMatrix:
+        """Return how much slower each winner and finalist is than the best one, by problem with a winner."""
+        return regret_matrix([row.result for row in self.winners if row.result is not None])
+
+    def cover(self, *, max_regret: float | None = None, configs: int | None = None) -> Cover:
+        """Return few configurations that serve all problems with a winner, by their weights; see `atune.sets.cover`."""
+        return cover(self.regret_matrix(), self._weights(), max_regret=max_regret, configs=configs)
+
+    def rule(self) -> AnyRule:
+        """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`."""
+        return dispatch_rule(self.regret_matrix(), self._weights())
+
+    def _weights(self) -> list[float]:
+        return [row.problem.weight for row in self.winners]
+
 
 def set_lines(found: SetResult) -> list[Line]:
     """Return a set's result for a screen: the table, the counts, what failed, and where the journals are."""
@@ -89,11 +109,27 @@ def set_lines(found: SetResult) -> list[Line]:
     lines = [Line(text) for text in aligned([HEADS, *(_cells(row) for row in found.winners)]).splitlines()]
     counts = f"{len(found.winners)} of {len(found)} with a winner; {measured} candidates measured"
     lines += [Line(""), Line(f"problems   {counts}", "strong")]
+    if len(found.winners) > 1 and (few := _cover_line(found)):
+        lines.append(Line(f"cover      {few}"))
     for row in found:
         if not row.won:
             lines.append(Line(f"failed     {row.problem}: {printable(why(row).splitlines()[0])}", "attention"))
     lines += [Line(f"warning    {printable(text)}", "attention") for text in warnings(tried)]
     return [*lines, Line(f"journals   {printable(str(found.folder))}", "dim")]
+
+
+def _cover_line(found: SetResult) -> str:
+    """Return how few configurations serve all problems; empty where no few do."""
+    try:
+        few = found.cover()
+    except UsageError:
+        return ""  # what the problems share was measured on too few of them
+    count = len(few.configs)
+    several = "configurations serve" if count > 1 else "configuration serves"
+    worst = max(regret for regret in few.regret if regret is not None)
+    return (
+        f"{count} {several} all, at most {100 * max(worst, 0):.2g} % slower than each winner (within {MAX_REGRET:.0%})"
+    )
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
