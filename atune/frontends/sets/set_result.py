@@ -127,9 +127,7 @@ def _cover_line(found: SetResult) -> str:
     count = len(few.configs)
     several = "configurations serve" if count > 1 else "configuration serves"
     worst = max(regret for regret in few.regret if regret is not None)
-    return (
-        f"{count} {several} all, at most {100 * max(worst, 0):.2g} % slower than each winner (within {MAX_REGRET:.0%})"
-    )
+    return f"{count} {several} all, at most {100 * max(worst, 0):.2g} % slower than the winners"
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
