@@ -16,11 +16,11 @@ from atune.journal.result import Result
 from atune.model.candidate import config_key, describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
-from atune.workload.workload import Workload
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
 from atune.reporting.sets.regret import RegretMatrix, regret_matrix
 from atune.reporting.sets.rule import AnyRule
+from atune.workload.workload import Workload
 
 HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
 
@@ -88,7 +88,7 @@ class SetResult(Sequence[TunedProblem]):
 
     def regret_matrix(self) -> RegretMatrix:
         """Return how much slower each winner and finalist is than the best one, by problem with a winner."""
-        return regret_matrix([row.result for row in self.winners if row.result is not None])
+        return regret_matrix(self.results)
 
     def cover(self, *, max_regret: float | None = None, configs: int | None = None) -> Cover:
         """Return few configurations that serve all problems with a winner, by their weights; see `atune.sets.cover`."""
