@@ -44,10 +44,10 @@ async def built_by(worker: LocalCompileWorker, *configs: Config) -> list[Artifac
 
 @asynccontextmanager
 async def lowered(
-    n: int, settings: CompileSettings
+    n: int, settings: CompileSettings, target: str = "sm_90a"
 ) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker, list[Lowered]]]:
     settings = msgspec.structs.replace(settings, store=False)
-    machine = LocalMachine(SOFTMAX, target="sm_90a", devices=(), compile=settings)
+    machine = LocalMachine(SOFTMAX, target=target, devices=(), compile=settings)
     async with machine.open():
         spec = await machine.describe()
         await machine.discover()

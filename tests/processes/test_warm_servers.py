@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import MARK, environment, marked, new_mark, wait_until
+from processes import MARK, environment, gone, marked, new_mark, wait_until
 
 import atune
 from atune.frontends.cli.main import main
@@ -108,6 +108,77 @@ async def test_a_cancelled_run_leaves_one_where_another_run_will_follow(
     again, park = servers.taken()
     async with ForkServer(process=again, park=park) as server:
         assert again is process and (await server.spawn("second")).alive
+
+
+def test_a_worker_that_stays_serves_the_next_run_and_ends_with_its_server(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another event loop, beside a server with other imports; a lost one is not there."""
+    monkeypatch.setattr(parked, "in_any_case", True)
+
+    async def run() -> list[int]:
+        process, park = servers.taken(("pool_targets",))
+        async with ForkServer(process=process, park=park) as server:
+            await server.spawn("other")
+            workers = await server.stayed() or [await server.spawn("stays")]
+            for worker in workers:
+                worker.stays = True
+                assert await worker.call("pool_targets:echo", b"text") == b"text"
+            return [process.pid, *(worker.pid for worker in workers)]
+
+    atune.warm()
+    first = anyio.run(run)
+    assert anyio.run(run) == first
+    atune.warm()
+    assert len(waiting()) == 2
+    os.kill(first[1], signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{first[1]}").exists(), 5, "its end")
+    second = anyio.run(run)
+    assert second[0] == first[0] and second[1] != first[1]
+    folders = [server.folder for server in waiting()]
+    atune.shutdown()
+    assert all(map(gone, [*first, *second])) and not any(folder.exists() for folder in folders)
+
+
+STAYING = """
+    import sys, time
+    import anyio
+    from atune.workers.processes import server as servers
+    from atune.workers.processes.pool import ForkServer
+
+    async def run():
+        process, park = servers.taken(("pool_targets",))
+        async with ForkServer(process=process, park=park) as server:
+            worker = await server.spawn("stays")
+            worker.stays = True
+            await worker.call("pool_targets:start_daemon", b"return")
+
+    anyio.run(run)
+    print("parked", flush=True)
+    if sys.argv[1] != "exit":
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "interrupt", "kill"])
+def test_what_stays_ends_with_the_program(tmp_path: Path, end: str) -> None:
+    """With the processes that it started, also where nothing in the program runs any more."""
+    mark = new_mark()
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(STAYING), end],
+        env={**environment(), MARK: mark, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert program.stdout is not None
+    with program, program.stdout:
+        assert program.stdout.readline() == "parked\n"
+        if end != "exit":
+            wait_until(lambda: len(marked(mark)) == 5, 5, "the server, its worker and two of that one's")
+            program.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGKILL)
+        program.wait(10)
+        wait_until(lambda: not marked(mark), 2, "the end of all processes")
+    if end != "kill":
+        assert not list(tmp_path.glob("atune-*/server-*")), "folders are left over"
 
 
 PROGRAM = """
@@ -235,7 +306,7 @@ def test_signs_start_it_once_a_program(quick: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_signs_say_nothing_where_no_server_can_be_started(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> ForkServerProcess:
+    def full(*preload: object) -> ForkServerProcess:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(servers, "started", full)
@@ -314,7 +385,7 @@ def test_atune_tune_starts_it_before_all_else(
 ) -> None:
     """But for a dry run, and before the command looks at its arguments: here at a file that is not there."""
     started, start = [], servers.started
-    monkeypatch.setattr(servers, "started", lambda: (started.append(1), start())[1])
+    monkeypatch.setattr(servers, "started", lambda *preload: (started.append(1), start(*preload))[1])
     assert main(["tune", "missing.py:WORKLOAD", *(["--dry-run"] if dry else [])]) == 2
     assert len(started) == len(waiting()) == (0 if dry else 1)
     assert "missing.py" in capsys.readouterr().err
@@ -326,7 +397,7 @@ def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(servers, "_started_early", False)
     started, start = [], servers.started
     for module in (servers, machine):
-        monkeypatch.setattr(module, "started", lambda: (started.append(1), start())[1])
+        monkeypatch.setattr(module, "started", lambda *preload: (started.append(1), start(*preload))[1])
     workload = SCALE.replace("SCALE", "SLICED")
     assert main(["tune", workload, "--target", "c", "--budget", "1", "--journal", str(tmp_path / "j")]) == 0
     assert len(started) == 1

@@ -1,7 +1,8 @@
 """``atune tune --on-save``: tune again whenever the workload's file is saved, or a module next to it that it imports.
 
-Each save is a run with a journal of its own. Between runs the fork server stays, with tilelang imported. It never
-imports the user's files: each run's workers load them anew. Libraries of unchanged code come from the artifact store.
+Each save is a run with a journal of its own. Between runs the fork server stays, with tilelang imported, and the
+compile service, with CUDA's headers parsed. They never import the user's files: each run's workers load them anew.
+Libraries of unchanged code come from the artifact store.
 """
 
 from __future__ import annotations

@@ -32,10 +32,14 @@ _state = _ServiceState()
 def header(payload: bytes) -> bytes:
     """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
 
-    That needs no kernel. Without an arch it uses that of this machine's first GPU.
+    That needs no kernel. Without an arch it uses that of this machine's first GPU. Those that an earlier run parsed
+    are kept, unless they were written since.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
+        if _state.server is not None and _state.server.up_to_date():
+            return msgspec.msgpack.encode(ServiceReady(True))
+        _drop()
         ready = _parse(Flavour(arch or arch_of_this_machine()))
     except (CiccError, OSError) as error:
         ready = ServiceReady(False, str(error)[:500])
@@ -55,9 +59,7 @@ def listen(payload: bytes) -> bytes:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
         if server is not None and not server.fits(flavour, blob.source):
-            _state.server = None  # so that its end is expected
-            server.kill()
-            shutil.rmtree(server.folder, ignore_errors=True)
+            _drop()
             server = None
         if server is None:
             ready = _parse(flavour, *_headers(blob.source))
@@ -66,6 +68,14 @@ def listen(payload: bytes) -> bytes:
     except (CiccError, OSError) as error:
         return msgspec.msgpack.encode(ServiceReady(False, str(error)[:500]))
     return msgspec.msgpack.encode(ready)
+
+
+def _drop() -> None:
+    """End the server, if there is one."""
+    server, _state.server = _state.server, None  # so that its end is expected
+    if server is not None:
+        server.kill()
+        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 def _headers(source: str) -> tuple[Sequence[str], str]:

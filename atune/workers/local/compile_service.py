@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,11 +14,11 @@ from atune.engine.background import background
 from atune.errors import UsageError, WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
-from atune.model.folders import made_folder
 from atune.model.settings import CompileSettings
+from atune.workers.local.workers import process_folders
 from atune.workers.processes.messages import SERVICE_HEADER, SERVICE_LISTEN, ServiceReady
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import server_env
+from atune.workers.processes.server import parked, taken
 from atune.workers.processes.worker import Worker
 from atune.workers.system.resources import usable_cores
 
@@ -35,7 +35,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
 
     `start` begins to parse them while the fork server still imports tilelang. At the first candidate that must be
     compiled the process is asked to compile for the run, unless `use` was false. While `warming`, lowering continues
-    and building waits. If `ready`, builds use the service. `why` says which compiler is used.
+    and building waits. If `ready`, builds use the service. `why` says which compiler is used. With
+    `parked.in_any_case` the process stays for the next run.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target, nice: int = 0) -> None:
@@ -47,7 +48,6 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """The service's process; 0 before it starts."""
         self._settings, self._target, self._nice = settings, target, nice
         self._run_dir = ""
-        self._env: Mapping[str, str] = {}
         self._asked = self._early = False
         """Whether a candidate came that must be compiled, and whether headers were being parsed before."""
         self._request = b""
@@ -81,12 +81,12 @@ class CompileService(anyio.AsyncContextManagerMixin):
         against = self._broken if self._asked and self._against is None else self._against
         return f"nvcc, because {against}" if against else "" if against is None else self._parsed
 
-    def start(self, *, early: bool, run_dir: str, env: Mapping[str, str]) -> None:
+    def start(self, *, early: bool, run_dir: str) -> None:
         """If `early`, and a core is free, begin to parse headers, unless the service will probably not be used.
 
-        `run_dir`: the folder where workers look for the service. `env`: the process's additional environment.
+        `run_dir`: the folder where workers look for the service.
         """
-        self._run_dir, self._env = run_dir, env
+        self._run_dir = run_dir
         try:
             target = parse_target(self._target)
         except UsageError:
@@ -147,12 +147,14 @@ class CompileService(anyio.AsyncContextManagerMixin):
 
     async def _serve(self, arch: str | None, wanted: anyio.Event) -> None:
         """Own the process, forked by a server of its own, which imports almost nothing, until it ends or fails."""
-        folder, env = made_folder(self._run_dir, "service"), {**server_env(), **self._env}
-        async with ForkServer(preload=PRELOAD, run_dir=folder, env=env) as server:
-            worker = await server.spawn("service", nice=self._nice)
-            self.pid, early_s = worker.pid, 0.0
-            if arch is not None:
-                early_s = (await _call(worker, SERVICE_HEADER, msgspec.msgpack.encode(arch))).header_s
+        process, park = taken(PRELOAD)
+        async with ForkServer(process=process, park=park if parked.in_any_case else None) as server:
+            folders = process_folders(str(server.run_dir))
+            stayed = await server.stayed()
+            (worker,) = stayed or [await server.spawn("service", env=folders, nice=self._nice)]
+            worker.stays, self.pid, early_s = True, worker.pid, 0.0
+            if arch is not None or stayed:
+                early_s = (await _call(worker, SERVICE_HEADER, msgspec.msgpack.encode(arch or ""))).header_s
             await _first(wanted.wait, worker.ended)
             answer = await _call(worker, SERVICE_LISTEN, self._request)
             self._answered(msgspec.structs.replace(answer, header_s=answer.header_s or early_s))
@@ -161,7 +163,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
 
     def _answered(self, answer: ServiceReady) -> None:
         if answer.ok:
-            self._parsed = f"headers parsed in {answer.header_s:.1f} s"
+            parsed_s = answer.header_s
+            self._parsed = f"headers parsed in {parsed_s:.1f} s" if parsed_s else "headers parsed in an earlier run"
             self.ready = self._against is None
         else:
             self._broken = answer.reason

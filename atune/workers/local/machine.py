@@ -31,7 +31,7 @@ from atune.workers.local.space_worker import SpaceWorker
 from atune.workers.local.workers import Workers, process_folders
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import ForkServerProcess, started, taken
+from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
@@ -141,7 +141,7 @@ class LocalMachine:
                 )
                 self.workers.attach(self.server, env, tasks)
                 importing = self.server.preload_s is None  # it uses only one core
-                self.service.start(early=importing, run_dir=self.run_dir, env=env)
+                self.service.start(early=importing or parked.in_any_case, run_dir=self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
                 tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from atune.engine.background import background
 from atune.errors import AtuneError, MachineError, ServerLost, UsageError, WorkerError
@@ -42,7 +43,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     With `process` it attaches to a server that was started before, or parked. With `park`, a server whose body ended
     without an error is parked instead of ended; with `parked.in_any_case`, also after an error or a cancellation. Its
-    workers end all the same.
+    workers end all the same, except those that stay. `stayed` returns these in the next run.
 
     With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
     and `spawn` waits for the new server. After the second loss it raises `MachineError`.
@@ -173,7 +174,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s
             self._ready.set()
+        self._workers = {number: worker.taken_over(self) for number, worker in self._process.workers.items()}
         self._running = True
+
+    async def stayed(self) -> list[Worker]:
+        """Return the workers that stayed with the server since the run before, and live."""
+        await anyio.lowlevel.checkpoint()  # `_listen` hears which ended meanwhile
+        return [self._workers[number] for number in self._process.workers if number in self._workers]
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
         """Leave the server parked for the next run; False if its state does not allow it.
@@ -184,11 +191,14 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             return False
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
-                tasks.start_soon(worker.kill, within_s)
-        if self._workers or self._failure or self._process.returncode is not None:
+                if not worker.stays:
+                    tasks.start_soon(worker.kill, within_s)
+        stay = {number: worker for number, worker in self._workers.items() if worker.stays}
+        if len(self._workers) > len(stay) or self._failure or self._process.returncode is not None:
             return False
-        for stderr in self.run_dir.glob("*.stderr"):  # the next run's workers have other names
-            stderr.unlink(missing_ok=True)
+        self._process.workers = stay
+        for stderr in {*self.run_dir.glob("*.stderr")} - {worker.stderr for worker in stay.values()}:
+            stderr.unlink(missing_ok=True)  # the next run's workers have other names
         self._running = False
         self._listening.cancel()
         self._park(self._process)

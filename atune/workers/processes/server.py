@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -27,6 +27,9 @@ from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import SERVER_FOLDER, server_folder, working_folder
 from atune.workers.processes import server_main
 from atune.workers.system.inherited_state import substitute, surroundings
+
+if TYPE_CHECKING:
+    from atune.workers.processes.worker import Worker
 
 PRELOAD = (
     "torch", "tilelang",
@@ -90,7 +93,8 @@ class ForkServerProcess:
 
     Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
     of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
-    holds what runs learned for the next run. Raises `WorkloadError` in a worker.
+    holds what runs learned for the next run, and `workers` those that stay, by number. Raises `WorkloadError` in a
+    worker.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class ForkServerProcess:
         self.numbers = count()
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
+        self.workers: Mapping[int, Worker] = {}
         with ExitStack() as stack:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
@@ -168,18 +173,27 @@ class ForkServerProcess:
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End a server that no run is attached to, and that has no workers. Blocks for half a second at most."""
+        """End a server that no run is attached to, and the workers that stayed. Blocks for a second at most."""
+        if self.workers:  # the server reaps them
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self.control.shutdown(socket.SHUT_WR)
+                self._process.wait(REAP_S)
         self.hang_up()
         self.reap()
-        self.control.close()
+        self._close()
 
     def forget(self) -> None:
         """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
-        self.control.close()
+        self._close()
         self._process.returncode = 0  # not the child's own child: nothing to wait for
+
+    def _close(self) -> None:
+        for worker in self.workers.values():
+            worker.release()
+        self.control.close()
 
 
 def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
@@ -199,19 +213,22 @@ def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
 
 
 class Parked:
-    """Idle servers, by their start parameters: at most one of a kind, and only while its kind is in use."""
+    """Idle servers, by what they import and their surroundings: at most one for the same imports."""
 
     def __init__(self) -> None:
         self.in_any_case = False
         """Whether runs park their server also if they are cancelled or fail, because another run will follow."""
-        self._servers: dict[Any, ForkServerProcess] = {}
+        self._servers: dict[tuple[Any, ...], ForkServerProcess] = {}
         self._lock = threading.Lock()
 
-    def take(self, key: Any) -> ForkServerProcess | None:
-        """Return a living server of this kind, if there is one, and end those of other kinds."""
+    def take(self, key: tuple[Any, ...]) -> ForkServerProcess | None:
+        """Return a living server of this kind, if there is one, and end one of the same imports in other surroundings.
+
+        The imports are first in `key`.
+        """
         with self._lock:
             found = self._servers.pop(key, None)
-            others, self._servers = list(self._servers.values()), {}
+            others = [self._servers.pop(other) for other in list(self._servers) if other[0] == key[0]]
         for server in others:
             server.destroy()
         if found is not None and (found.returncode is not None or not found.folder.is_dir()):
@@ -219,7 +236,7 @@ class Parked:
             return None
         return found
 
-    def park(self, key: Any, server: ForkServerProcess) -> None:
+    def park(self, key: tuple[Any, ...], server: ForkServerProcess) -> None:
         with self._lock:
             before, self._servers[key] = self._servers.get(key), server
         if before is not None:
@@ -244,18 +261,18 @@ atexit.register(parked.shutdown)
 os.register_at_fork(after_in_child=parked.forget)
 
 
-def started() -> ForkServerProcess:
-    """Start a fork server, and return while it still imports."""
-    return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())
+def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
+    """Start a fork server, and return while it still imports `preload`, or `PRELOAD`."""
+    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=server_env())
 
 
-def taken() -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None]]:
-    """Return the parked fork server, or a fresh one, and the function that parks it for the next run.
+def taken(preload: Sequence[str] | None = None) -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None]]:
+    """Return the parked fork server with these imports, or a fresh one, and the function that parks it again.
 
     A parked one from other surroundings is ended.
     """
-    kind = PRELOAD, *surroundings()
-    return parked.take(kind) or started(), functools.partial(parked.park, kind)
+    kind = PRELOAD if preload is None else preload, *surroundings()
+    return parked.take(kind) or started(preload), functools.partial(parked.park, kind)
 
 
 def warm() -> None:
