@@ -63,6 +63,8 @@ class Plan:
     """Whether the space must be surveyed before the strategy is made."""
     redo: list[Candidate] = field(default_factory=list)
     """Candidates that an earlier part proposed and that have no outcome."""
+    begun: list[int] = field(default_factory=list)
+    """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
     suspects: dict[int, str] = field(default_factory=dict)
     """Candidates that must not be tried again, with their device."""
     codes: dict[str, int] = field(default_factory=dict)
@@ -147,6 +149,8 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
         to_survey=prior and state.surveyed is None and uses_prior(search.strategy, total),
     )
     _sort_out(plan, state, [*before, tried] if tried.key else before)
+    last = [entry.index for entry in before if not entry.further_layout][-1:]
+    plan.begun = [*(candidate.index for candidate in plan.redo), *last]
     return plan
 
 

@@ -112,8 +112,8 @@ class ProposeStage:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 run.wake()
-            for candidate in plan.redo:
-                await self._propose_further_layouts(candidate.index, propose)
+            for index in plan.begun:
+                await self._propose_further_layouts(index, propose)
             if driver.strategy is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)

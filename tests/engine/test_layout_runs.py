@@ -6,13 +6,15 @@ import html
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fake_runs import finish
 from own_strategy import Own
 
 from atune import Space, layout, resume
 from atune.errors import UsageError
-from atune.journal.events import CandidateProposed, CandidatePruned
+from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned
+from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import CONTAINED, Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
@@ -90,6 +92,17 @@ async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
         result = await resume(part, machine=machine(), budget=budget)
         assert [r.index for r in result.records if r.status == "measured"] == uncut.measured(), f"cut after {cut}"
         assert {r.index: r.instead for r in result.records} == {r.index: r.instead for r in uncut.result.records}
+
+
+async def test_a_resumed_run_tries_the_further_layouts_of_a_configuration_whose_first_failed(tmp_path: Path) -> None:
+    """The run ended when its last configuration's first layout had failed, and the others were not proposed yet."""
+    budget, failing = Budget(candidates=2), machine(fails={3: "lower"})
+    uncut = await finish(failing, compile=ONE, strategy="exhaustive", budget=budget)
+    end = next(event.seq for event in uncut.of(BuildFailed))
+    left = [event for event in uncut.events if event.seq <= end and getattr(event, "index", None) not in (4, 5)]
+    write_journal(str(tmp_path / "j"), [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(left)])
+    result = await resume(tmp_path / "j", machine=failing, budget=budget)
+    assert uncut.measured() == [record.index for record in result.records if record.status == "measured"] == [2, 5]
 
 
 async def test_a_resumed_strategy_is_told_the_past_and_counts_configurations_alone(tmp_path: Path) -> None:
