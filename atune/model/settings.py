@@ -211,8 +211,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         "Keep the compiler's output, including ptxas' figures, in the `ArtifactBuilt` events.",
     )] = False
     layouts: Annotated[int | None, Option(
-        "Compile and measure the N best layouts of each configuration. Layouts are the axes that `atune.layout` "
-        "declares for fragments and loops. The best have the least redundant work.",
+        "Compile and measure the N best layouts of each configuration, of the axes that `atune.layout` declares.",
         flag="--layouts", metavar="N", unit="layouts", zero=False, unset="all",
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None

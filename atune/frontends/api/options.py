@@ -65,29 +65,26 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True, values=("all", "cpu", "0"),
     )]
     cluster: Annotated[str | None, Option(
-        "Run on the nodes of a Ray cluster: auto, local, or its address. That is ray://HOST:10001 or HOST:6379. Needs "
-        "``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node.",
+        "Run on the nodes of a Ray cluster: auto, local, or its address. Needs ``atune[ray]``. `devices` and "
+        "`CompileSettings.workers` then hold for each node.",
         check=_address, flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md",
         group="where", values=("auto", "local"),
     )]
     budget: Annotated[int | str | Budget | None, Option(
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "
-        "tries the whole space. Under a budget, candidates that will probably spill registers are skipped. A budget "
-        "covers all parts of a resumed run.",
-        flag="--budget", metavar="N|10%|90s", unset="all", group="search", common=True,
+        "tries the whole space. A budget covers all parts of a resumed run.",
+        flag="--budget", metavar="N|10%|90s", unset="all", page="search.md#budgets", group="search", common=True,
     )]
     strategy: Annotated[StrategyName | str | Strategy | None, Option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
-        "latency_ms, reason)``. ``auto`` decides by the budget, the prior and what is installed. A resumed journal "
-        "keeps its strategy.",
+        "latency_ms, reason)``. A resumed journal keeps its strategy.",
         flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
         common=True, values=SHOWN,
     )]
     prior: Annotated[GivenPrior, Option(
-        "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) estimates from "
-        "the machine's figures and the elaborated kernels, on CUDA: under a budget, and in spaces of more than 64 "
-        "candidates. A function of (configuration, `StaticFacts`) returns milliseconds or a rank, less being better. "
-        "False: no prior.",
+        "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) does so on "
+        "CUDA, under a budget and in spaces of more than 64 candidates. A function of (configuration, `StaticFacts`) "
+        "estimates, less being better. False: no prior.",
         flag="--prior", action="switch", unset="on", page="search.md#the-prior", group="search",
     )]
     seed: Annotated[int, Option(
@@ -152,7 +149,7 @@ class TuneOptions(RunOptions, total=False):
     )]
     warm: Annotated[Warm, Option(
         "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "
-        "be a result, too, or a list. Strategies learn from the rest.",
+        "be a result, too, or a list.",
         flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
         common=True,
     )]
