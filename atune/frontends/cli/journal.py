@@ -122,12 +122,10 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_message(
             f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind=""
         )
+    named = arguments.workload or (state.header.origin if state.header is not None and not done else "")
+    if named:  # printed first, because resuming runs that file
+        print_message(f"resuming {named}, {state.settled} of {state.total} candidates done", kind="")
     workload = arguments.workload or (None if done else origin_of(state.header))
-    if workload is not None:  # printed first, because resuming runs that file
-        print_message(
-            f"resuming {getattr(workload, 'origin', workload)}, {state.settled} of {state.total} candidates done",
-            kind="",
-        )
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
