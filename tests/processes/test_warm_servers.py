@@ -92,7 +92,7 @@ async def test_a_cancelled_run_leaves_one_where_another_run_will_follow(
     quick: None, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The next run forks from it, and nothing else of the first is left."""
-    monkeypatch.setattr(parked, "in_any_case", True)
+    monkeypatch.setattr(parked, "_series", 1)
     process, park = servers.taken()
     with anyio.CancelScope() as scope, suppress(ValueError):
         async with ForkServer(process=process, park=park) as server:
@@ -114,7 +114,7 @@ def test_a_worker_that_stays_serves_the_next_run_and_ends_with_its_server(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another event loop, beside a server with other imports; a lost one is not there."""
-    monkeypatch.setattr(parked, "in_any_case", True)
+    monkeypatch.setattr(parked, "_series", 1)
 
     async def run() -> list[int]:
         process, park = servers.taken(("pool_targets",))
@@ -138,6 +138,24 @@ def test_a_worker_that_stays_serves_the_next_run_and_ends_with_its_server(
     folders = [server.folder for server in waiting()]
     atune.shutdown()
     assert all(map(gone, [*first, *second])) and not any(folder.exists() for folder in folders)
+
+
+def test_the_end_of_a_series_ends_what_only_the_series_kept() -> None:
+    async def run() -> list[ForkServerProcess]:
+        found = []
+        for preload in (None, ("pool_targets",)):
+            process, park = servers.taken(preload)
+            async with ForkServer(process=process, park=park):
+                found.append(process)
+        return found
+
+    parked.begin_series()
+    parked.begin_series()
+    workers, service = anyio.run(run)
+    parked.end_series()
+    assert {*waiting()} == {workers, service} and parked.in_any_case
+    parked.end_series()
+    assert waiting() == [workers] and gone(service.pid) and not parked.in_any_case
 
 
 STAYING = """

@@ -59,11 +59,11 @@ def tune_on_save(path: str, once: Callable[[Tuning, Reporter], int], wait: Wait,
         importlib.import_module("watchfiles")
     except ImportError as error:
         raise UsageError(f"--on-save needs watchfiles ({error}): pip install 'atune[watch]'") from error
-    parked.in_any_case = True
+    parked.begin_series()
     try:
         return _tune_on_save(path, once, wait, Rounds(json=json))
     finally:
-        parked.in_any_case = False
+        parked.end_series()
 
 
 def _tune_on_save(path: str, once: Callable[[Tuning, Reporter], int], wait: Wait, rounds: Rounds) -> int:

@@ -52,11 +52,25 @@ ALIKE = 16
 """So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
 
 
+@asynccontextmanager
+async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
+    """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
+
+    def again() -> ForkServerProcess:
+        process = started()
+        warn("the fork server was lost: another starts, and interrupted work is repeated")
+        return process
+
+    process, park = taken()
+    async with ForkServer(process=process, park=park, again=again) as server:
+        yield server
+
+
 class SharedServer:
     """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
 
-    Compile workers that a run leaves serve the next one; its other processes end with it. The server is parked for
-    later runs if the block ends well.
+    Compile workers that a run leaves serve the next one, and so does a compile service. A run's other processes end
+    with it. The server is parked for later runs.
     """
 
     def __init__(self) -> None:
@@ -64,22 +78,18 @@ class SharedServer:
         self.idle: list[Worker] = []
         """Compile workers that runs have left. Their first lowering took most of the time that a new one needs."""
         self.run_dir = ""
-        self._warn: Callable[[str], None] = ignored
 
     @asynccontextmanager
-    async def open(self, warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
-        """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
-        self._warn = warn
-        process, park = taken()
-        with run_folder() as self.run_dir:
-            async with ForkServer(process=process, park=park, again=self._new_server) as self.server:
-                yield self.server
-
-    def _new_server(self) -> ForkServerProcess:
-        """Start a replacement for a lost fork server."""
-        process = started()
-        self._warn("the fork server was lost: another starts, and interrupted work is repeated")
-        return process
+    async def open(self) -> AsyncGenerator[None, None]:
+        """Start the fork server, or take the warm one that the previous run left."""
+        parked.begin_series()
+        try:
+            with run_folder() as self.run_dir:
+                async with fork_server() as self.server:
+                    yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(parked.end_series)
 
 
 class LocalMachine:
@@ -161,7 +171,7 @@ class LocalMachine:
     async def _opened(self) -> AsyncGenerator[ForkServer, None]:
         """Yield the fork server of the host, or one for this run. This run's processes end on leaving."""
         if self.host is None:
-            async with SharedServer().open(self._warned) as server:
+            async with fork_server(self._warned) as server:
                 yield server
             return
         self.workers.share(self.host.idle)

@@ -216,10 +216,27 @@ class Parked:
     """Idle servers, by what they import and their surroundings: at most one for the same imports."""
 
     def __init__(self) -> None:
-        self.in_any_case = False
-        """Whether runs park their server also if they are cancelled or fail, because another run will follow."""
+        self._series = 0
         self._servers: dict[tuple[Any, ...], ForkServerProcess] = {}
         self._lock = threading.Lock()
+
+    @property
+    def in_any_case(self) -> bool:
+        """Whether runs park their servers also if they are cancelled or fail, because another run will follow."""
+        return self._series > 0
+
+    def begin_series(self) -> None:
+        """Expect runs that follow each other, until `end_series`."""
+        with self._lock:
+            self._series += 1
+
+    def end_series(self) -> None:
+        """End what only a series keeps, if this is the last one: all but the workers' server. Blocks for a second."""
+        with self._lock:
+            self._series -= 1
+            ended = [] if self._series else [self._servers.pop(key) for key in list(self._servers) if key[0] != PRELOAD]
+        for server in ended:
+            server.destroy()
 
     def take(self, key: tuple[Any, ...]) -> ForkServerProcess | None:
         """Return a living server of this kind, if there is one, and end one of the same imports in other surroundings.

@@ -363,7 +363,7 @@ async def test_the_next_run_has_the_headers_if_it_follows_unless_they_or_the_dev
     templates = tmp_path / "src"
     shutil.copytree(f"{tilelang_paths().TILELANG_TEMPLATE_PATH}/tl_templates", templates / "tl_templates")
     monkeypatch.setenv("TL_TEMPLATE_PATH", str(templates))
-    monkeypatch.setattr(parked, "in_any_case", True)
+    monkeypatch.setattr(parked, "_series", 1)
     services, servers = [], []
 
     async def run(arch: str) -> str:
