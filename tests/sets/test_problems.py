@@ -41,10 +41,11 @@ def test_a_problem_that_is_given_twice_is_there_once_with_both_weights() -> None
         ("a.json", '[{"M": 1, "N": 8, "weight": 3}, {"M": 2, "N": 8}]'),
         ("a.jsonl", '{"M": 1, "N": 8, "weight": 3}\n\n{"M": 2, "N": 8}\n'),
         ("a.csv", "M,N,weight\n1,8,3\n2,8,1\n"),
+        ("a.csv", "\ufeffM, N, weight\n1, 8, 3\n2, 8, 1\n"),
     ],
 )
 def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "utf-8")
     problems = Problems(tmp_path / name)
     assert list(problems) == [Problem(PAIRS[0], 3.0), Problem(PAIRS[1], 1.0)]
     assert type(problems[0].arguments["M"]) is int
@@ -62,6 +63,7 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: "),
         (lambda: parse_sizes(["M"], "--arg"), "--arg 'M': give a name and its values"),
+        (lambda: parse_sizes(["M=1,,2"], "--arg"), "--arg 'M=1,,2': give a name and its values"),
         (lambda: parse_sizes(["M=1", "M=2"], "--arg"), "M is given twice"),
     ],
 )  # fmt: skip
@@ -78,7 +80,7 @@ def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_sizes_of_the_command_line_are_numbers_or_text() -> None:
-    found = parse_sizes(["M=1,2", "N=0.5", "dtype=float16", "causal=true"], "--arg")
+    found = parse_sizes(["M=1, 2", "N=0.5", "dtype= float16", "causal=true"], "--arg")
     assert found == {"M": [1, 2], "N": [0.5], "dtype": ["float16"], "causal": [True]}
 
 

@@ -114,11 +114,12 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        if not (name.isidentifier() and equals and values):
+        cells = [value.strip() for value in values.split(",")]
+        if not (name.isidentifier() and equals and all(cells)):
             raise UsageError(f"{where} {text!r}: give a name and its values, such as M=1,2,4")
         if name in found:
             raise UsageError(f"{where} {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
-        found[name] = [_cell(value) for value in values.split(",")]
+        found[name] = [_cell(cell) for cell in cells]
     return found
 
 
@@ -157,9 +158,10 @@ def read(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
     """
     file = Path(path)
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8-sig")  # spreadsheets begin their tables with a mark
         if file.suffix == ".csv":
-            rows: Any = [{name: _cell(cell) for name, cell in row.items()} for row in csv.DictReader(text.splitlines())]
+            table = csv.DictReader(text.splitlines(), skipinitialspace=True)
+            rows: Any = [{name: _cell(cell) for name, cell in row.items()} for row in table]
         elif file.suffix == ".jsonl":
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
