@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,10 +22,11 @@ from set_kernels import ANY, FREE, SCALE
 
 import atune
 from atune import Problems
-from atune.errors import NoWinner, UsageError, WorkloadError
+from atune.errors import JournalError, NoWinner, UsageError, WorkloadError
 from atune.frontends.cli.main import main
+from atune.frontends.sets import tuning
 from atune.frontends.sets.set_result import SetResult, TunedProblem
-from atune.frontends.sets.tuning import read_set
+from atune.frontends.sets.tuning import entered, read_set
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
 
@@ -115,7 +118,7 @@ def test_few_configurations_serve_a_set_and_a_rule_serves_new_problems(tuned: An
     assert matrix.problems == ({"n": 256}, {"n": 512}, {"n": 1024})
     assert len(result.cover(configs=1).configs) == 1
     picked = result.rule().pick({"n": 300})
-    assert picked is not None and matrix.configs[picked] in [row.result.best_config for row in result]
+    assert picked is not None and matrix.configs[picked] in [{"block": 16}, {"block": 64}]  # the default wins ties
 
 
 def test_a_folder_is_read_and_continued_and_nothing_is_measured_twice(tuned: Any, capsys: Any) -> None:
@@ -218,8 +221,11 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
 
 
 def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="it has problems of scale: give another folder"):
+    with pytest.raises(JournalError, match="it has problems of scale, and this is other work"):
         atune.run_set(f"{KERNELS}:FREE", [{"n": 128}], journal=tuned[0].folder, **FAST)
+    assert {row.result.header.workload for row in read_set(tuned[0].folder) if row.result is not None} == {"scale"}
+    with pytest.raises(UsageError, match="m=1 and n=256 differ in the names"):
+        atune.run_set(SCALE, [{"m": 1}], journal=tuned[0].folder, **FAST)
     with pytest.raises(UsageError, match="cannot be written"):
         atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "new" / "deep", **FAST)
     with pytest.raises(UsageError, match="no folder of a set's journals"):
@@ -227,3 +233,65 @@ def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('[{"problem": {"arguments": {"n": 1}}, "journal": "../0000.jsonl"}]')
     with pytest.raises(UsageError, match="outside of the folder"):
         read_set(tmp_path)
+
+
+def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(tmp_path: Path) -> None:
+    file, text, folder = tmp_path / "edited.py", Path(KERNELS).read_text(), tmp_path / "s"
+    file.write_text(text)
+
+    def edit(row: TunedProblem) -> None:
+        if file.read_text() == text:
+            file.write_text(text.replace("* 2\n", "* 2.0\n"))
+
+    problems = Problems(n=[256, 512, 1024, 2048, 4096, 8192])
+    with pytest.raises(JournalError, match="another version of the kernel: undo the change"):
+        atune.run_set(f"{file}:SCALE", problems, journal=folder, on_result=edit, **FAST)
+    file.write_text(text)
+    found = atune.run_set(f"{file}:SCALE", problems, journal=folder, **FAST)
+    assert len(found.winners) == 6
+    assert len({row.result.header.kernel for row in found.winners}) == 1  # type: ignore[union-attr]
+
+
+def test_an_error_is_raised_as_it_is_also_from_the_coroutine(tmp_path: Path) -> None:
+    async def tune() -> None:
+        await atune.tune_set(SCALE, Problems(n=[256, 512]), journal=tmp_path / "s", on_result=fail, **FAST)
+
+    def fail(row: TunedProblem) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(tune())
+
+
+def test_results_are_looked_at_where_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread, a problem that ends meanwhile would end the set with a RuntimeError."""
+    looked, told, near = set(), set(), tuning.distance
+    monkeypatch.setattr(tuning, "distance", lambda *each: (looked.add(threading.get_ident()), near(*each))[1])
+    atune.run_set(
+        f"{KERNELS}:SCALE", Problems(n=[256, 512, 1024]), journal=tmp_path / "s",
+        on_result=lambda row: told.add(threading.get_ident()), **FAST,
+    )  # fmt: skip
+    assert looked and looked == told
+
+
+def test_the_last_weight_of_a_problem_is_kept(tmp_path: Path) -> None:
+    for weights in ([1, 2], [3, 4]):
+        entered(tmp_path / "s", Problems([{"n": 1}, {"n": 2}], weights=weights))
+    assert [row.problem.weight for row in read_set(tmp_path / "s")] == [3, 4]
+
+
+def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
+    command = ["tune", f"{KERNELS}:FREE", "--target", "c", "--rep", "3", "--arg", "n=x,y", "--json"]
+    assert main([*command, "--journal", str(tmp_path / "s")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["winners"] == 0 and [row["problem"] for row in found["problems"]] == [{"n": "x"}, {"n": "y"}]
+
+
+def test_a_run_of_another_problem_is_resumed_with_a_file_that_was_moved(tmp_path: Path, capsys: Any) -> None:
+    journal, moved = str(tmp_path / "j"), tmp_path / "moved.py"
+    moved.write_text(Path(KERNELS).read_text())
+    command = ["tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--arg", "n=512", "--quiet"]
+    assert main([*command, "--budget", "1", "--journal", journal]) == 0
+    assert main(["resume", journal, "--workload", f"{moved}:SCALE", "--budget", "100%", "--quiet"]) == 0
+    assert atune.replay(journal).measured == 2
+    capsys.readouterr()

@@ -45,7 +45,8 @@ async def resume(
     journal
         Path of the journal.
     workload
-        As for `tune`. None takes the file that the header names, and runs it in the workers.
+        As for `tune`. None takes the file that the header names, and runs it in the workers. A file gets the header's
+        problem.
     {options}
     """
     given = named("resume", options, RunOptions)
@@ -59,6 +60,8 @@ async def resume(
         raise UsageError(f"the run had not asked its prior {known} yet, which no journal has: give prior= again")
     if workload is None and "machine" not in given:
         workload = origin_of(state.header)
+    elif isinstance(workload, str) and state.header is not None:
+        workload = msgspec.structs.replace(parse_file_ref(workload), arguments=state.header.arguments)
     return await tune(workload, journal=journal, **chosen)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, pr
 from atune.frontends.cli.tune import interruptible
 from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, set_data, set_lines
-from atune.frontends.sets.tuning import resume_set, tune_set
+from atune.frontends.sets.tuning import read_set, resume_set, tune_set
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -69,6 +70,9 @@ def drive_set(
         options["on_event"] = event_logger()
     with interrupts.counted():
         ended = anyio.run(interruptible, partial(call, **options), interrupts, lambda: None, backend="asyncio")
+    if (ended is None or isinstance(ended, NoWinner)) and (arguments.table or arguments.json):
+        with suppress(UsageError):  # nothing was begun
+            show_set(read_set(folder), arguments)
     if ended is None:
         kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
         print_message(f"interrupted; {kept}", kind="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -15,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import AtuneError, DevicesLost, JournalError, MachineError, NoWinner, UsageError
-from atune.frontends.api.blocking import run_blocking
+from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
 from atune.frontends.api.resume import options_of, origin_of
@@ -23,10 +24,12 @@ from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.problems import Problem, Problems
 from atune.frontends.sets.set_result import SetResult, TunedProblem, row_line
-from atune.journal.events import Event, FinalOrdered
+from atune.journal.events import Event, FinalOrdered, RunStarted
+from atune.journal.reader import JournalReader
 from atune.journal.recorder import Listener
 from atune.journal.replay import replay
 from atune.journal.result import Result
+from atune.journal.state import State
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import distance
@@ -98,8 +101,13 @@ async def tune_set(
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = default_journal(name.partition(".py")[0]).with_suffix("")
-    run = _SetRun(workload, chosen, given, Path(folder), on_result)
-    return await run.all()
+    try:
+        return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
+    except anyio.get_cancelled_exc_class() as error:
+        error.add_note(
+            f"tuning interrupted; what was measured is kept: atune resume {shlex.quote(str(folder))} continues"
+        )
+        raise
 
 
 @documents(SetOptions)
@@ -139,23 +147,29 @@ class _SetRun:
         self._tuners: dict[int, Tuner] = {}
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
-        self._of = ""
-        """The name of the workload that the folder's journals are of."""
+        self._of: tuple[str, str] | None = None
+        """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
 
     async def all(self) -> SetResult:
         """Tune every problem."""
         self._journals = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
-        there = (path for path in sorted(self._folder.glob("*.jsonl")) if path.stat().st_size)
-        if (first := next(there, None)) is not None and (header := replay(first).header) is not None:
-            self._of = header.workload
+        there = (self._folder / one.journal for one in listed(self._folder).values())
+        if (first := next((path for path in there if path.exists() and path.stat().st_size), None)) is not None:
+            self._same_work(next(iter(JournalReader(first))))
         slots, host = anyio.Semaphore(self._at_once), SharedServer()
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
                 await stack.enter_async_context(host.open())
-            async with anyio.create_task_group() as tasks:
-                for index in range(len(self._problems)):
-                    await slots.acquire()
-                    tasks.start_soon(self._one, index, host, slots)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for index in range(len(self._problems)):
+                        await slots.acquire()
+                        tasks.start_soon(self._one, index, host, slots)
+            except BaseExceptionGroup as group:
+                error = unwrapped(group)
+                if error is group:
+                    raise
+                raise error from None
         found = SetResult([self._rows[index] for index in range(len(self._problems))], self._folder)
         if len(self._errors) == len(found):
             raise self._errors[0]
@@ -177,10 +191,6 @@ class _SetRun:
             self._errors[index] = error
         finally:
             slot.release()
-        if result is not None and result.header is not None:
-            self._of = self._of or result.header.workload
-            if result.header.workload != self._of:
-                raise UsageError(f"journal {self._folder}: it has problems of {self._of}: give another folder")
         self._tuners.pop(index, None)
         row = TunedProblem(problem, result, str(self._errors.get(index, "")))
         self._rows[index] = row
@@ -193,15 +203,38 @@ class _SetRun:
 
     async def _tuned(self, index: int, host: SharedServer, on_event: Listener) -> Result:
         problem, journal = self._problems[index], self._journals[index]
-        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": on_event}
-        if not journal.exists():
-            options["warm"] = [*sources(options.get("warm")), *await anyio.to_thread.run_sync(self._nearest, problem)]
+        fresh, scope = not journal.exists(), anyio.CancelScope()
+
+        def heard(event: Event) -> None:
+            if not self._same_work(event):
+                scope.cancel()
+            on_event(event)
+
+        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
+        if fresh:
+            options["warm"] = [*sources(options.get("warm")), *self._nearest(problem)]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         self._tuners[index] = tuner
         tuner.share(host)
-        async with tuner:
-            return await tuner.result()
+        with scope:
+            async with tuner:
+                return await tuner.result()
+        if fresh:
+            journal.unlink()  # so that the others can still be resumed
+        assert self._of is not None
+        raise JournalError(
+            f"journal {self._folder}: it has problems of {self._of[0]}, and this is other work, or another version of "
+            "the kernel: undo the change, or give another folder"
+        )
+
+    def _same_work(self, event: Event) -> bool:
+        """Tell whether an event is of the work that the folder's first journal is of."""
+        if not isinstance(event, RunStarted):
+            return True
+        found = event.workload, event.kernel
+        self._of = self._of or found
+        return found[0] == self._of[0] and (found == self._of or "kernel" in self._options.get("accept", ()))
 
     def _at(self, problem: Problem) -> Workload | FileRef:
         if isinstance(self._workload, Workload):
@@ -210,11 +243,14 @@ class _SetRun:
 
     def _nearest(self, problem: Problem) -> list[Result]:
         """Return the results of the nearest problems whose final has ended."""
-        ended = {index: row.result for index, row in self._rows.items() if row.result is not None and row.won}
-        proving = [(index, tuner.state) for index, tuner in self._tuners.items() if index not in ended]
-        ended |= {index: Result.of(state) for index, state in proving if state is not None and state.final is not None}
-        near = sorted(ended, key=lambda index: (distance(self._problems[index].arguments, problem.arguments), index))
-        return [ended[index] for index in near[:ADVISERS]]
+        found: dict[int, Result | State] = {
+            index: tuner.state
+            for index, tuner in self._tuners.items()
+            if tuner.state is not None and tuner.state.final is not None
+        }
+        found |= {index: row.result for index, row in self._rows.items() if row.result is not None and row.won}
+        near = sorted(found, key=lambda index: (distance(self._problems[index].arguments, problem.arguments), index))
+        return [one if isinstance(one := found[index], Result) else Result.of(one) for index in near[:ADVISERS]]
 
     def _compile(self) -> CompileSettings:
         """Return the settings for one of the runs that share the cores, unless the caller decided."""
@@ -256,7 +292,9 @@ def entered(folder: Path, problems: Iterable[Problem]) -> list[Path]:
             make_private_folder(str(folder))
         folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
         for problem in problems:
-            known.setdefault(problem.key, SetEntry(problem, f"{len(known):04}.jsonl"))
+            before = known.get(problem.key)
+            known[problem.key] = SetEntry(problem, f"{len(known):04}.jsonl" if before is None else before.journal)
+        Problems.of(one.problem for one in known.values())  # raises if their arguments differ
         written = folder / f"{INDEX}.new"
         written.write_bytes(msgspec.json.format(msgspec.json.encode(list(known.values()))) + b"\n")
         written.replace(folder / INDEX)
