@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from bundle_kernels import LARGE, SMALL
+from bundle_kernels import LARGE, OTHER, SMALL
 from event_streams import Stream
 from processes import environment
 
@@ -110,10 +110,17 @@ def test_a_library_that_is_gone_is_compiled_again(journals: dict[str, str], tmp_
 
 
 @pytest.mark.usefixtures("without_libraries")
+def test_a_workload_stands_for_all_problems_of_a_set(journals: dict[str, str], tmp_path: Path) -> None:
+    [result] = replayed(journals, "SMALL")
+    result.save_bundle(tmp_path / "b", workload=LARGE)
+    assert load(tmp_path / "b").problems == [{"M": 32, "N": 16}]
+
+
+@pytest.mark.usefixtures("without_libraries")
 def test_another_kernel_is_not_compiled_in_its_place(journals: dict[str, str], tmp_path: Path) -> None:
     [result] = replayed(journals, "SMALL")
     with pytest.raises(UsageError, match=r"the winner's library is gone, and .* is not what was tuned"):
-        result.save_bundle(tmp_path / "b", workload=LARGE)
+        result.save_bundle(tmp_path / "b", workload=OTHER)
     assert not (tmp_path / "b").exists() and not list(tmp_path.iterdir())
 
 

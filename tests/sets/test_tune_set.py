@@ -83,7 +83,7 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
 
 
 def test_compile_workers_serve_one_problem_after_another(tuned: Any, tmp_path: Path) -> None:
-    """A run on two cores has one compile worker. Two at a time make two for all problems."""
+    """Two problems at a time have workers; so may one or two more, whose winner is being proven."""
     pids = tmp_path / "pids"
     noted = os.environ["ATUNE_TEST_PIDS"] = str(pids)
     try:
@@ -91,7 +91,7 @@ def test_compile_workers_serve_one_problem_after_another(tuned: Any, tmp_path: P
     finally:
         del os.environ["ATUNE_TEST_PIDS"]
     lowered = Path(noted).read_text().split()
-    assert len(lowered) >= 10 and len(set(lowered)) <= 2 * max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
+    assert len(lowered) >= 10 and len(set(lowered)) <= 4 * max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
 
 
 def test_a_later_problem_begins_with_what_an_earlier_one_found(tuned: Any) -> None:

@@ -217,11 +217,13 @@ class _SetRun:
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         self._tuners[index] = tuner
         tuner.share(host)
-        with scope:
-            async with tuner:
-                return await tuner.result()
-        if fresh:
-            journal.unlink()  # so that the others can still be resumed
+        try:
+            with scope:
+                async with tuner:
+                    return await tuner.result()
+        finally:  # also if another problem's task found it first
+            if fresh and scope.cancel_called:
+                journal.unlink(missing_ok=True)  # so that the set can still be resumed
         assert self._of is not None
         raise JournalError(
             f"journal {self._folder}: it has problems of {self._of[0]}, and this is other work, or another version of "
