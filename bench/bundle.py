@@ -103,11 +103,11 @@ def own_call(bundle: atune.bundle.Bundle, A: Any) -> Callable[[], Any]:
 
 def fresh(folder: Path, device: str) -> dict[str, float]:
     """Return the milliseconds of the import, the load and the first call: medians over fresh processes."""
-    found = []
+    found, path = [], os.pathsep.join(filter(None, (str(common.ROOT), os.environ.get("PYTHONPATH"))))
     for _ in range(FRESH):
         command = [sys.executable, "-c", FIRST, str(folder), device]
         done = subprocess.run(
-            command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(common.ROOT)}
+            command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
         )
         found.append(json.loads(done.stdout))
     return {name: round(1e3 * statistics.median(one[name] for one in found), 3) for name in found[0]}

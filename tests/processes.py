@@ -69,4 +69,5 @@ def in_groups(groups: Iterable[int]) -> dict[int, str]:
 
 def environment() -> dict[str, str]:
     root = Path(__file__).parent
-    return {**os.environ, "PYTHONPATH": f"{root}:{root.parent}"}
+    folders = filter(None, (str(root), str(root.parent), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -16,6 +16,7 @@ import pytest
 from strategies import interval
 
 from atune.frontends.api.resume import read_state
+from atune.frontends.sets.tuning import read_set
 from atune.journal.events import BestChanged, Event
 from atune.journal.reader import read
 from atune.journal.result import Result
@@ -278,6 +279,20 @@ def test_conditions() -> None:
 def test_occupancy_of_twenty_kernels_is_the_drivers() -> None:
     rows = stored("occupancy.json")["rows"]
     assert len(rows) == 20 and all(row["occupancy_blocks"] == row["driver"] for row in rows)
+
+
+def test_sets() -> None:
+    found = json.loads((RESULTS / "sets" / "sets.json").read_bytes())
+    says("sets", " and ".join(f"{ratio:.2f}" for ratio in found["ratios"]))
+    stored = read_set(RESULTS / "sets" / "whole")
+    whole = found["whole"]
+    assert [row.problem.arguments for row in stored] == [row["problem"] for row in whole["rows"]]
+    assert [row.result.latency_ms for row in stored if row.result] == [row["latency_ms"] for row in whole["rows"]]
+    says("sets", f"{len(stored.winners)} problems took {whole['wall_s']:.0f} s", f"{whole['measured']} candidates")
+    faster = min(row["default_ms"] / row["latency_ms"] for row in whole["rows"])
+    says("sets", f"{faster:.2f} times faster", f"{len(stored.cover().configs)} configurations serve all")
+    gaps = [f"{gap['ratio']:g}" for gap in found["gaps"]]
+    says("sets", f"{', '.join(gaps[:-1])} and {gaps[-1]} times as slow")
 
 
 def test_layouts() -> None:
