@@ -295,3 +295,20 @@ def test_a_run_of_another_problem_is_resumed_with_a_file_that_was_moved(tmp_path
     assert main(["resume", journal, "--workload", f"{moved}:SCALE", "--budget", "100%", "--quiet"]) == 0
     assert atune.replay(journal).measured == 2
     capsys.readouterr()
+
+
+def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> None:
+    async def tune() -> None:
+        await atune.tune_set(f"{KERNELS}:SCALE", Problems(n=[256, 512]), journal=tmp_path / "s", **FAST)
+
+    async def cancelled() -> list[str]:
+        task = asyncio.create_task(tune())
+        while not (tmp_path / "s" / "0000.jsonl").exists():
+            await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as found:
+            await task
+        return found.value.__notes__
+
+    said = f"tuning interrupted; what was measured is kept: atune resume {tmp_path / 's'} continues"
+    assert said in asyncio.run(cancelled())
