@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from set_kernels import ANY, SCALE
 
@@ -70,6 +71,18 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
 def test_wrong_problems_are_refused(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         make()
+
+
+@pytest.mark.parametrize("text", ["M,N\n1,8\n2\n", "M,N\n1,8\n2,\n", "M,N\n1,8\n2,8,1\n"])
+def test_a_row_that_lacks_a_value_or_has_one_more_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UsageError, match="entry 2: it needs a value for each column"):
+        Problems(tmp_path / "a.csv")
+
+
+def test_weights_may_be_numbers_of_numpy() -> None:
+    problems = Problems(PAIRS, weights=np.array([2, 1]))  # type: ignore[arg-type]
+    assert [type(one.weight) for one in problems] == [float, float] and problems[0].weight == 2
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "[{}]", "{", json.dumps([{"M": 1, "weight": "x"}])])

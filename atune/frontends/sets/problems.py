@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,11 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
 def _problem(row: Mapping[str, Any]) -> Problem:
     arguments = dict(row)
     weight = arguments.pop(WEIGHT, 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+    number = float(weight) if isinstance(weight, Real) and not isinstance(weight, bool) else 0.0
+    if not 0 < number < math.inf:
         raise UsageError(f"Problems: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
     try:
-        return Problem({name: normalise(value, f"Problems: {name}") for name, value in arguments.items()}, weight)
+        return Problem({name: normalise(value, f"Problems: {name}") for name, value in arguments.items()}, number)
     except SpaceError as error:
         raise UsageError(str(error)) from error
 
@@ -161,7 +163,11 @@ def read(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
         text = file.read_text("utf-8-sig")  # spreadsheets begin their tables with a mark
         if file.suffix == ".csv":
             table = csv.DictReader(text.splitlines(), skipinitialspace=True)
-            rows: Any = [{name: _cell(cell) for name, cell in row.items()} for row in table]
+            rows: Any = []
+            for number, row in enumerate(table, 1):
+                if None in row or not all(row.values()):
+                    raise UsageError(f"problems {path}, entry {number}: it needs a value for each column, got {row!r}")
+                rows.append({name: _cell(cell) for name, cell in row.items()})
         elif file.suffix == ".jsonl":
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
@@ -180,9 +186,9 @@ def _check_row(row: Any, where: str) -> None:
         raise UsageError(f"{where}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
 
 
-def _cell(text: str | None) -> Any:
+def _cell(text: str) -> Any:
     """Return a cell's value: a number, true, false or null as in JSON, or else the text."""
     try:
-        return json.loads(text or "")
+        return json.loads(text)
     except ValueError:
         return text
