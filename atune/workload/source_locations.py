@@ -16,7 +16,7 @@ from atune.errors import DETAIL_CHARACTERS, traceback_of
 FOREIGN_PATHS = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^<unknown>$|"
     r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
-    r"/atune/(?:compat|engine|frontends|journal|model|reporting|stages|testing|workers|workload)/|"
+    r"/atune/(?:bundle|compat|engine|frontends|journal|model|reporting|stages|testing|workers|workload)/|"
     r"/atune/layout\.py$"
 )
 """Paths of code that is not the user's own."""
