@@ -39,7 +39,7 @@ from atune.workers.system.resources import usable_cores, usable_memory_bytes, wo
 from atune.workload.workload import FileRef, Workload, parse_file_ref
 
 AT_ONCE = 2
-"""Problems under way at the same time: one compiles while the other one is measured. It bounds the memory."""
+"""Problems under way at the same time, up to their final: one compiles while the other one is measured."""
 LOAD = 1.5
 """Compile workers of all problems under way, for each core: a problem often waits for its last one. On an H200 with 16
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
@@ -75,9 +75,10 @@ async def tune_set(
 ) -> SetResult:
     """Tune `workload` for each of `problems`, and return all results.
 
-    Two problems are under way at a time: while one is measured, the next one compiles. Devices measure for one
-    problem at a time. Candidates with the same code are compiled once. Each problem begins with what was fast in the
-    nearest ones that have ended. It has its own default, final and winner.
+    Two problems are under way at a time: while one is measured, the next one compiles. One whose winner is being
+    proven does not count, though its device process still holds its inputs. Devices measure for one problem at a time.
+    Candidates with the same code are compiled once. Each problem begins with what was fast in the nearest ones that
+    have ended. It has its own default, final and winner.
 
     A problem without a winner does not end the others; the result says why. Raises `NoWinner` if no problem has one,
     the first problem's error if each failed, and else what `tune` raises. Cancelling it keeps every journal.
