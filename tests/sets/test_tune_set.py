@@ -263,6 +263,19 @@ def test_an_error_is_raised_as_it_is_also_from_the_coroutine(tmp_path: Path) -> 
         asyncio.run(tune())
 
 
+def test_where_several_problems_fail_at_once_the_first_error_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(self: Any, index: int, host: Any, slots: Any) -> None:
+        slots.release()
+        await asyncio.sleep(0.05)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tuning._SetRun, "_one", failing)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(atune.tune_set(SCALE, Problems(n=[256, 512]), journal=tmp_path / "s", **FAST))
+
+
 def test_results_are_looked_at_where_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another thread, a problem that ends meanwhile would end the set with a RuntimeError."""
     looked, told, near = set(), set(), tuning.distance

@@ -168,8 +168,8 @@ class _SetRun:
                         tasks.start_soon(self._one, index, host, slots)
             except BaseExceptionGroup as group:
                 error = unwrapped(group)
-                if error is group:
-                    raise
+                while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
+                    error = error.exceptions[0]
                 raise error from None
         found = SetResult([self._rows[index] for index in range(len(self._problems))], self._folder)
         if len(self._errors) == len(found):
