@@ -146,7 +146,7 @@ def _library(result: Result, header: RunStarted, workload: Workload | None) -> t
     assert result.best is not None, "it was checked"
     device = next((device.name for device in result.devices if device.id == result.best.device), "")
     here = this_cpu()["name"]
-    if header.target.kind == "c" and _is_native(result, header) and device not in ("", here):
+    if _is_native(result, header) and device not in ("", here):
         raise UsageError(f"the winner has instructions of the {device} that it was tuned on: save the bundle there")
     if (artifact := result.artifact) is not None:
         try:
