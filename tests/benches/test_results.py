@@ -83,10 +83,11 @@ def test_checkouts() -> None:
 
 
 def test_bundle() -> None:
-    found = stored("bundle/bundle.json")
-    assert found["target"] == "c" and found["bundle"]["over_kernel_ns"][2] < 2000
-    says("bundle", f"{found['bundle']['over_kernel_ns'][1] / 1e3:.1f} µs")
-    says("bundle", *(f"{found['fresh'][name]:.1f} ms" for name in ("load_ms", "first_ms")))
+    for name, target in ("bundle", "c"), ("cuda", "cuda"):
+        found = stored(f"bundle/{name}.json")
+        assert found["target"] == target and found["bundle"]["over_kernel_ns"][2] < 2000
+        says("bundle", f"{found['bundle']['over_kernel_ns'][1] / 1e3:.1f} µs")
+        says("bundle", *(f"{found['fresh'][part]:.1f} ms" for part in ("load_ms", "first_ms")))
 
 
 def test_second_tune() -> None:
