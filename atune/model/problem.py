@@ -1,10 +1,37 @@
-"""How far apart two problems are."""
+"""A problem: arguments of a kernel; and how far apart two are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.model.candidate import config_key, describe_config
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem: arguments of the kernel, and how often it occurs."""
+
+    arguments: dict[str, Any]
+    weight: float = 1.0
+
+    @property
+    def key(self) -> str:
+        """The arguments as text; equal for equal problems."""
+        return config_key(self.arguments)
+
+    def __str__(self) -> str:
+        return describe_config(self.arguments)
+
+
+def check_same_names(problems: Sequence[Problem]) -> None:
+    """Raise `UsageError` where problems differ in the names of their arguments."""
+    for one in problems:
+        if one.arguments.keys() != problems[0].arguments.keys():
+            raise UsageError(f"Problems: {one} and {problems[0]} differ in the names of their arguments")
 
 
 def is_size(value: Any) -> bool:

@@ -12,7 +12,8 @@ from set_kernels import ANY, SCALE
 
 from atune import Problems
 from atune.errors import AtuneError, UsageError
-from atune.frontends.sets.problems import Problem, parse_sizes
+from atune.frontends.sets.problems import parse_sizes
+from atune.model.problem import Problem
 
 PAIRS = [{"M": 1, "N": 8}, {"M": 2, "N": 8}]
 

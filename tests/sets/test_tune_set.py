@@ -25,10 +25,11 @@ from atune import Problems
 from atune.errors import JournalError, NoWinner, UsageError, WorkloadError
 from atune.frontends.cli.main import main
 from atune.frontends.sets import tuning
-from atune.frontends.sets.set_result import SetResult, TunedProblem
-from atune.frontends.sets.tuning import entered, read_set
+from atune.frontends.sets.set_result import SetResult
+from atune.frontends.sets.tuning import read_set
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
+from atune.journal.set_folder import TunedProblem, entered
 
 pytestmark = pytest.mark.timeout(170)
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
@@ -287,9 +288,25 @@ def test_results_are_looked_at_where_they_change(tmp_path: Path, monkeypatch: py
     assert looked and looked == told
 
 
+def test_while_a_run_writes_a_set_another_one_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "atune", "tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--quiet"]
+    command += ["--journal", str(folder), "--arg"]
+    with (tmp_path / "out").open("w+") as out:
+        first = subprocess.Popen([*command, "n=256,512,1024"], env=environment(), stdout=out, stderr=out)
+        until(lambda: (folder / "set.json").exists() or first.poll() is not None)
+        second = subprocess.run([*command, "n=2048"], env=environment(), capture_output=True, text=True)
+        assert first.wait(100) == 0, (tmp_path / "out").read_text()
+    assert second.returncode == 2 and f"the set {folder} is being written by another run: wait for it" in second.stderr
+    assert [row.problem.arguments["n"] for row in read_set(folder).winners] == [256, 512, 1024]
+    third = subprocess.run([*command, "n=2048"], env=environment(), capture_output=True, text=True)
+    assert third.returncode == 0 and len(read_set(folder).winners) == 4, third.stderr
+    assert not (folder / "set.lock").exists()
+
+
 def test_the_last_weight_of_a_problem_is_kept(tmp_path: Path) -> None:
     for weights in ([1, 2], [3, 4]):
-        entered(tmp_path / "s", Problems([{"n": 1}, {"n": 2}], weights=weights))
+        entered(tmp_path / "s", Problems([{"n": 1}, {"n": 2}], weights=weights))[1].close()
     assert [row.problem.weight for row in read_set(tmp_path / "s")] == [3, 4]
 
 

@@ -26,6 +26,7 @@ from atune.frontends.cli.runs import LATEST, find_journal
 from atune.frontends.sets.problems import Problems, parse_sizes
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import Result
+from atune.journal.set_folder import is_set
 from atune.journal.state import State
 from atune.model.candidate import printable
 from atune.model.device import device_names
@@ -45,7 +46,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         arguments.journal = find_journal(LATEST)
     workload = parse_file_ref(arguments.workload, "atune tune")
     sizes = parse_sizes(arguments.arg, "--arg")
-    if arguments.problems is not None or any(len(values) > 1 for values in sizes.values()):
+    several = any(len(values) > 1 for values in sizes.values())
+    if arguments.problems is not None or several or (sizes and is_set(Path(arguments.journal or ""))):
         from atune.frontends.cli.tune_set import tune_set_command
 
         problems = Problems(() if arguments.problems is None else arguments.problems, **sizes)

@@ -12,28 +12,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from atune.errors import SpaceError, UsageError
-from atune.model.candidate import config_key, describe_config, normalise
+from atune.model.candidate import describe_config, normalise
+from atune.model.problem import Problem, check_same_names
 
 WEIGHT = "weight"
 """The column of a file that says how often a problem occurs."""
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel, and how often it occurs."""
-
-    arguments: dict[str, Any]
-    weight: float = 1.0
-
-    @property
-    def key(self) -> str:
-        """The arguments as text; equal for equal problems."""
-        return config_key(self.arguments)
-
-    def __str__(self) -> str:
-        return describe_config(self.arguments)
 
 
 class Problems(Sequence[Problem]):
@@ -89,10 +73,7 @@ class Problems(Sequence[Problem]):
         self._problems = tuple(found.values())
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
-        first = self._problems[0]
-        for one in self._problems:
-            if one.arguments.keys() != first.arguments.keys():
-                raise UsageError(f"Problems: {one} and {first} differ in the names of their arguments")
+        check_same_names(self._problems)
 
     def __len__(self) -> int:
         return len(self._problems)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atune.errors import UsageError
-from atune.frontends.sets.problems import Problem
 from atune.journal.result import Result
+from atune.journal.set_folder import TunedProblem
 from atune.model.candidate import config_key, describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
@@ -23,20 +22,6 @@ from atune.reporting.sets.rule import AnyRule
 from atune.workload.workload import Workload
 
 HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
-
-
-@dataclass(frozen=True)
-class TunedProblem:
-    """A problem and what became of it. `result` is None where it could not be tuned, and `error` then says why."""
-
-    problem: Problem
-    result: Result | None
-    error: str = ""
-
-    @property
-    def won(self) -> bool:
-        """Whether it has a winner."""
-        return self.result is not None and self.result.best is not None
 
 
 class SetResult(Sequence[TunedProblem]):

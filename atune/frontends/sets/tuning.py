@@ -22,17 +22,16 @@ from atune.frontends.api.options import RunOptions, completed, named, shows_prog
 from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
-from atune.frontends.sets.problems import Problem, Problems
-from atune.frontends.sets.set_result import SetResult, TunedProblem, row_line
+from atune.frontends.sets.problems import Problems
+from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, FinalOrdered, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.recorder import Listener
-from atune.journal.replay import replay
 from atune.journal.result import Result
+from atune.journal.set_folder import TunedProblem, entered, journals_in, tuned_problems
 from atune.journal.state import State
-from atune.model.folders import cache_folder, make_private_folder
 from atune.model.options import Option, checked, documents, path, refuse_unknown
-from atune.model.problem import distance
+from atune.model.problem import Problem, distance
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
@@ -45,9 +44,6 @@ LOAD = 1.5
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
 ADVISERS = 4
 """Nearest problems whose results a new problem begins with."""
-INDEX = "set.json"
-"""The file in a set's folder that lists its problems."""
-NOT_BEGUN = "not begun"
 
 
 class SetOptions(RunOptions, total=False):
@@ -153,12 +149,12 @@ class _SetRun:
 
     async def all(self) -> SetResult:
         """Tune every problem."""
-        self._journals = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
-        there = (self._folder / one.journal for one in listed(self._folder).values())
-        if (first := next((path for path in there if path.exists() and path.stat().st_size), None)) is not None:
-            self._same_work(next(iter(JournalReader(first))))
         slots, host = anyio.Semaphore(self._at_once), SharedServer()
         async with AsyncExitStack() as stack:
+            self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
+            stack.enter_context(lock)
+            if begun := journals_in(self._folder):
+                self._same_work(next(iter(JournalReader(begun[0]))))
             if not self._options.get("cluster"):
                 await stack.enter_async_context(host.open())
             try:
@@ -284,58 +280,12 @@ class ProblemSlot:
             self._slots.release()
 
 
-def entered(folder: Path, problems: Iterable[Problem]) -> list[Path]:
-    """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
-
-    Raises `UsageError` if the folder is another thing, or cannot be written.
-    """
-    known = listed(folder) if (folder / INDEX).exists() else {}
-    try:
-        if folder.absolute().is_relative_to(cache_folder()):
-            make_private_folder(str(folder))
-        folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
-        for problem in problems:
-            before = known.get(problem.key)
-            known[problem.key] = SetEntry(problem, f"{len(known):04}.jsonl" if before is None else before.journal)
-        Problems.of(one.problem for one in known.values())  # raises if their arguments differ
-        written = folder / f"{INDEX}.new"
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(list(known.values()))) + b"\n")
-        written.replace(folder / INDEX)
-    except OSError as error:
-        raise UsageError(f"journal {folder}: the folder of a set's journals cannot be written: {error}") from error
-    return [folder / known[problem.key].journal for problem in problems]
-
-
-class SetEntry(msgspec.Struct, frozen=True):
-    """A problem of a set, and the name of its journal in the set's folder."""
-
-    problem: Problem
-    journal: str
-
-
-def listed(folder: Path) -> dict[str, SetEntry]:
-    """Return the problems of a set's folder by their keys. Raises `UsageError` if it is no such folder."""
-    try:
-        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[SetEntry])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{folder} is no folder of a set's journals: {error}") from error
-    for one in found:
-        if Path(one.journal).name != one.journal:
-            raise UsageError(f"{folder}: the journal {one.journal!r} of its {INDEX} is outside of the folder")
-    return {one.problem.key: one for one in found}
-
-
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
     """Return what a set's folder has, as `tune_set` returned it. Runs no code.
 
     Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
     """
-    rows = []
-    for one in listed(Path(folder)).values():
-        journal = Path(folder) / one.journal
-        begun = journal.exists() and journal.stat().st_size > 0
-        rows.append(TunedProblem(one.problem, replay(journal) if begun else None, "" if begun else NOT_BEGUN))
-    return SetResult(rows, Path(folder))
+    return SetResult(tuned_problems(Path(folder)), Path(folder))
 
 
 @documents(RunOptions)

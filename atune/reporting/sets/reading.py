@@ -10,6 +10,7 @@ from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.replay import replay
 from atune.journal.result import Result
+from atune.journal.set_folder import journals_in
 from atune.model.candidate import config_key, describe_config, printable
 
 Source = Result | str | os.PathLike[str] | Iterable["Result | str | os.PathLike[str]"]
@@ -17,7 +18,7 @@ Source = Result | str | os.PathLike[str] | Iterable["Result | str | os.PathLike[
 
 
 def results_of(source: Source) -> list[Result]:
-    """Return the results that `source` holds: of a folder those of its files ``*.jsonl`` that are not empty, by name.
+    """Return the results that `source` holds: of a folder those of `journals_in`.
 
     Raises `JournalError` for a journal that cannot be read, and `UsageError` where there is none.
     """
@@ -51,7 +52,7 @@ def _results(source: Source) -> Iterator[Result]:
         for each in source:
             yield from _results(each)
     elif (path := Path(source)).is_dir():
-        yield from (replay(journal) for journal in sorted(path.glob("*.jsonl")) if journal.stat().st_size)
+        yield from map(replay, journals_in(path))
     else:
         yield replay(path)
 

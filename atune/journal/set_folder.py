@@ -1,0 +1,126 @@
+"""Folders of journals: which there are, and the folder of a set, whose ``set.json`` lists its problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from atune.errors import JournalError, UsageError
+from atune.journal.replay import replay
+from atune.journal.result import Result
+from atune.journal.writer import Journal
+from atune.model.folders import cache_folder, make_private_folder, whole_file
+from atune.model.problem import Problem, check_same_names
+
+INDEX = "set.json"
+"""The file in a set's folder that lists its problems."""
+LOCK = "set.lock"
+"""The file there, an empty journal, that a run locks while it writes the set."""
+NOT_BEGUN = "not begun"
+
+
+class SetEntry(msgspec.Struct, frozen=True):
+    """A problem of a set, and the name of its journal in the set's folder."""
+
+    problem: Problem
+    journal: str
+
+    def path(self, folder: Path) -> Path:
+        """Return the journal's path, also of one that was compressed since."""
+        plain, packed = folder / self.journal, folder / f"{self.journal}.xz"
+        return packed if packed.exists() and not plain.exists() else plain
+
+
+class TunedProblem(msgspec.Struct, frozen=True, eq=False):
+    """A problem and what became of it. `result` is None where it could not be tuned, and `error` then says why."""
+
+    problem: Problem
+    result: Result | None
+    error: str = ""
+
+    @property
+    def won(self) -> bool:
+        """Whether it has a winner."""
+        return self.result is not None and self.result.best is not None
+
+
+def is_set(path: Path) -> bool:
+    """Tell whether `path` is the folder of a set."""
+    return (path / INDEX).is_file()
+
+
+def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Journal]:
+    """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
+
+    Also returns what keeps other runs out of the folder, until it is closed. Raises `UsageError` if the folder is
+    another thing, or cannot be written, and `JournalError` while another run writes it.
+    """
+    with ExitStack() as stack:
+        try:
+            if folder.absolute().is_relative_to(cache_folder()):
+                make_private_folder(str(folder))
+            folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
+            lock = stack.enter_context(_locked(folder))
+            known = listed(folder) if (folder / INDEX).exists() else {}
+            for problem in problems:
+                before = known.get(problem.key)
+                known[problem.key] = SetEntry(problem, f"{len(known):04}.jsonl" if before is None else before.journal)
+            check_same_names([one.problem for one in known.values()])
+            with whole_file(folder / INDEX) as part:
+                Path(part).write_bytes(msgspec.json.format(msgspec.json.encode(list(known.values()))) + b"\n")
+        except OSError as error:
+            raise UsageError(f"journal {folder}: the folder of a set's journals cannot be written: {error}") from error
+        stack.pop_all()
+        return [known[problem.key].path(folder) for problem in problems], lock
+
+
+def _locked(folder: Path) -> Journal:
+    try:
+        return Journal.create(folder / LOCK)
+    except JournalError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            text = f"the set {folder} is being written by another run: wait for it, or give another folder"
+            raise JournalError(text) from error
+        raise error.__cause__ or error from None
+
+
+def listed(folder: Path) -> dict[str, SetEntry]:
+    """Return the problems of a set's folder by their keys. Raises `UsageError` if it is no such folder."""
+    try:
+        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[SetEntry])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder} is no folder of a set's journals: {error}") from error
+    for one in found:
+        if Path(one.journal).name != one.journal:
+            raise UsageError(f"{folder}: the journal {one.journal!r} of its {INDEX} is outside of the folder")
+    return {one.problem.key: one for one in found}
+
+
+def is_begun(journal: Path) -> bool:
+    """Tell whether a problem's run has begun."""
+    return journal.exists() and journal.stat().st_size > 0
+
+
+def journals_in(folder: Path) -> list[Path]:
+    """Return the journals of a folder that are not empty: of a set those of its problems, else its files by name."""
+    if is_set(folder):
+        paths = [one.path(folder) for one in listed(folder).values()]
+    else:
+        paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")])
+    return [path for path in paths if is_begun(path)]
+
+
+def tuned_problems(folder: Path) -> list[TunedProblem]:
+    """Return the problems of a set's folder with their results.
+
+    Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
+    """
+    return [_tuned(one, folder) for one in listed(folder).values()]
+
+
+def _tuned(one: SetEntry, folder: Path) -> TunedProblem:
+    path = one.path(folder)
+    return TunedProblem(one.problem, replay(path)) if is_begun(path) else TunedProblem(one.problem, None, NOT_BEGUN)

@@ -1,0 +1,64 @@
+"""Folders of journals: a set's, listed by its ``set.json``, and others."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+from event_streams import Stream, write
+
+import atune.sets
+from atune.errors import JournalError, UsageError
+from atune.journal.set_folder import entered, journals_in, tuned_problems
+from atune.model.problem import Problem
+
+PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
+
+
+def finished(path: Path) -> None:
+    write(path, Stream(total=1).candidate(0, 1.0).finished().events)
+
+
+def test_both_readers_of_a_set_read_the_journals_that_it_lists_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "stray.jsonl").write_text("no journal\n")
+    paths, lock = entered(tmp_path, PROBLEMS[::-1])
+    lock.close()
+    finished(paths[2])
+    finished(paths[0])
+    assert journals_in(tmp_path) == [paths[0], paths[2]] == [tmp_path / "0000.jsonl", tmp_path / "0002.jsonl"]
+    assert [row.error for row in tuned_problems(tmp_path)] == ["", "not begun", ""]
+    (tmp_path / "set.json").unlink()
+    with pytest.raises(JournalError, match="stray"):
+        atune.sets.regret_matrix(tmp_path)
+
+
+def test_compressed_journals_are_read(tmp_path: Path) -> None:
+    paths, lock = entered(tmp_path, PROBLEMS[:1])
+    lock.close()
+    finished(paths[0])
+    packed = tmp_path / "0000.jsonl.xz"
+    packed.write_bytes(lzma.compress(paths[0].read_bytes()))
+    paths[0].unlink()
+    assert [row.won for row in tuned_problems(tmp_path)] == [True]
+    for _ in range(2):  # also in a folder that is no set's
+        assert journals_in(tmp_path) == [packed]
+        assert atune.sets.regret_matrix(tmp_path).winners == (0,)
+        (tmp_path / "set.json").unlink(missing_ok=True)
+
+
+def test_a_run_keeps_others_out_of_its_set_until_it_has_ended(tmp_path: Path) -> None:
+    _, lock = entered(tmp_path, PROBLEMS[:2])
+    with pytest.raises(JournalError, match="is being written by another run: wait for it, or give another folder"):
+        entered(tmp_path, PROBLEMS)
+    lock.close()
+    entered(tmp_path, PROBLEMS)[1].close()
+    assert len(tuned_problems(tmp_path)) == 3 and [path.name for path in tmp_path.iterdir()] == ["set.json"]
+
+
+def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text("{}")
+    with pytest.raises(UsageError, match="no folder of a set's journals"):
+        entered(tmp_path, PROBLEMS)
+    (tmp_path / "set.json").unlink()
+    entered(tmp_path, PROBLEMS)[1].close()
