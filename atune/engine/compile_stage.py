@@ -26,6 +26,7 @@ from atune.journal.events import (
     CompileRepeated,
     GroupSplit,
 )
+from atune.journal.seconds import FOUND
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import FindJob, GroupFailed, LowerJob
@@ -202,7 +203,7 @@ class CompileStage:
                 if known is None:
                     self.state.add(lowered, deferred=verdict.becomes == "defer")
                 else:
-                    await self._hand_on(worker, [(lowered, known)], "compiled before")
+                    await self._hand_on(worker, [(lowered, known)], FOUND)
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1

@@ -14,6 +14,7 @@ from atune.engine.ranking import equal_best, final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
 from atune.journal.events import CandidateMeasured, FinalOrdered, FinalStarted, Warned
+from atune.journal.seconds import FOUND
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
@@ -207,7 +208,7 @@ class FinalStage:
             return lowered.message
         if lowered.code_key != self.state.entries[candidate.index].code_key:
             return "it has other code now"
-        built, reason = await worker.run(FindJob(lowered)), "compiled before"
+        built, reason = await worker.run(FindJob(lowered)), FOUND
         if built is None:
             answer = await _built(worker, lowered)
             if isinstance(answer, Failure) and answer.doubt:

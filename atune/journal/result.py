@@ -49,6 +49,8 @@ class Result:
         self.header = state.header
         self.total = state.total
         self.wall_s = state.wall_s
+        self.stages = state.stages.seconds
+        """Seconds of compiling and of measuring."""
         self.finished = state.finished is not None
         self.interrupted = state.interrupted is not None
         """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""

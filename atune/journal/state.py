@@ -33,37 +33,11 @@ from atune.journal.events import (
     Warned,
     WinnerProven,
 )
+from atune.journal.seconds import FOUND, Stages, WallTime
 from atune.model.artifact import STORED, Artifact
 from atune.model.candidate import BASELINE, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
-
-
-class WallTime:
-    """Sums up the seconds of a run's parts. A part without an end counts up to its last event."""
-
-    def __init__(self) -> None:
-        self._ended_s = 0.0
-        """Of the parts that have ended."""
-        self._part_s = 0.0
-        self._part_started = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self._ended_s + self._part_s
-
-    def apply(self, event: Event) -> None:
-        if isinstance(event, RunResumed):
-            self._end_part(self._part_s)  # adds nothing if the previous part ended properly
-            self._part_started = event.mono
-            return
-        self._part_s = max(self._part_s, event.mono - self._part_started)
-        if isinstance(event, (RunFinished, RunInterrupted)):
-            self._end_part(event.wall_s)
-
-    def _end_part(self, wall_s: float) -> None:
-        self._ended_s += wall_s
-        self._part_s, self._part_started = 0.0, float("inf")
 
 
 class State:
@@ -105,6 +79,7 @@ class State:
         self.last_seq = -1
         self.last_mono = 0.0
         self._wall = WallTime()
+        self.stages = Stages()
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Place] = []
@@ -122,6 +97,7 @@ class State:
         """Fold in one event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
         self._wall.apply(event)
+        self.stages.apply(event)
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
@@ -275,7 +251,7 @@ class State:
         """Count the library of a group, for each distinct code in it."""
         found = dict(zip(event.indices, event.machine, strict=False))
         fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
-        if fresh and event.seconds > 0 and event.reason != "compiled before":
+        if fresh and event.seconds > 0 and event.reason != FOUND:
             each_s = event.seconds / max(1, len(event.indices))
             at = bisect.bisect(self.compile_s, each_s)
             self.compile_s[at:at] = [each_s] * len(event.indices)

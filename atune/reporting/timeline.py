@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from atune.journal.events import (
@@ -16,6 +16,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     RunResumed,
 )
+from atune.journal.seconds import Busy
 from atune.model.candidate import printable
 from atune.model.measurement import Timing
 from atune.reporting.hosts import host_of
@@ -71,8 +72,8 @@ class Timeline:
 
     def overlap(self) -> tuple[float, float]:
         """Return the seconds in which a device measured, and the part of them in which a worker compiled."""
-        measuring = _union([span for spans in self.device.values() for span in spans if span[0] != "final"])
-        compiling = _union([span for spans in self.compile.values() for span in spans])
+        measuring = _union(span for spans in self.device.values() for span in spans if span[0] != "final")
+        compiling = _union(span for spans in self.compile.values() for span in spans)
         both, i = 0.0, 0
         for low, high in measuring:
             while i < len(compiling) and compiling[i][1] <= low:
@@ -182,12 +183,9 @@ def _range(points: Sequence[Point], field: int) -> str:
     return " to ".join(map(str, sorted({min(values), max(values)}))) if values else ""
 
 
-def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
+def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
     """Return the union of the spans as disjoint intervals, in order."""
-    found: list[tuple[float, float]] = []
-    for _, low, high, _ in sorted(spans, key=lambda span: span[1]):
-        if found and low <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
-        else:
-            found.append((low, high))
-    return found
+    busy = Busy()
+    for _, low, high, _ in sorted(spans, key=lambda span: span[2]):
+        busy.add(low, high)
+    return busy.union

@@ -6,17 +6,29 @@ import copy
 import hashlib
 import pickle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from event_streams import Stream, timing, write
 
 from atune.errors import AtuneError, JournalError, UsageError
-from atune.journal.events import ArtifactBuilt, CandidateMeasured, DeviceExcluded, decode, encode
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkStarted,
+    CandidateLowered,
+    CandidateMeasured,
+    DeviceExcluded,
+    RunFinished,
+    RunResumed,
+    decode,
+    encode,
+)
 from atune.journal.replay import replay
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
-from atune.model.artifact import Artifact, MachineFacts
+from atune.model.artifact import Artifact, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.folders import artifacts_folder, cache_folder
 from atune.reporting.export import table
@@ -27,7 +39,7 @@ KEYS = [
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "noise", "energy",
-    "untried", "failures",
+    "stages", "untried", "failures",
 ]  # fmt: skip
 
 
@@ -46,6 +58,43 @@ def test_counts_add_up_to_total_at_the_end_of_a_run() -> None:
     assert list(summary(result)) == KEYS and result.wall_s == 7.5 and result.finished
     assert [r.status for r in result.records] == ["measured", "measured", "failed", "pruned", "failed", "duplicate"]
     assert [m.index for m in result.measurements] == [0, 1]
+
+
+def test_the_seconds_of_both_stages_are_summed_and_counted_once() -> None:
+    """Two workers lower and build at once, two devices measure; a killed part's last benchmark has no end."""
+    at, stream = [0.0], Stream(total=6, step_s=0.0)
+
+    def add(mono: float, kind: type[Any], /, **fields: Any) -> None:
+        stream.mono = at[0] + mono
+        stream.add(kind, **fields)
+
+    def lowered(mono: float, index: int, seconds: float) -> None:
+        add(mono, CandidateLowered, index=index, code_key=f"c{index}", facts=StaticFacts(threads=1), seconds=seconds)
+
+    def measured(mono: float, index: int, device: str) -> None:
+        add(mono, CandidateMeasured, index=index, device=device, timing=timing(1.0), checked=True)
+
+    lowered(1.0, 0, 1.0)
+    lowered(1.5, 1, 1.0)  # half a second of it beside the first
+    add(4.0, ArtifactBuilt, indices=(0, 1), file="a.so", seconds=1.0)
+    add(4.0, ArtifactBuilt, indices=(2,), file="b.so", seconds=3.5)  # it spans all of the above but a second
+    add(4.1, BenchmarkStarted, index=0, device="0")
+    add(4.2, BenchmarkStarted, index=1, device="1")
+    add(4.5, BenchmarkFailed, index=1, device="1", kind="fault", message="trap")
+    measured(4.6, 0, "0")
+    add(5.0, BenchmarkStarted, index=2, device="0")
+    assert summary(folded(stream))["stages"] == {
+        "compile_s": 6.5, "compile_wall_s": 4.0, "benchmark_s": 0.8, "benchmark_wall_s": 0.5,
+    }  # fmt: skip
+    at[0] = 5.0
+    add(0.0, RunResumed, part=1, versions={})
+    add(1.0, ArtifactBuilt, indices=(2,), file="b.so", seconds=3.5, reason="compiled before")
+    add(1.0, BenchmarkStarted, index=2, device="0")
+    measured(2.0, 2, "0")
+    add(2.0, RunFinished, wall_s=2.0, reason="exhausted")
+    assert summary(folded(stream))["stages"] == {
+        "compile_s": 6.5, "compile_wall_s": 4.0, "benchmark_s": 1.8, "benchmark_wall_s": 1.5,
+    }  # fmt: skip
 
 
 def test_the_rest_of_a_budgeted_run_is_remaining() -> None:
