@@ -86,8 +86,9 @@ class JournalReader:
 
     def _events(self) -> Iterator[AnyEvent]:
         """Yield the events of whole lines."""
-        if not stat.S_ISREG(os.stat(self.path).st_mode):
-            raise JournalError(f"{self.path} is no journal: it is not a regular file")
+        if not stat.S_ISREG(mode := os.stat(self.path).st_mode):
+            why = "it is a folder: give a journal in it" if stat.S_ISDIR(mode) else "it is not a regular file"
+            raise JournalError(f"{self.path} is no journal: {why}")
         with unpacked(self.path) as file:
             number, line = 0, self._line(file, 1)
             while line:
@@ -147,6 +148,18 @@ class JournalReader:
 def read(path: str | Path) -> list[AnyEvent]:
     """Return the events of the journal at `path`, a torn tail left out. Raises `JournalError` as `JournalReader`."""
     return list(JournalReader(path))
+
+
+def last_event(path: Path) -> AnyEvent | None:
+    """Return the last event of the journal at `path`; None where its last line is incomplete. Raises `OSError`."""
+    with unpacked(str(path)) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().splitlines(keepends=True)
+    return parse_line(lines[-1]) if lines else None
+
+
+_TAIL_BYTES = 1024 * 1024
+"""Bytes in which a journal's last event is looked for."""
 
 
 def is_journal(path: str | Path) -> bool:

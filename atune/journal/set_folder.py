@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
 
 from atune.errors import JournalError, UsageError
+from atune.journal.events import RunFinished
+from atune.journal.reader import last_event
 from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.journal.writer import Journal
+from atune.journal.writer import Journal, is_written
 from atune.model.folders import cache_folder, make_private_folder, whole_file
 from atune.model.problem import Problem, check_same_names
 
@@ -78,6 +81,7 @@ def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Jour
 
 
 def _locked(folder: Path) -> Journal:
+    """Return the lock of a set's folder. Raises `JournalError` while a run holds it, and `OSError`."""
     try:
         return Journal.create(folder / LOCK)
     except JournalError as error:
@@ -104,6 +108,26 @@ def is_begun(journal: Path) -> bool:
     return journal.exists() and journal.stat().st_size > 0
 
 
+def is_ended(journal: Path) -> bool:
+    """Tell whether a problem's run has ended in order. Raises `OSError`."""
+    return is_begun(journal) and isinstance(last_event(journal), RunFinished)
+
+
+def is_set_written(folder: Path) -> bool:
+    """Tell whether a run writes the set of a folder."""
+    try:
+        return is_written(folder / LOCK)
+    except FileNotFoundError:
+        return False
+
+
+def delete_set(folder: Path) -> None:
+    """Delete a set's folder, unless a run writes the set or one of its journals. Raises `OSError`."""
+    with suppress(JournalError), _locked(folder):
+        if not any(map(is_written, folder.glob("*.jsonl"))):
+            shutil.rmtree(folder)
+
+
 def journals_in(folder: Path) -> list[Path]:
     """Return the journals of a folder that are not empty: of a set those of its problems, else its files by name."""
     if is_set(folder):
@@ -118,9 +142,10 @@ def tuned_problems(folder: Path) -> list[TunedProblem]:
 
     Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
     """
-    return [_tuned(one, folder) for one in listed(folder).values()]
+    return [tuned_problem(one, folder) for one in listed(folder).values()]
 
 
-def _tuned(one: SetEntry, folder: Path) -> TunedProblem:
+def tuned_problem(one: SetEntry, folder: Path) -> TunedProblem:
+    """Return a problem of a set's folder with its result."""
     path = one.path(folder)
     return TunedProblem(one.problem, replay(path)) if is_begun(path) else TunedProblem(one.problem, None, NOT_BEGUN)

@@ -276,6 +276,16 @@ def _lock(fd: int, path: str) -> None:
         raise
 
 
+def is_written(path: Path) -> bool:
+    """Tell whether a run holds the lock of its journal at `path`. Raises `OSError`."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
     """Write the new journal `output`, whole or not at all: under another name, and then renamed.
 

@@ -15,8 +15,11 @@ from teaching_kernels import N, times
 
 from atune import Workload, run
 from atune.frontends.api import default_journal
+from atune.frontends.sets.tuning import read_set
 from atune.journal.replay import replay
-from atune.journal.writer import write_journal
+from atune.journal.set_folder import entered
+from atune.journal.writer import Journal, write_journal
+from atune.model.problem import Problem
 from atune.testing import FakeMachine
 
 TESTS = Path(__file__).parents[1]
@@ -90,6 +93,26 @@ def test_the_newest_journals_are_kept_and_one_that_is_written(folder: Path, monk
         path = default_journal.default_journal("a name/with more")
     assert sorted(os.listdir(folder)) == ["0.jsonl", "1.jsonl", "page.html", "written.jsonl"]
     assert path.parent == folder and path.name.startswith("a_name_with_more-")
+
+
+@pytest.mark.parametrize("used", ["set", "journal", None])
+def test_a_set_is_deleted_like_a_journal_unless_it_is_written(
+    folder: Path, used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default_journal, "KEPT", 1)
+    [journal], lock = entered(folder / "old", [Problem({"M": 1})])
+    if used != "set":
+        lock.close()
+    write_journal(str(journal), GOOD)
+    writer = Journal.reopen(journal)[0] if used == "journal" else None
+    write_journal(str(folder / "new.jsonl"), GOOD)
+    default_journal.default_journal("run")
+    assert os.listdir(folder) == ([] if used is None else ["old"])
+    if used is not None:
+        assert read_set(folder / "old").folder == folder / "old" and journal.stat().st_size
+    lock.close()
+    if writer is not None:
+        writer.close()
 
 
 def test_without_a_folder_to_write_a_run_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes, message: 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for place, message in (
-        (tmp_path, "not a regular file"),
+        (tmp_path, "it is a folder: give a journal in it"),
         (tmp_path / "none", "no such file"),
         (Path("/dev/zero"), "regular"),
     ):

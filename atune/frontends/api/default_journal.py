@@ -1,4 +1,4 @@
-"""The journals of runs that were given none: files in the cache folder, of which the newest are kept."""
+"""The journals of runs that were given none: files and sets' folders in the cache folder; the newest are kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from atune.errors import JournalError
+from atune.journal.set_folder import delete_set, is_set
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.folders import cache_folder
 
 KEPT = 200
-"""Journals that stay. Older ones are deleted when a run starts, unless a run is writing them."""
+"""Runs whose journals stay; a set is one run. Older ones are deleted when a run starts, unless a run writes them."""
 
 
 def default_journal(name: str) -> Path:
@@ -32,11 +33,14 @@ def journals_folder() -> Path:
 
 
 def kept_journals() -> list[Path]:
-    """Return the journals of that folder, the one that was written last first."""
+    """Return the journals and the sets' folders of that folder, the one that was written last first."""
     found: dict[Path, float] = {}
-    for path in journals_folder().glob("*.jsonl"):
+    for path in journals_folder().glob("*"):
         with suppress(OSError):  # another run deletes the oldest
-            found[path] = path.stat().st_mtime
+            if path.suffix == ".jsonl":
+                found[path] = path.stat().st_mtime
+            elif is_set(path):
+                found[path] = max(file.stat().st_mtime for file in path.iterdir())
     return sorted(found, key=lambda path: (found[path], path.name), reverse=True)
 
 
@@ -59,6 +63,9 @@ def kept_line(state: State, journal: str | None) -> str:
 
 def _delete_oldest() -> None:
     for path in kept_journals()[KEPT - 1 :]:
+        if path.is_dir():
+            delete_set(path)
+            continue
         with path.open("rb") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -157,6 +157,10 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.state import State
     from atune.reporting.progress import Progress
 
+    if os.path.isdir(arguments.journal):
+        from atune.frontends.cli.tune_set import watch_set_command
+
+        return watch_set_command(arguments)
     state = State()
 
     async def look(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""``atune runs``: the journals of the cache folder, newest first; and the words that stand for one of them."""
+"""``atune runs``: the journals and sets of the cache folder, newest first; and words that stand for one of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
@@ -14,9 +15,6 @@ from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import add_command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atune.journal.result import Result
     from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
@@ -64,7 +62,7 @@ def find_journal(text: str) -> str:
     if len(named) > 1:
         from atune.frontends.cli.output import print_message
 
-        print_message(f"{named[0].stem} is the newest of {len(named)} runs of that name", kind="")
+        print_message(f"{_name(named[0])} is the newest of {len(named)} runs of that name", kind="")
     return str(named[0])
 
 
@@ -76,12 +74,12 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = kept_journals()
     chosen = found if arguments.all or arguments.json else found[:SHOWN]
     if arguments.names:
-        print_out("\n".join([LATEST] * bool(found) + [path.stem for path in chosen]))
+        print_out("\n".join([LATEST] * bool(found) + [*map(_name, chosen)]))
         return 0
     runs = []
     for number, path in enumerate(chosen, 1):
         with suppress(FileNotFoundError):  # another run removes the oldest
-            runs.append(_data(number, path))
+            runs.append({"number": number, **(_set_data(path) if path.is_dir() else _data(path))})
     if arguments.json:
         print_out(json.dumps({"runs": runs}))
     elif not runs:
@@ -93,18 +91,19 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def _data(number: int, path: Path) -> dict[str, Any]:
+def _data(path: Path) -> dict[str, Any]:
     """Return a run as ``--json`` prints it."""
     import msgspec
 
     from atune.errors import JournalError
     from atune.journal.replay import replay
+    from atune.journal.writer import is_written
 
-    data: dict[str, Any] = {"number": number, "journal": str(path), "written": path.stat().st_mtime}
+    data: dict[str, Any] = {"journal": str(path), "written": path.stat().st_mtime}
     try:
         result = replay(path)
     except JournalError as error:
-        return {**data, "state": "starting" if _is_written(path) else "unreadable", "error": str(error)}
+        return {**data, "state": "starting" if is_written(path) else "unreadable", "error": str(error)}
     header = result.header
     assert header is not None, "a reader refuses a journal without a header"
     return {
@@ -116,7 +115,29 @@ def _data(number: int, path: Path) -> dict[str, Any]:
         "latency_ms": result.latency_ms,
         "tried": result.total - result.remaining,
         "total": result.total,
-        "state": _state(result, path),
+        "state": FINISHED if result.finished else _unfinished(is_written(path)),
+    }
+
+
+def _set_data(folder: Path) -> dict[str, Any]:
+    """Return a set as ``--json`` prints it. Of its journals only the ends are read: it may have many."""
+    from atune.errors import AtuneError
+    from atune.journal.reader import JournalReader
+    from atune.journal.set_folder import is_ended, is_set_written, journals_in, listed
+
+    data = {"journal": str(folder), "written": max(file.stat().st_mtime for file in folder.iterdir())}
+    try:
+        problems, begun = len(listed(folder)), journals_in(folder)
+        header = next((event for path in begun[:1] for event in JournalReader(path)), None)
+    except AtuneError as error:
+        return {**data, "state": "unreadable", "error": str(error)}
+    ended = sum(map(is_ended, begun))
+    return {
+        **data,
+        "kernel": getattr(header, "workload", ""),
+        "problems": problems,
+        "ended": ended,
+        "state": FINISHED if ended == problems else _unfinished(is_set_written(folder)),
     }
 
 
@@ -127,34 +148,28 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
     """Return a run as the texts of the table's columns."""
     from atune.model.candidate import describe_config, printable
 
-    number, when, name = str(run["number"]), _ago(run["written"]), os.path.basename(run["journal"])
-    name = name.removesuffix(".jsonl")
+    number, when, name = str(run["number"]), _ago(run["written"]), _name(Path(run["journal"]))
     if "error" in run:
         return number, run["state"], "", "", "", when, name
-    problem = _short(describe_config(run["problem"]).replace(", ", " "), PROBLEM)
-    best = "none" if run["latency_ms"] is None else f"{run['latency_ms']:.4g} ms"
-    tried = str(run["tried"]) if run["tried"] == run["total"] else f"{run['tried']}/{run['total']}"
+    if "problems" in run:
+        problem, best, done, total = f"{run['problems']} problems", "", run["ended"], run["problems"]
+    else:
+        problem = _short(describe_config(run["problem"]).replace(", ", " "), PROBLEM)
+        best = "none" if run["latency_ms"] is None else f"{run['latency_ms']:.4g} ms"
+        done, total = run["tried"], run["total"]
+    tried = str(done) if done == total else f"{done}/{total}"
     tried += "" if run["state"] == FINISHED else f" {run['state']}"
     return number, printable(run["kernel"]), problem, best, tried, when, name
 
 
-def _state(result: Result, path: Path) -> str:
-    """Return what became of a run: finished, interrupted (also killed), or running."""
-    if result.finished:
-        return FINISHED
-    return "running" if _is_written(path) else "interrupted"
+def _unfinished(written: bool) -> str:
+    """Return what became of a run that has not finished: it goes on, or it was interrupted or killed."""
+    return "running" if written else "interrupted"
 
 
-def _is_written(path: Path) -> bool:
-    """Tell whether a run holds the lock of its journal."""
-    import fcntl
-
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+def _name(path: Path) -> str:
+    """Return the name that stands for a run."""
+    return path.name.removesuffix(".jsonl")
 
 
 def _short(text: str, most: int) -> str:

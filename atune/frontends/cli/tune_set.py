@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -20,8 +21,10 @@ from atune.frontends.cli.main import INTERRUPTED, OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out, report_error
 from atune.frontends.cli.tune import interruptible
 from atune.frontends.sets.problems import Problems
-from atune.frontends.sets.set_result import SetResult, set_data, set_lines
+from atune.frontends.sets.set_result import SetResult, row_line, set_data, set_lines
 from atune.frontends.sets.tuning import read_set, resume_set, tune_set
+from atune.journal.replay import POLL_S
+from atune.journal.set_folder import is_ended, is_set_written, listed, tuned_problem
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -53,6 +56,27 @@ def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], i
         raise UsageError("--workload: a set's folder names its workload: leave it out, or tune the set again")
     print_message(f"resuming the problems of {folder}", kind="")
     return drive_set(partial(resume_set, folder), options, folder, arguments, interrupts)
+
+
+def watch_set_command(arguments: argparse.Namespace) -> int:
+    """Print a line for each problem as its run ends, and the table when no run writes the set any more."""
+    folder = Path(arguments.journal)
+    if arguments.speed is not None:
+        raise UsageError(f"--speed plays one journal: give one of those in {folder}")
+    first, ended = True, set[str]()
+    while True:
+        written, problems = is_set_written(folder), listed(folder)
+        for key, one in problems.items():
+            if key not in ended and is_ended(one.path(folder)):
+                ended.add(key)
+                if not first:
+                    print_message(f"[{len(ended)}/{len(problems)}] {row_line(tuned_problem(one, folder))}", kind="")
+        if not written:
+            return show_set(read_set(folder), arguments)
+        if first:
+            print_message(f"{len(ended)} of {len(problems)} problems have ended", kind="")
+        first = False
+        time.sleep(POLL_S)
 
 
 def drive_set(

@@ -1,0 +1,111 @@
+"""A set's folder as one run: `atune runs`, the words that stand for it, `atune watch`, and shell completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.test_runs import recorded
+from event_streams import Stream
+
+from atune.frontends.cli.main import main
+from atune.frontends.cli.runs import find_journal
+from atune.journal.set_folder import entered
+from atune.journal.writer import Journal, write_journal
+from atune.model.problem import Problem
+
+NAME = "gemm-20260101-101010.123456"
+PROBLEMS = [Problem({"M": size}) for size in (1, 2, 4)]
+
+
+def ended(journal: Path) -> None:
+    write_journal(str(journal), Stream(total=2).candidate(0, 2.0).candidate(1, 3.0).finished().events)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An older run, and a set of three problems of which two have ended."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    recorded(tmp_path / "journals" / "soft-1.jsonl", 7200, 1.0)
+    (tmp_path / "journals" / "no set").mkdir()
+    paths, lock = entered(tmp_path / "journals" / NAME, PROBLEMS)
+    lock.close()
+    ended(paths[0])
+    ended(paths[1])
+    return paths[0].parent
+
+
+def test_a_set_is_one_run(folder: Path, capsys: Any) -> None:
+    assert main(["runs"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-1] for line in lines[1:]] == [NAME, "soft-1"]
+    assert lines[1] == ["1", "toy", "3", "problems", "2/3", "interrupted", "now", NAME]
+    with Journal.create(folder / "set.lock"):
+        assert main(["runs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"][0]
+    assert found | {"written": 0} == {
+        "number": 1, "journal": str(folder), "written": 0, "kernel": "toy", "problems": 3, "ended": 2,
+        "state": "running",
+    }  # fmt: skip
+    ended(folder / "0002.jsonl")
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "toy", "3", "problems", "3", "now", NAME]
+    (folder / "set.json").write_text("{}")
+    assert main(["runs"]) == 0
+    assert "unreadable" in capsys.readouterr().out
+
+
+def test_a_set_is_as_old_as_what_was_written_last_in_it(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    assert find_journal("latest").endswith("soft-1.jsonl")
+    os.utime(folder / "0001.jsonl")
+    assert find_journal("latest") == find_journal("gemm") == find_journal(NAME) == str(folder)
+
+
+def test_watch_shows_each_problem_as_it_ends_and_then_the_table(folder: Path, capsys: Any) -> None:
+    lock = Journal.create(folder / "set.lock")
+
+    def write() -> None:
+        time.sleep(0.8)
+        ended(folder / "0002.jsonl")
+        lock.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert main(["watch", "latest"]) == 0
+    writer.join()
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == ["atune: 2 of 3 problems have ended", "atune: [3/3] M=4: 2 ms; block=0"]
+    assert "3 of 3 with a winner" in shown.out
+
+
+def test_watch_of_a_set_that_no_run_writes_shows_the_table(folder: Path, capsys: Any) -> None:
+    assert main(["watch", str(folder)]) == 1  # one problem was not begun
+    shown = capsys.readouterr()
+    assert "2 of 3 with a winner" in shown.out and "M=4: not begun" in shown.out and not shown.err
+    assert main(["watch", str(folder), "--speed", "2"]) == 2
+
+
+@pytest.mark.parametrize("command", ["replay", "bundle -o b", "compare soft"])
+def test_shells_offer_sets(folder: Path, command: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("shtab")
+    monkeypatch.chdir(folder.parent)
+    assert main(["--show-completion", "bash"]) == 0
+    script = f'{capsys.readouterr().out}\natune() {{ "{sys.executable}" -m atune "$@"; }}'
+    words = ["atune", *command.split()]
+    asked = [
+        f"COMP_WORDS=({' '.join(words)} {word}); COMP_CWORD={len(words)}; _shtab_atune; echo ${{COMPREPLY[@]}}"
+        for word in ("gemm", "./gemm")
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, env=environment)
+    words, folders = done.stdout.splitlines()
+    assert NAME in words.split() and folders.rstrip("/") == f"./{NAME}" and not done.stderr
