@@ -140,7 +140,7 @@ def short_path(folder: str) -> Generator[str, None, None]:
 @contextmanager
 def whole_file(path: Path) -> Generator[str, None, None]:
     """Yield a temporary path, and rename it to `path` on success. Others never see an incomplete file."""
-    fd, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     os.close(fd)
     try:
         yield part

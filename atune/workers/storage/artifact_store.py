@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
-from atune.model.folders import artifacts_folder, is_stored, make_private_folder, store_file
+from atune.model.folders import artifacts_folder, is_stored, make_private_folder, store_file, whole_file
 
 MAX_BYTES = 4 << 30
 """Most bytes of the store after trimming, which removes the least recently used libraries first."""
@@ -240,11 +240,5 @@ def find(artifact: Artifact) -> Artifact | None:
 
 def _write(path: Path, data: bytes) -> None:
     make_private_folder(str(path.parent))
-    fd, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-    except OSError:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as part:
+        Path(part).write_bytes(data)
