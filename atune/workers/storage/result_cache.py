@@ -34,6 +34,7 @@ from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
+from atune.workers.storage import shared_cache
 from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported
 
 T = TypeVar("T")
@@ -91,7 +92,10 @@ class ResultCache:
         self.path = self.folder / "results.sqlite3"
 
     def find(self, key: ResultKey) -> TuneResult | None:
-        """Return the result under `key`, with `cache_hit` set. Returns None if it is missing or was imported."""
+        """Return the result under `key`, with `cache_hit` set, here or in the shared cache, which is then copied.
+
+        Returns None if it is missing or was imported.
+        """
 
         def ask(db: sqlite3.Connection) -> bytes | None:
             row = db.execute("SELECT events FROM results WHERE key = ?", (key.text,)).fetchone()
@@ -100,7 +104,7 @@ class ResultCache:
             db.execute("UPDATE results SET used = ? WHERE key = ?", (time.time(), key.text))
             return bytes(row[0])
 
-        packed: bytes | None = self._ask(ask, None)
+        packed: bytes | None = self._ask(ask, None) or self._shared(key)
         if packed is None:
             return None
         try:
@@ -129,8 +133,19 @@ class ResultCache:
         """Return the entry under `key`, even if it was imported."""
         return next(iter(self.entries(key=key.text)), None)
 
-    def put(self, key: ResultKey, events: Sequence[Event]) -> None:
-        """Store all measurements of a run, and its result if it has a winner."""
+    def _shared(self, key: ResultKey) -> bytes | None:
+        """Copy the result under `key` from the shared cache, and return its events, packed. None: it has none."""
+        if (found := shared_cache.find(key.text)) is None:
+            return None
+        try:
+            events = found.unpacked(_unpacked(found.events))
+        except (zlib.error, msgspec.MsgspecError, ValueError):
+            return None  # of another version
+        self.put(key, events, share=False)
+        return _packed(events)
+
+    def put(self, key: ResultKey, events: Sequence[Event], *, share: bool = True) -> None:
+        """Store all measurements of a run, and its result if it has a winner: in the shared cache, too, if `share`."""
         state = State.of(events)
         result, now = Result.of(state), time.time()
         measured = list(known_of(state))
@@ -150,6 +165,8 @@ class ResultCache:
                 db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
 
         self._use(write, None)
+        if share and row is not None:
+            shared_cache.share(key.text, row[-1], result.artifact)
 
     def known(self, key: ResultKey, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""

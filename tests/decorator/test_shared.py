@@ -1,0 +1,73 @@
+"""Two hosts with one shared folder: the second one neither tunes nor compiles what the first one tuned."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+HOST = """
+import json, os, sys
+import torch
+from decorated import QUICK, TUNING, run_cached, scale_jit, shift, workload
+import atune
+from atune.frontends.api import cached_tune, compile_all
+from atune.frontends.api.cached_tune import CachedWork
+from atune.workers.storage import shared_cache
+from atune.workers.storage.result_cache import ResultCache
+
+if "foreign" in sys.argv:
+    shared_cache._machine = lambda target: "another"
+if "idle" in sys.argv:
+    del cached_tune.tune, compile_all._built  # nothing may be tuned or compiled
+A = torch.arange(256.0)
+if "decorated" in sys.argv:
+    tuned = atune.autotune(space={"factor": [2, 3], "block": [16, 64]}, target="c", tuning=TUNING)(scale_jit)
+    result = tuned.tune(256)
+    answer = tuned(256)(A)
+else:
+    result = run_cached(CachedWork(workload(), target="c", benchmark=QUICK), ResultCache())
+    answer = result.kernel(A)
+config = result.best_config
+print(json.dumps({
+    "hit": result.cache_hit, "config": config, "latency_ms": result.latency_ms,
+    "right": torch.equal(answer, A * config["factor"]), "library": result.artifact and result.artifact.path,
+    "source": result.artifact and result.kernel_source,
+}))
+"""
+
+
+def on_host(tmp_path: Path, name: str, *arguments: str) -> dict[str, Any]:
+    variables = {"ATUNE_CACHE_DIR": tmp_path / name, "ATUNE_SHARED_CACHE": tmp_path / "shared"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **{n: str(path) for n, path in variables.items()}}
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", HOST, *arguments]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("door", ["decorated", "tune_work"])
+def test_the_second_host_neither_tunes_nor_compiles(tmp_path: Path, door: str) -> None:
+    (tmp_path / "shared").mkdir()
+    first = on_host(tmp_path, "a", door)
+    assert not first["hit"] and first["right"] and first["library"].startswith(f"{tmp_path / 'a'}/")
+    second = on_host(tmp_path, "b", door, "idle")
+    assert second["hit"] and second["right"] and second["source"] == first["source"]
+    assert second["library"] == first["library"].replace(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (second["config"], second["latency_ms"]) == (first["config"], first["latency_ms"])
+
+
+def test_another_machine_compiles_the_winner_itself(tmp_path: Path) -> None:
+    """One with another C library, or with other instructions, does not load what was compiled for the first."""
+    (tmp_path / "shared").mkdir()
+    first, second = on_host(tmp_path, "a", "decorated"), on_host(tmp_path, "b", "decorated", "foreign")
+    assert second["hit"] and second["right"] and second["library"] is None
+    assert second["config"] == first["config"]
