@@ -59,6 +59,8 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Iterations of a thread beyond an even share: slots minus ceil(iterations / threads)."""
     width: int = 1
     """Successive neighbours on the last axis in one thread, at most 16. A vector access may be this wide."""
+    access_bits: int = 0
+    """Bits of global memory that a thread can move in one access, at most 128; 0 where the loop touches none."""
     uneven: bool = False
     """Whether only some threads run it, or store its results."""
     stores: tuple[str, ...] = ()
@@ -93,6 +95,11 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def redundant(self) -> int:
         """Iterations of all parallel loops that a thread does beyond an even share."""
         return sum(loop.redundant for loop in self.loops)
+
+    @property
+    def access_bits(self) -> int:
+        """Bits that a thread can move in one access, summed over the loops."""
+        return sum(loop.access_bits for loop in self.loops)
 
 
 MOST = 64
@@ -147,6 +154,7 @@ def parsed_threads(text: str) -> frozenset[int]:
 CONTAINED = "its threads do what they do with another layout of the configuration, and more"
 REDUNDANT = "its threads do more redundant work than with another layout of the configuration"
 REGISTERS = "it takes more registers than another layout of the configuration that does no more work"
+NARROW = "its accesses are narrower than with another layout of the configuration that costs no more"
 TIED = "another layout of the configuration does the same work in as many registers"
 
 
@@ -181,9 +189,9 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(alternatives: Sequence[Alternative], most: int = 1) -> Choice:
     """Choose up to `most` of the layouts of one configuration; their order does not matter.
 
-    Valid ones come first that contain no other. Among these the order is: least redundant work, fewest registers, the
-    compiler's own, first in the space. One alternative is contained in
-    another where, in each loop, the threads that do an iteration are among those that do it in the other.
+    Valid ones come first that contain no other. Among these the order is: least redundant work, fewest registers,
+    widest accesses, the compiler's own, first in the space. One alternative is contained in another where, in each
+    loop, the threads that do an iteration are among those that do it in the other.
     Alternatives without facts are kept in addition. If none is valid, only the compiler's own is kept.
     """
     valid = [one for one in alternatives if one.valid]
@@ -228,17 +236,15 @@ def _inside(one: Alternative, other: Alternative) -> bool:
     return one.layouts is not None and other.layouts is not None and contained(one.layouts, other.layouts)
 
 
-def _cost(one: Alternative, compiled: bool) -> tuple[int, int]:
-    """Return redundant iterations and registers, of a thread."""
+def _cost(one: Alternative, compiled: bool) -> tuple[int, int, int]:
+    """Return redundant iterations, registers, and less for wider accesses, of a thread."""
     assert one.layouts is not None
     registers = one.registers if compiled and one.registers is not None else one.layouts.registers
-    return one.layouts.redundant, registers
+    return one.layouts.redundant, registers, -one.layouts.access_bits
 
 
 def _why(best: Alternative, one: Alternative, compiled: bool) -> str:
     if _inside(best, one):
         return CONTAINED
-    mine, theirs = _cost(best, compiled), _cost(one, compiled)
-    if mine[0] != theirs[0]:
-        return REDUNDANT
-    return REGISTERS if mine[1] != theirs[1] else TIED
+    reasons = zip(_cost(best, compiled), _cost(one, compiled), (REDUNDANT, REGISTERS, NARROW), strict=True)
+    return next((why for mine, theirs, why in reasons if mine != theirs), TIED)

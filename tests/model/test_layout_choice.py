@@ -8,6 +8,7 @@ import pytest
 
 from atune.model.layouts import (
     CONTAINED,
+    NARROW,
     REDUNDANT,
     REGISTERS,
     TIED,
@@ -69,6 +70,13 @@ def test_registers_of_the_machine_count_where_all_are_compiled() -> None:
     one, other = Alternative(0, ONE, registers=40), Alternative(1, layouts("64", held=16), registers=32)
     assert choose([one, other]).kept == (1,)
     assert choose([one, Alternative(1, layouts("64", held=16))]).kept == (0,)
+
+
+def test_then_the_widest_accesses_decide() -> None:
+    narrow, wide = (Layouts(loops=(LoopFacts((512,), 4, access_bits=bits),)) for bits in (32, 128))
+    assert chosen(narrow, wide, own=0) == Choice((1,), {0: Passed(1, NARROW)})
+    redundant = Layouts(loops=(LoopFacts((512,), 8, redundant=4, access_bits=128),))
+    assert chosen(narrow, redundant).kept == (0,)
 
 
 def test_the_compilers_own_stands_where_nothing_decides_and_else_the_first() -> None:

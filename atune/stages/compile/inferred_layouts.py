@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, Picture, SharedFacts, written_threads
+from atune.stages.compile.tir import bits_of
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
 """Neighbours that are examined for a loop's width."""
+WIDEST_BITS = 128
+"""Of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
 DRAWN = 64
 """Maximum of rows and columns in the picture of a fragment."""
 
@@ -184,14 +187,17 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
     threads, replication = int(layout.get_thread_size()), _replication(layout)
     iterations = math.prod(extents)
     guarded = any("predicate" in str(name) for name in loop.annotations)
+    width, touched = _width(layout, extents), _touched(loop)
+    bits = [bits_of(node.buffer.dtype) for _, node in touched if str(node.buffer.scope()) in ("", "global")]
     return LoopFacts(
         extents=extents,
         slots=slots,
         replication=replication,
         redundant=max(0, slots - -(-iterations // threads)),
-        width=_width(layout, extents),
+        width=width,
+        access_bits=min(WIDEST_BITS, width * max(bits, default=0)),
         uneven=guarded or iterations * replication < slots * threads,
-        stores=_stores(loop),
+        stores=_stores(touched),
         threads=threads_of(layout, extents, replication),
     )
 
@@ -205,17 +211,23 @@ def _width(layout: Any, extents: Sequence[int]) -> int:
     return width
 
 
-def _stores(loop: Any) -> tuple[str, ...]:
+def _touched(loop: Any) -> list[tuple[str, Any]]:
+    """Return the loads and stores of a loop, each with its kind of node."""
     from tilelang import tvm
 
-    found: dict[str, None] = {}
+    found: list[tuple[str, Any]] = []
 
     def visit(node: Any) -> None:
-        if type(node).__name__ == "BufferStore":
-            found[f"{node.buffer.name} ({str(node.buffer.scope()) or 'global'})"] = None
+        if (kind := type(node).__name__) in ("BufferLoad", "BufferStore"):
+            found.append((kind, node))
 
     tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
-    return tuple(found)
+    return found
+
+
+def _stores(touched: Sequence[tuple[str, Any]]) -> tuple[str, ...]:
+    stored = (node.buffer for kind, node in touched if kind == "BufferStore")
+    return tuple(dict.fromkeys(f"{buffer.name} ({str(buffer.scope()) or 'global'})" for buffer in stored))
 
 
 Evaluate = Callable[[Mapping[Any, int]], int]

@@ -54,6 +54,7 @@ def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
     assert (many.slots, many.replication, many.redundant) == (4096, 64, 4032)
     assert (many.threads[0], many.threads[-1]) == ("0-252:4", "3-255:4")
     assert (one.slots, one.replication, one.redundant, one.width) == (64, 1, 0, 2)
+    assert (many.access_bits, one.access_bits) == (128, 32)
     assert one.threads[:4] == ("0", "0", "1", "2") and one.threads[-1] == "255"
     assert contained(pairs, own) is False  # other threads do it, so that less work decides
     [kept] = choose([Alternative(0, own, own=True), Alternative(1, pairs)]).kept
