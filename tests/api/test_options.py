@@ -17,7 +17,7 @@ import pytest
 import atune
 from atune.engine.search.registry import SHOWN
 from atune.frontends.api.options import RunOptions, StrategyName, TargetName, TuneOptions
-from atune.frontends.cli.parsing import first_sentence
+from atune.frontends.cli.parsing import ProblemOptions, first_sentence
 from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
@@ -93,7 +93,7 @@ GROUPS = (
 def test_every_other_name_that_is_understood_leads_to_an_option() -> None:
     """A hint that is out of date would lead nowhere."""
     names = {name for group in GROUPS for name in group.__annotations__}
-    names |= {"space", *inspect.signature(atune.compile_all).parameters}
+    names |= {"space", *ProblemOptions.__annotations__, *inspect.signature(atune.compile_all).parameters}
     assert {option for options in MEANT.values() for option in options} <= names
 
 

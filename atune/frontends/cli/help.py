@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         flag = wrong.partition("=")[0]
         flags = {name: one.option_strings[-1] for one in self._actions if one.option_strings for name in _names(one)}
         ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.short else {}
-        meant = likely(flag.lstrip("-").replace("-", "_"), flags, ways)
+        meant = likely(flag.lstrip("-").removeprefix("no-").replace("-", "_"), flags, ways)
         hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
         return f"{self.prog} has no option {flag}{hint} (see {self.prog} --help{'-all' * bool(self._rare)})"
 
