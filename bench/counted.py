@@ -119,4 +119,5 @@ def empty_caches(prefix: str) -> Iterator[tuple[Path, dict[str, str]]]:
             "TMPDIR": str(folder / "tmp"),
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
         }
+        env.pop("ATUNE_CACHE_DIR", None)  # it would name another cache, which is not empty
         yield folder / "work", env

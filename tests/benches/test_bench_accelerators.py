@@ -11,6 +11,7 @@ from typing import Any
 
 import accelerators
 import pytest
+import rounds
 from counted import Finished
 
 from atune.journal.events import FinalOrdered, RunFinished, RunStarted
@@ -90,7 +91,7 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """Have no process started."""
     script = Scripted()
-    monkeypatch.setattr(accelerators, "run_counted", script)
+    monkeypatch.setattr(rounds, "run_counted", script)
     monkeypatch.setattr(accelerators, "ACCELERATORS", ("swizzle_lowering", "cicc"))
     return script
 
