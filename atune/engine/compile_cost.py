@@ -38,6 +38,9 @@ LEAST = 8
 QUANTILE = 0.9
 FACTOR = 5.0
 """A compile may take this many times the quantile of the others' times."""
+LONG_FACTOR = 2.0
+"""The same of a kernel with long loops. On an H200 such kernels of one space took 4 to 48 s, and were 5 to 80 times
+slower than the winner."""
 FLOOR_S = 10.0
 """The shortest deadline, because a busy machine may delay any compile by this long."""
 STEP_S = 1.0
@@ -116,7 +119,7 @@ def work_by_registers(lowered: Lowered) -> float:
 # ---- the deadline
 
 
-def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float) -> float | None:
+def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float, factor: float = FACTOR) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
     A pure function of the events so far, namely of each compiled candidate's share of its library's seconds. The limit
@@ -131,7 +134,7 @@ def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float) ->
     if len(group) == 1 and _is_default(state, group[0].index):
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
-    limit_s = max(FLOOR_S, FACTOR * usual_s * sum(map(work_by_registers, group)))
+    limit_s = max(FLOOR_S, factor * usual_s * sum(map(work_by_registers, group)))
     return round(limit_s, 1) if limit_s < most_s else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.compile_cost import compile_deadline_s, compiled_in_time
+from atune.engine.compile_cost import FACTOR, LONG_FACTOR, compile_deadline_s, compiled_in_time
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.proof import Proofs
 from atune.engine.run_state import Run
@@ -233,7 +233,8 @@ class CompileStage:
     def _deadline_s(self, group: Sequence[Lowered]) -> float | None:
         if self._timeout_s is None:
             return None
-        return compile_deadline_s(self.run.recorder.state, group, self._timeout_s)
+        factor = LONG_FACTOR if any(map(self.state.work.has_long_loops, group)) else FACTOR
+        return compile_deadline_s(self.run.recorder.state, group, self._timeout_s, factor)
 
     async def _hand_on(self, worker: CompileWorker, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         """Record a library, and hand on the artifacts of its `members`."""

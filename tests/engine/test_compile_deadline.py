@@ -26,6 +26,7 @@ from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, G
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.jobs import BuildJob
+from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
@@ -112,6 +113,19 @@ async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline(index:
         "compiling ran past 15 s, far longer"
     )  # five times the three seconds of the others
     assert 15 <= ended_s < 80 and machine.cancelled["build"] == 1 and run.result.measured == 19
+
+
+async def test_a_kernel_with_long_loops_has_less_time() -> None:
+    """Twice the others' seconds, in place of five times."""
+
+    def facts(config: Any) -> StaticFacts:
+        return StaticFacts(layouts=Layouts(loops=(LoopFacts((4, 4096), 5120 if config["x"] in (18, 19) else 64),)))
+
+    script = Script(compile_s=lambda config: {18: 15.0, 19: 25.0}.get(config["x"], 7.5), library_s=0.0, facts=facts)
+    run = await tuned(FakeMachine(20, script, compile=ALONE), compile=ALONE)
+    [failed] = run.of(BuildFailed)
+    assert (failed.index, failed.kind) == (19, "hopeless") and "past 15 s" in failed.message
+    assert run.result.measured == 19
 
 
 @pytest.mark.parametrize("hangs", [3, 4])
