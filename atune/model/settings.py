@@ -151,6 +151,12 @@ def _method(where: str, name: Any) -> str:
     raise UsageError(f"{where} {name!r} is unknown: use {', '.join(METHODS)}")
 
 
+def _factor(where: str, value: Any) -> Any:
+    if value < 1:
+        raise UsageError(f"{where} must be 1 or more, got {value!r}")
+    return value
+
+
 def _accelerate(where: str, value: Any) -> str:
     Acceleration.parse(value, where)
     return str(value)
@@ -247,6 +253,11 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "of short calls whose samples scatter.",
         measured=True,
     )] = True
+    early_stop_factor: Annotated[float | None, Option(
+        "How many times slower than the best all of a candidate's first three samples must be for it to get no more. "
+        "At least 1; needs `adaptive`.",
+        check=_factor, measured=True, unset="1.5, and 1.1 after eight samples",
+    )] = None
     method: Annotated[str, Option(
         "How to time: auto, events or cuda_graph on GPUs, perf_counter on the CPU. ``auto`` takes the first. "
         "TileLang's names event, cudagraph and wall work, too.",

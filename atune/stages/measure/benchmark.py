@@ -262,18 +262,18 @@ def _after(error: BaseException, artifact: Artifact) -> Failure:
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
     """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
-    timer = _device.timer
+    timer, factor = _device.timer, settings.early_stop_factor
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None or settings.rep_ms is not None:
         n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
     if best_ms is not None:
         # One call more tells apart what is plainly slow; who passes is warmed up as anyone else.
         probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))
-        if still_wanted(probe, n_repeat, best_ms) == 0:
+        if still_wanted(probe, n_repeat, best_ms, factor=factor) == 0:
             return probe
         n_warmup = max(0, n_warmup - 1 - len(probe))
     found: list[float] = []
-    while more := still_wanted(found, n_repeat, best_ms, until_known=settings.adaptive):
+    while more := still_wanted(found, n_repeat, best_ms, factor=factor, until_known=settings.adaptive):
         found += timer.samples(timed, n_warmup, more)
         n_warmup = 0
     return found

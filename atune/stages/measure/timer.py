@@ -211,21 +211,26 @@ EXTRA_US = 20_000.0
 
 
 def still_wanted(
-    samples_us: Sequence[float], n_repeat: int, best_ms: float | None, *, until_known: bool = False
+    samples_us: Sequence[float],
+    n_repeat: int,
+    best_ms: float | None,
+    *,
+    factor: float | None = None,
+    until_known: bool = False,
 ) -> int:
     """Return how many more samples to take after `samples_us`; 0 when it is known well enough.
 
-    `best_ms` is the best so far by a first timing of the same kind; None takes all `n_repeat` in one go. With
-    `until_known`, samples that scatter are followed by as many again.
+    `best_ms` is the best so far by a first timing of the same kind; None takes all `n_repeat` in one go. `factor` takes
+    the place of both limits. With `until_known`, samples that scatter are followed by as many again.
     """
     have = len(samples_us)
     if best_ms is None:
         return n_repeat - have if have < n_repeat else _to_be_known(samples_us, n_repeat, until_known)
-    steps = [(min(PROBE, n_repeat), PLAINLY_SLOW), (min(SECOND_LOOK, n_repeat), SLOW)]
-    for n, factor in steps:
-        if have < n:
-            return n - have
-        if min(samples_us) > factor * best_ms * 1e3:
+    steps = [(PROBE, PLAINLY_SLOW), (SECOND_LOOK, SLOW)] if factor is None else [(PROBE, factor)]
+    for n, slow in steps:
+        if have < min(n, n_repeat):
+            return min(n, n_repeat) - have
+        if min(samples_us) > slow * best_ms * 1e3:
             return 0
     return n_repeat - have if have < n_repeat else _to_be_known(samples_us, n_repeat, until_known)
 

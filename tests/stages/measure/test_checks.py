@@ -253,6 +253,7 @@ def test_effort_is_small_for_what_is_plainly_slow() -> None:
     assert still_wanted([1600.0, 1600.0, 1400.0], 20, 1.0) == 5  # one sample was not that slow
     assert still_wanted([1200.0] * 8, 20, 1.0) == 0 and still_wanted([1050.0] * 8, 20, 1.0) == 12
     assert still_wanted([1.0] * 20, 20, 1.0) == 0 and still_wanted([], 2, 1.0) == 2
+    assert still_wanted([2900.0] * 3, 20, 1.0, factor=3) == 17 and still_wanted([3100.0] * 3, 20, 1.0, factor=3) == 0
 
 
 def test_samples_that_scatter_are_followed_by_more() -> None:
