@@ -87,6 +87,14 @@ def test_a_function_that_returns_no_space_is_told_so(space: Any, message: str, t
         atune.autotune(shift, space=lambda A: space, cache=tmp_path)(torch.zeros(64))
 
 
+@pytest.mark.parametrize("option", ["space", "key", "tune_on"])
+def test_a_function_of_other_arguments_than_the_call_s_is_refused_by_its_option(option: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"space": {"block": [16, 64]}, option: lambda A, B: [{"block": 16}]}
+    message = rf"^{option}: its function must take a call as it is written: missing a required argument: 'B'$"
+    with pytest.raises(UsageError, match=message):
+        atune.autotune(shift, **options, cache=tmp_path)(torch.zeros(64))
+
+
 def test_an_eager_kernel_that_cannot_be_traced_is_shown_with_its_line(tmp_path: Path) -> None:
     @tilelang.jit(target="c", execution_backend="cython")
     def broken(A, block: int = 16):  # type: ignore[no-untyped-def]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -40,6 +41,18 @@ class Arguments:
         everything = {**defaults, **self.given}
         self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
         """The arguments with the signature's defaults."""
+
+    def ask(self, option: str, function: Callable[..., Any]) -> Any:
+        """Call the user's `function`, which `option` gives, with the caller's arguments as they were written.
+
+        Raises `UsageError` if it takes others.
+        """
+        with suppress(ValueError):  # a function whose signature Python does not know
+            try:
+                inspect.signature(function).bind(*self.args, **self.kwargs)
+            except TypeError as error:
+                raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
+        return function(*self.args, **self.kwargs)
 
 
 def raw_key(
@@ -98,7 +111,7 @@ class KeyRule:
     def apply(self, problem: Mapping[str, Any], arguments: Arguments, encode: Callable[[Any, str], Any]) -> Any:
         """Return the key, as data, of a call with this `problem`. Raises `UsageError` for an unknown name."""
         if self.function is not None:
-            return {"key": encode(self.function(*arguments.args, **arguments.kwargs), "what key returned")}
+            return {"key": encode(arguments.ask("key", self.function), "what key returned")}
         if missing := [n for n in self.names or () if n not in problem]:
             raise UsageError(f"key: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
         if self.names is not None:

@@ -345,7 +345,7 @@ class Autotuned(TunedKernel):
         """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
         if self.options.tune_on is None:
             return call
-        other = self.options.tune_on(*call.given.args, **call.given.kwargs)
+        other = call.given.ask("tune_on", self.options.tune_on)
         if not isinstance(other, Mapping):
             raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
         return self.call_of((), {**call.given.given, **other})

@@ -104,7 +104,7 @@ class Call:
         """Return the call's space. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
         space = self.options.space
         if not isinstance(space, Space):
-            space = as_space(space(*self.given.args, **self.given.kwargs), self.options.where)
+            space = as_space(self.given.ask("space", space), self.options.where)
         return space
 
     def _key(self) -> Any:
