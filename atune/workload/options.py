@@ -19,10 +19,13 @@ SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 """Names of tilelang's `TensorSupplyType`."""
 
 
-def _supply(where: str, value: Any) -> str:
+def supply_name(value: Any) -> str:
     """Return atune's name of a supply type, which may be tilelang's own `TensorSupplyType`."""
-    name = str(getattr(value, "name", value)).lower()
-    if name not in SUPPLIES:
+    return str(getattr(value, "name", value)).lower()
+
+
+def _supply(where: str, value: Any) -> str:
+    if (name := supply_name(value)) not in SUPPLIES:
         raise WorkloadError(f"{where} {value!r} is unknown: give {', '.join(SUPPLIES)}")
     return name
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -107,7 +109,7 @@ def test_the_engine_says_that_there_is_no_gpu(
     """It does where it is asked for ``auto``. A GPU that tilelang cannot use stays unused."""
     monkeypatch.setattr("tilelang.utils.device.IS_CUDA", False)
     monkeypatch.setattr(environment, "visible_gpus", lambda: seen)
-    assert plan(CompileArgs(target=target), None, RunArgs()).target == given
+    assert plan(CompileArgs(target=target), ProfileArgs(), RunArgs()).target == given
 
 
 def test_arguments_hash_alike_in_every_process() -> None:
@@ -147,14 +149,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("compile_args", "run", "message"),
     [
-        ({}, {"early_stop_factor": 3.0}, "early_stop_factor: has no effect: a candidate 1.5 times slower"),
-        (
-            {"execution_backend": "torch"},
-            {},
-            "execution_backend='torch': does not support target cuda: tvm_ffi is used",
-        ),
         ({"execution_backend": "nvrtc"}, {}, "'nvrtc': counts for as_tilelang.*: tvm_ffi builds and calls"),
-        ({"target": "c", "execution_backend": "nvrtc"}, {}, "'nvrtc': does not support target c: cython is used"),
         ({}, {"group_compile_size": 8}, "group_compile_size: has an effect only with enable_grouped_compile=True"),
         ({}, {"benchmark_devices": [0]}, "benchmark_devices: has an effect only with benchmark_multi_gpu=True"),
         ({"target": "c"}, {"benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
@@ -165,18 +160,21 @@ def test_what_has_no_meaning_here_warns_once_and_says_what_happens(
 ) -> None:
     args = CompileArgs(**{"target": "sm_90a", **compile_args})
     with pytest.warns(CompatWarning, match=message):
-        first = plan(args, None, RunArgs(**run))
+        first = plan(args, ProfileArgs(), RunArgs(**run))
     recwarn.clear()
-    assert plan(args, None, RunArgs(**run)) == first
+    assert plan(args, ProfileArgs(), RunArgs(**run)) == first
     assert not [w for w in recwarn if issubclass(w.category, CompatWarning)]
 
 
 def test_what_means_the_same_warns_of_nothing() -> None:
     run = RunArgs(10, 20, 30, True, True, 4, [0, 1], True, True, 2.0)
-    asked = plan(CompileArgs(target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="tvm_ffi"), None, run)
+    asked = plan(
+        CompileArgs(target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="tvm_ffi"), ProfileArgs(), run
+    )
     benchmark = asked.benchmark
     assert (benchmark.n_warmup, benchmark.n_repeat, benchmark.benchmark_timeout_s) == (10, 20, 30)
     assert asked.pipeline and benchmark.adaptive and asked.compile.group_size == 4
+    assert benchmark.early_stop_factor == 2.0
     assert asked.target == "sm_90a" and asked.devices == ["0", "1"]
     off = plan(
         CompileArgs(target="c"), ProfileArgs(backend="event", cache_input_tensors=False), RunArgs(early_stop=False)
@@ -184,7 +182,9 @@ def test_what_means_the_same_warns_of_nothing() -> None:
     assert not off.benchmark.adaptive and not off.benchmark.cache_inputs and off.benchmark.method == "auto"
     graphs = plan(CompileArgs(target="sm_90a"), ProfileArgs(backend="cudagraph"), RunArgs())
     assert graphs.benchmark.method == "cuda_graph"
-    assert plan(CompileArgs(target="sm_90a"), None, RunArgs(enable_grouped_compile=False)).compile.group_size == 1
+    assert (
+        plan(CompileArgs(target="sm_90a"), ProfileArgs(), RunArgs(enable_grouped_compile=False)).compile.group_size == 1
+    )
 
 
 def test_cupti_is_timed_by_events() -> None:
@@ -193,12 +193,65 @@ def test_cupti_is_timed_by_events() -> None:
     assert asked.benchmark.method == "auto"
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"warmup": -1}, "a whole number, zero or more"),
+        ({"rep": 1.5}, "a whole number above zero"),
+        ({"timeout": "x"}, "a number of seconds"),
+        ({"supply_type": "foo"}, "one of auto, integer"),
+        ({"ref_prog": 3}, "a function"),
+        ({"rtol": "x"}, "a number, zero or more"),
+        ({"max_mismatched_ratio": 2}, "a share, from 0 to 1"),
+        ({"skip_check": "no"}, "True or False"),
+        ({"backend": "foo"}, "'event', 'cudagraph' or 'cupti'"),
+        ({"early_stop_factor": 0.5}, ">= 1.0"),
+        ({"early_stop": "off"}, "True or False"),
+        ({"group_compile_size": 0}, "a whole number above zero"),
+        ({"benchmark_devices": "01"}, r"numbers of GPUs, such as \[0, 1\]"),
+        ({"benchmark_devices": [-1]}, "numbers of GPUs"),
+        ({"do_not_specialize": [3]}, "names of arguments"),
+        ({"out_idx": "x"}, "a position of an output"),
+        ({"pass_configs": 3}, "a dict, such as"),
+        ({"verbose": "x"}, "True or False"),
+    ],
+    ids=lambda given: str(given),
+)
+def test_a_wrong_value_is_a_value_error_that_names_the_parameter_where_it_is_given(given: Any, wanted: str) -> None:
+    made, [(name, value)] = AutoTuner(scaled, BLOCKS), given.items()
+    message = rf"^{name} must be {wanted}.*, got {re.escape(repr(value))}$"
+    takers = [made.run, made.set_profile_args, made.set_compile_args, functools.partial(autotune, configs=BLOCKS)]
+    takers = [taker for taker in takers if name in names(taker)]
+    assert takers
+    for taker in takers:
+        with pytest.raises(ValueError, match=message) as refused:
+            taker(**given)
+        assert isinstance(refused.value, atune.errors.UsageError)
+
+
+@pytest.mark.parametrize("target", ["c", "sm_90a"])
+@pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
+def test_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(target: str, backend: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
+    ):
+        AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
+    decorated = autotune(configs=BLOCKS)(tilelang.jit(target=target)(scaled))
+    decorated.jit_impl.execution_backend = backend
+    with pytest.raises(ArgumentError, match=f"got '{backend}'$"):
+        decorated(64)
+
+
+def test_what_only_the_run_can_find_is_a_value_error_too() -> None:
+    with pytest.raises(ArgumentError, match="target 'hip' is not supported"):
+        AutoTuner(scaled, BLOCKS).set_compile_args(target="hip")
+    with pytest.raises(ArgumentError, match="out_idx 9: the kernel has 2 parameters"):
+        cpu_tuner().set_compile_args(out_idx=[9], target="c").run()
+    with pytest.raises(ArgumentError, match="configs: its function must take a call as it is written: too many"):
+        cpu_tuner(configs=lambda: BLOCKS).run()
+
+
 def test_mistakes_are_value_errors_too() -> None:
-    args = CompileArgs(target="c")
-    with pytest.raises(ValueError, match=r"early_stop_factor must be >= 1.0, got 0.5"):
-        plan(args, None, RunArgs(early_stop=True, early_stop_factor=0.5))
-    with pytest.raises(ValueError, match="group_compile_size must be a whole number above zero, got 0"):
-        plan(args, None, RunArgs(enable_grouped_compile=True, group_compile_size=0))
     with pytest.raises(ArgumentError, match=r"autotune needs its configs: write @autotune\(configs=...\)"):
         autotune(scaled, configs=BLOCKS)
     with pytest.raises(ArgumentError, match=r"@autotune goes above @tilelang.jit, over a kernel function"):
@@ -225,12 +278,12 @@ def test_cpu_variables_set_the_number_of_compile_processes(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
-    assert plan(CompileArgs(target="c"), None, RunArgs()).compile.workers == expected
+    assert plan(CompileArgs(target="c"), ProfileArgs(), RunArgs()).compile.workers == expected
 
 
 def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILELANG_COMPILE_TIMEOUT_SECONDS", "7")
-    assert plan(CompileArgs(target="c"), None, RunArgs()).compile.compile_timeout_s == 7
+    assert plan(CompileArgs(target="c"), ProfileArgs(), RunArgs()).compile.compile_timeout_s == 7
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", '{"kind": "cuda", "arch": "sm_80"}')
     monkeypatch.setenv("TILELANG_EXECUTION_BACKEND", "tvm_ffi")
     monkeypatch.setenv("TILELANG_VERBOSE", "1")
@@ -238,7 +291,7 @@ def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (args.target, args.execution_backend, args.verbose) == ({"kind": "cuda", "arch": "sm_80"}, "tvm_ffi", True)
     monkeypatch.setenv("TILELANG_AUTO_TUNING_CPU_COUNTS", "many")
     with pytest.raises(ArgumentError, match="TILELANG_AUTO_TUNING_CPU_COUNTS must be a number, and is 'many'"):
-        plan(CompileArgs(target="c"), None, RunArgs())
+        plan(CompileArgs(target="c"), ProfileArgs(), RunArgs())
 
 
 # ---- given inputs

@@ -76,7 +76,7 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
 def test_the_decorator_takes_pipeline_groups_and_gpus_as_run_does() -> None:
     run_parameters = inspect.signature(AutoTuner.run).parameters.keys() - {"self", "warmup", "rep", "timeout"}
     assert run_parameters <= inspect.signature(autotune).parameters.keys()
-    assert not plan(CompileArgs(target="c"), None, RunArgs(use_pipeline=False)).pipeline
+    assert not plan(CompileArgs(target="c"), ProfileArgs(), RunArgs(use_pipeline=False)).pipeline
 
 
 def test_the_host_compiler_runs_in_compile_workers_and_never_in_the_device_s_process(
@@ -121,8 +121,9 @@ def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.
             self.asked.append(n_repeat)
             return [100.0] * n_repeat
 
-    settings = BenchmarkSettings(n_warmup=1, n_repeat=50)
-    for best_ms, expected in ((0.1, 50), (0.05, 3)):  # as fast as the best; twice as slow
+    # As fast as the best; twice as slow; as slow, where that is not slow enough; slower than a limit of one's own.
+    for best_ms, factor, expected in ((0.1, None, 50), (0.05, None, 3), (0.05, 2.5, 50), (0.09, 1.05, 3)):
+        settings = BenchmarkSettings(n_warmup=1, n_repeat=50, early_stop_factor=factor)
         timer = OneTimer()
         monkeypatch.setattr(benchmark._device, "timer", timer, raising=False)
         samples = benchmark._samples(Timed(lambda: None), settings, best_ms)
@@ -143,7 +144,9 @@ def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) ->
     for options in ({}, {"rep": 17}):
         with pytest.raises(TuningFailed):
             profiled.run(**options)
-    assert [(s.n_warmup, s.n_repeat, s.benchmark_timeout_s) for s in asked] == [(7, 11, 13), (7, 17, 13)]
+    with pytest.raises(TuningFailed):
+        profiled.set_profile_args(rep=3).run()
+    assert [(s.n_warmup, s.n_repeat, s.benchmark_timeout_s) for s in asked] == [(7, 11, 13), (7, 17, 13), (25, 3, 180)]
     assert plan(CompileArgs(target="c"), ProfileArgs(timeout=0), RunArgs()).benchmark.benchmark_timeout_s > 86400
 
 

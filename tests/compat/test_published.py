@@ -185,6 +185,9 @@ def test_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
         key(ref_prog=doubled),
         key(ref_prog=torch.abs),
         key(supply_prog=lambda params: [torch.ones(64)]),
+        key(supply_prog=lambda params: [torch.zeros(64)]),
+        key(manual_check_prog=lambda ours: True),
+        key(manual_check_prog=lambda ours: None),
         key(ref_prog=doubled, manual_check_prog=lambda ours, theirs: True),
     ]
     assert None not in keys and len(set(keys)) == len(keys)

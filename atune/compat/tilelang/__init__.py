@@ -15,11 +15,10 @@ from atune.frontends.decorator import prewarm
 
 prewarm.for_program(environment.cache_root(), os.path.dirname(__file__))  # it imports tilelang while the program does
 
-from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
+from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuner, AutotuneResult
 from atune.compat.tilelang.decorator import AutoTuneImpl, autotune
 from atune.compat.tilelang.environment import (
-    ArgumentError,
     CompatWarning,
     ConfigError,
     TuningFailed,

@@ -6,17 +6,74 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+
+from atune.errors import UsageError
+from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
+from atune.model.settings import METHODS
+from atune.workload.options import SUPPLIES, supply_name
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 Returned = TypeVar("Returned")
 
 
+class ArgumentError(UsageError, ValueError):
+    """An argument cannot work as given. Also a ValueError, like that of tilelang's tuner."""
+
+
+def _whole(value: Any, least: float = -math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+def _all(kinds: Any, fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and all(map(fits, value))
+
+
+_BOOLS = (
+    "benchmark_multi_gpu", "cache_input_tensors", "early_stop", "enable_grouped_compile", "skip_check", "use_pipeline",
+    "verbose",
+)  # fmt: skip
+_MUST: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_BOOLS, (lambda it: isinstance(it, bool), "True or False")),
+    **dict.fromkeys(("manual_check_prog", "ref_prog", "supply_prog"), (callable, "a function")),
+    **dict.fromkeys(("atol", "rtol"), (lambda it: _number(it, 0), "a number, zero or more")),
+    "backend": (lambda it: it in (*METHODS, "cupti"), "'event', 'cudagraph' or 'cupti'"),
+    "benchmark_devices": (_all(Sequence, lambda it: _whole(it, 0)), "numbers of GPUs, such as [0, 1]"),
+    "do_not_specialize": (_all(Iterable, lambda it: isinstance(it, str)), "names of arguments, such as ['M', 'N']"),
+    "early_stop_factor": (lambda it: _number(it, 1), ">= 1.0"),
+    "group_compile_size": (lambda it: _whole(it, 1), "a whole number above zero"),
+    "max_mismatched_ratio": (lambda it: _number(it, 0, 1), "a share, from 0 to 1"),
+    "out_idx": (lambda it: _whole(it) or _all(Sequence, _whole)(it), "a position of an output, such as -1, or several"),
+    "pass_configs": (is_pass_configs, MUST_BE_PASS_CONFIGS.removeprefix("must be ")),
+    "rep": (lambda it: _whole(it, 1), "a whole number above zero"),
+    "supply_type": (lambda it: supply_name(it) in SUPPLIES, f"one of {', '.join(SUPPLIES)}"),
+    "timeout": (_number, "a number of seconds"),
+    "warmup": (lambda it: _whole(it, 0), "a whole number, zero or more"),
+}
+"""What a parameter's value must be, by name, in every record: a test, and the words for the message."""
+
+
+class Checked:
+    """Refuses a wrong value under its own name when the record is made. Defaults are right."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            fits, wanted = _MUST.get(field.name, (None, ""))
+            if fits is not None and value is not field.default and not fits(value):
+                raise ArgumentError(f"{field.name} must be {wanted}, got {value!r}")
+
+
 @dataclass(frozen=True)
-class CompileArgs:
+class CompileArgs(Checked):
     """Arguments of `tilelang.compile`, which candidates are compiled with.
 
     `out_idx`: positions of the outputs that the kernel returns. None: it writes into tensors that it is given.
@@ -47,7 +104,7 @@ class CompileArgs:
 
 
 @dataclass(frozen=True)
-class ProfileTiming:
+class ProfileTiming(Checked):
     """Amounts of timing per candidate."""
 
     warmup: int = 25
@@ -56,14 +113,14 @@ class ProfileTiming:
 
 
 @dataclass(frozen=True)
-class Timer:
+class Timer(Checked):
     """The timing method."""
 
     backend: str = "event"
 
 
 @dataclass(frozen=True)
-class Checks:
+class Checks(Checked):
     """Inputs of candidates, and checks of their outputs."""
 
     supply_type: Any = "auto"
@@ -78,7 +135,7 @@ class Checks:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Checked):
     """Distribution of compiling and measuring. None: the engine decides."""
 
     use_pipeline: bool | None = None
@@ -89,7 +146,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class EarlyStop:
+class EarlyStop(Checked):
     """Whether clearly slow candidates get few samples. None: the engine decides."""
 
     early_stop: bool | None = None
@@ -97,14 +154,14 @@ class EarlyStop:
 
 
 @dataclass(frozen=True)
-class Specialization:
+class Specialization(Checked):
     """Parameters of the kernel whose values do not need tunings of their own."""
 
     do_not_specialize: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
-class RunTiming:
+class RunTiming(Checked):
     """A run's own `ProfileTiming`. None: not given."""
 
     warmup: int | None = None
@@ -144,7 +201,12 @@ class ProfileArgs(Checks, Timer, ProfileTiming):
 
 @dataclass(frozen=True)
 class SetProfileArgs(Timer, Checks, ProfileTiming):
-    """The arguments of `AutoTuner.set_profile_args`: `ProfileArgs` in another order."""
+    """The arguments of `AutoTuner.set_profile_args`: `ProfileArgs` in another order.
+
+    The deadline is that of tilelang's `run`, which takes none from here.
+    """
+
+    timeout: float = 180
 
 
 @dataclass(frozen=True)

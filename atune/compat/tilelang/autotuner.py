@@ -14,13 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang import environment
-from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs, method_takes
-from atune.compat.tilelang.environment import (
+from atune.compat.tilelang.arguments import (
     ArgumentError,
+    CompileArgs,
+    ProfileArgs,
+    RunArgs,
+    SetProfileArgs,
+    method_takes,
+)
+from atune.compat.tilelang.environment import (
     CompatWarning,
     ConfigError,
     ScalarMissing,
     TuningFailed,
+    backend_of,
     original,
     plan,
     resolved_target,
@@ -31,6 +38,7 @@ from atune.compat.tilelang.inputs import (
     TilelangKernel,
     can_be_sent,
     get_autotune_inputs,
+    judging,
     supplied,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
@@ -158,7 +166,7 @@ class AutoTuner:
         self.fn = _tunable(fn)
         self.configs = list(configs) if isinstance(configs, Iterator) else configs
         self.compile_args = _compile_args_of(self.fn)
-        self.profile_args = self._unset = ProfileArgs()
+        self.profile_args = ProfileArgs(**vars(SetProfileArgs()))
         self._captured: list[Any] | None = None
         self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -186,10 +194,11 @@ class AutoTuner:
             out_idx=out_idx,
             **environment.compile_defaults(target, execution_backend, verbose),
             target_host=target_host,
-            pass_configs=None if pass_configs is None else dict(pass_configs),
+            pass_configs=dict(pass_configs) if isinstance(pass_configs, Mapping) else pass_configs,
             compile_flags=self.compile_args.compile_flags,
         )
-        resolved_target(self.compile_args.target)  # reports a mistake now
+        with drop_in():
+            backend_of(self.compile_args.execution_backend, resolved_target(self.compile_args.target))  # or a mistake
         return self
 
     @method_takes(SetProfileArgs)
@@ -203,8 +212,6 @@ class AutoTuner:
                 warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
         elif profile.supply_prog is not None and str(profile.supply_type).rpartition(".")[2].lower() != "auto":
             warn_once("supply_type", "has no effect with supply_prog, which gives tensors")
-        if profile.manual_check_prog is not None and profile.ref_prog is None:
-            warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
         self.profile_args = profile
         return self
 
@@ -249,7 +256,7 @@ class AutoTuner:
     def _options(self, asked: RunArgs, do_not_specialize: Any) -> Options:
         """Return this tuner's arguments as options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
-        planned = plan(compile_args, None if profile is self._unset else profile, asked)
+        planned = plan(compile_args, profile, asked)
         captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
         if captured is not None:
@@ -263,7 +270,7 @@ class AutoTuner:
             inputs=inputs,
             workload={
                 "reference": lazy_callback(profile.ref_prog),
-                "check": lazy_callback(profile.manual_check_prog) if profile.ref_prog is not None else None,
+                "check": judging(profile.manual_check_prog, profile.ref_prog is not None),
                 "out_idx": compile_args.out_idx,
                 "supply": profile.supply_type,
                 "rtol": profile.rtol,
@@ -308,12 +315,12 @@ def drop_in() -> Iterator[None]:
         raise ScalarMissing(
             f"{error}; give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
         ) from error
-    except ConfigError:
-        raise
     except SpaceError as error:
         raise ConfigError(str(error)) from error
-    except UsageError:
-        raise
+    except UsageError as error:
+        if isinstance(error, ValueError):
+            raise
+        raise ArgumentError(str(error)) from error
     except TypeError as error:
         raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
 

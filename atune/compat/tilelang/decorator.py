@@ -6,9 +6,17 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from atune.compat.tilelang.arguments import AutotuneArgs, EarlyStop, Pipeline, ProfileArgs, RunArgs, takes, values_of
+from atune.compat.tilelang.arguments import (
+    ArgumentError,
+    AutotuneArgs,
+    EarlyStop,
+    Pipeline,
+    ProfileArgs,
+    RunArgs,
+    takes,
+    values_of,
+)
 from atune.compat.tilelang.autotuner import AutoTuner, AutotuneResult, drop_in, result_of
-from atune.compat.tilelang.environment import ArgumentError
 from atune.compat.tilelang.inputs import TilelangCall, TilelangKernel
 from atune.frontends.decorator.autotuned import Entry
 from atune.frontends.decorator.call import Call

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs
-from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
+from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs, RunArgs
+from atune.errors import InputsMissing, NoWinner, SpaceError, warn_caller
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.session.devices import visible_gpus
@@ -30,10 +30,6 @@ class CompatWarning(UserWarning):
 
 class ConfigError(SpaceError, ValueError):
     """The configurations do not fit the kernel, or none is given. Also a ValueError, like that of tilelang's tuner."""
-
-
-class ArgumentError(UsageError, ValueError):
-    """An argument cannot work as given. Also a ValueError, like that of tilelang's tuner."""
 
 
 class ScalarMissing(InputsMissing, ValueError):
@@ -158,7 +154,6 @@ def compile_defaults(target: Any, execution_backend: str | None, verbose: bool |
 # Translation of arguments
 
 NO_DEADLINE_S = 7 * 24 * 3600.0
-RUN_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -179,23 +174,16 @@ class TranslatedCall:
         return {name: value for name, value in vars(self).items() if name not in ("target", "devices", "jit")}
 
 
-def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> TranslatedCall:
+def plan(compile_args: CompileArgs, profile: ProfileArgs, run: RunArgs) -> TranslatedCall:
     """Return atune's options. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
 
-    Warm-up, repeats and deadline come from `run`, otherwise from the profile, otherwise from tilelang's defaults.
+    Warm-up, repeats and deadline come from `run`, otherwise from the profile.
     """
-    known = profile or ProfileArgs(timeout=RUN_TIMEOUT_S)
-    timeout = known.timeout if run.timeout is None else run.timeout
-    if run.early_stop_factor is not None:
-        if run.early_stop_factor < 1.0:
-            raise ArgumentError(f"early_stop_factor must be >= 1.0, got {run.early_stop_factor}")
-        if run.early_stop_factor != 2.0:  # tilelang's default
-            warn_once("early_stop_factor", "has no effect: a candidate 1.5 times slower than the best gets 3 samples")
+    timeout = profile.timeout if run.timeout is None else run.timeout
     target, host = resolved_target(compile_args.target), host_of(compile_args.target_host)
     compile_timeout_s = _env().get_compile_timeout_seconds()
-    if (backend := backend_of(compile_args.execution_backend, target)) != "auto":
-        warn_once(f"execution_backend={backend!r}", "counts for as_tilelang(): tvm_ffi builds and calls the candidates")
-    if known.backend == "cupti":
+    backend = backend_of(compile_args.execution_backend, target)
+    if profile.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events")
     return TranslatedCall(
         target=_target_text(compile_args.target, target),
@@ -217,13 +205,14 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             store=storing(),
         ),
         benchmark=BenchmarkSettings(
-            n_warmup=known.warmup if run.warmup is None else run.warmup,
-            n_repeat=known.rep if run.rep is None else run.rep,
+            n_warmup=profile.warmup if run.warmup is None else run.warmup,
+            n_repeat=profile.rep if run.rep is None else run.rep,
             benchmark_timeout_s=timeout if timeout > 0 and math.isfinite(timeout) else NO_DEADLINE_S,
-            check=not known.skip_check,
-            cache_inputs=known.cache_input_tensors is not False,
+            check=not profile.skip_check,
+            cache_inputs=profile.cache_input_tensors is not False,
             adaptive=run.early_stop is not False,
-            method="auto" if known.backend in ("event", "cupti") else known.backend,
+            early_stop_factor=run.early_stop_factor,
+            method="auto" if profile.backend in ("event", "cupti") else profile.backend,
         ),
     )
 
@@ -255,7 +244,7 @@ def _devices(target: Target, run: RunArgs) -> str | list[str]:
             warn_once("benchmark_multi_gpu", f"has no effect for target {target.kind}: there is one device")
         return "all"
     if run.benchmark_multi_gpu:
-        return [str(int(device)) for device in dict.fromkeys(run.benchmark_devices or ())] or "all"
+        return [str(device) for device in dict.fromkeys(run.benchmark_devices or ())] or "all"
     torch = sys.modules.get("torch")
     current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
     return [str(current)]
@@ -263,8 +252,6 @@ def _devices(target: Target, run: RunArgs) -> str | list[str]:
 
 def _group_size(run: RunArgs) -> int | None:
     size = run.group_compile_size
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ArgumentError(f"group_compile_size must be a whole number above zero, got {size!r}")
     if run.enable_grouped_compile is None:
         if size is not None:
             warn_once("group_compile_size", "has an effect only with enable_grouped_compile=True; the engine decides")
@@ -272,17 +259,22 @@ def _group_size(run: RunArgs) -> int | None:
     return (size or 2) if run.enable_grouped_compile else 1
 
 
-def backend_of(name: str, target: Target) -> Any:
-    """Return the backend for what tilelang compiles itself. If the target lacks it, warn and return ``auto``.
+BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}
+"""tilelang's adapters that work, by target. Candidates have the first."""
 
-    Candidates have the target's usual backend.
+
+def backend_of(name: str, target: Target) -> str:
+    """Return the adapter for what tilelang compiles itself. Warns where it is not that of the candidates.
+
+    Raises `ArgumentError` for an adapter that the target lacks.
     """
-    usual = "cython" if target.kind == "c" else "tvm_ffi"
-    if name in ("auto", usual):
-        return "auto"
-    if target.kind == "cuda" and name in ("cython", "nvrtc"):
+    usual, *others = BACKENDS[target.kind]
+    if name in others:
+        warn_once(f"execution_backend={name!r}", f"counts for as_tilelang(): {usual} builds and calls the candidates")
         return name
-    warn_once(f"execution_backend={name!r}", f"does not support target {target.kind}: {usual} is used")
+    if name not in ("auto", usual):
+        known = ", ".join(BACKENDS[target.kind])
+        raise ArgumentError(f"execution_backend must be one of auto, {known} for target {target.kind}, got {name!r}")
     return "auto"
 
 

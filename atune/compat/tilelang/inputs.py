@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from functools import cached_property
 from typing import Any
 
+from atune.compat.tilelang.environment import warn_once
 from atune.errors import UsageError
 from atune.frontends.decorator.autotuned import TunedKernel
 from atune.frontends.decorator.call import Call
-from atune.frontends.decorator.options import Options, listed
+from atune.frontends.decorator.options import Options, lazy_callback, listed
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, check_reserved, config_key
 from atune.model.space import Space
@@ -61,12 +62,31 @@ def get_autotune_inputs() -> list[Any] | None:
 
 def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
     """Return an `inputs` function that calls tilelang's `supply_prog(params)` for each set of inputs."""
-    lazy = LazyCallback(supply_prog)
+    return functools.partial(_inputs, LazyCallback(supply_prog))  # of closures of atune only the name would count
 
-    def inputs(parameters: Sequence[KernelParam]) -> list[Any]:
-        return list(lazy([_tilelang_param(parameter) for parameter in parameters]))
 
-    return inputs
+def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
+    return list(supply_prog([_tilelang_param(parameter) for parameter in parameters]))
+
+
+def judging(check: Callable[..., Any] | None, with_reference: bool) -> Callable[..., Any] | None:
+    """Return a `check` function that calls tilelang's `manual_check_prog`.
+
+    Without a reference it gets the outputs alone. One that needs the reference's too is left out, with a warning.
+    """
+    if check is None or with_reference:
+        return lazy_callback(check)  # type: ignore[no-any-return]
+    lazy = LazyCallback(check)
+    try:
+        lazy.__signature__.bind([])
+    except TypeError:
+        warn_once("manual_check_prog", "is not called without ref_prog, whose outputs it takes, too")
+        return None
+    return functools.partial(_check, lazy)
+
+
+def _check(check: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
+    return check(outputs)
 
 
 def can_be_sent(callback: Callable[..., Any]) -> bool:
@@ -136,7 +156,7 @@ class TilelangCall(Call):
     def _space(self) -> Space:
         configs = self.options.space
         if callable(configs):
-            configs = configs(*self.given.args, **self.given.kwargs)
+            configs = self.given.ask("configs", configs)
         for given in listed("configs", configs):
             for name in RESERVED & given.keys():
                 check_reserved(name, given[name], "configs")
@@ -170,7 +190,7 @@ class TilelangCall(Call):
         _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
         return given
 
-    @cached_property
+    @functools.cached_property
     def kernel(self) -> Any:
         return ByText(super().kernel, self._tables) if self._tables else super().kernel
 
