@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateLowered,
@@ -17,6 +19,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.storage.result_key import ResultKey
 
 
@@ -33,8 +36,12 @@ def events(*latencies: float | None, finished: bool = True) -> list[Event]:
     configs = [{"block": 16 << i} for i in range(len(latencies))]
     header = RunStarted(
         seq=0, time=1.0, mono=0.0, schema=1, workload="gemm", origin="", fingerprint="f",
-        space=space_hash(map(config_key, configs)), total=len(configs), arguments={"M": 64}, target=Target("c"),
-        devices=("cpu",), strategy="exhaustive", settings={}, versions={"atune": "1"},
+        code="f", problem={"M": 64}, models=("CPU",), space=space_hash(map(config_key, configs)), total=len(configs),
+        arguments={"M": 64}, target=Target("c"), devices=("cpu",), strategy="exhaustive", versions={"atune": "1"},
+        settings={
+            "compile": msgspec.to_builtins(CompileSettings()), "benchmark": msgspec.to_builtins(BenchmarkSettings()),
+            "seed": 0, "budget": {},
+        },
     )  # fmt: skip
     found: list[Event] = [header]
 

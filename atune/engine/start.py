@@ -80,6 +80,8 @@ class EngineSettings:
             "workload": spec.name,
             "origin": spec.origin,
             "fingerprint": spec.fingerprint,
+            "code": spec.code,
+            "problem": spec.problem,
             "kernel": spec.kernel,
             "space": spec.space,
             "total": spec.total,
@@ -91,6 +93,7 @@ class EngineSettings:
             "bytes": spec.bytes,
             "target": target,
             "devices": tuple(device.id for device in devices),
+            "models": tuple(sorted({device.name for device in devices})),
             "strategy": strategy,
             "settings": {
                 "compile": msgspec.to_builtins(self.compile),

@@ -53,6 +53,10 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """``FILE.py:NAME`` where the workload came from a file, else empty."""
     fingerprint: str
     """SHA-256 of kernel source and closure, problem arguments and checks."""
+    code: str = ""
+    """`fingerprint` without the problem."""
+    problem: Any = None
+    """What tells the problem from others: the arguments with the kernel's defaults, or a decorated kernel's key."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
     space: str
@@ -67,6 +71,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     arguments: dict[str, Any]
     target: Target
     devices: tuple[str, ...]
+    models: tuple[str, ...] = ()
+    """The devices' models, each once."""
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]

@@ -9,6 +9,7 @@ import inspect
 import reprlib
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Unpack
 
@@ -67,6 +68,8 @@ class Workload:
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments = self._plain(problem)
+        self.key: Any = None
+        """What the result is remembered under, as data; None for the problem."""
         self.inputs, self.reference, self.check, self.setup = (
             given["inputs"], given["reference"], given["check"], given["setup"],
         )  # fmt: skip
@@ -99,7 +102,7 @@ class Workload:
         if changed == self.arguments:
             return self
         other = copy.copy(self)
-        other.arguments = changed
+        other.arguments, other.key = changed, None
         amounts = {name: amount(name, each, changed) for name, each in self.amounts.items() if callable(each)}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
         other.flops, other.bytes = (amounts.get(name) for name in self.amounts)
@@ -183,6 +186,16 @@ class Fit:
     def names(self) -> set[str]:
         """Names in the configurations that were checked."""
         return {name for names in self._fitting for name in names}
+
+    def problem(self) -> dict[str, Any]:
+        """Return the problem's arguments with the kernel's defaults, as far as these are plain data."""
+        found, given = dict[str, Any](), self._workload.arguments
+        for name, parameter in self._parameters.items():
+            value = given.get(name, parameter.default)
+            if name not in self.names and value is not parameter.empty:
+                with suppress(SpaceError):
+                    found[name] = normalise(value, name)
+        return {**found, **given}
 
     def check(self, config: Config, where: str) -> None:
         """Raise `SpaceError`, naming `where`, for a configuration that does not fit the kernel."""

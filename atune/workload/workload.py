@@ -55,6 +55,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
+    code: str = ""
+    """`fingerprint` without the problem."""
+    problem: Any = None
+    """What tells this problem from others: the arguments with the kernel's defaults, or a caller's own key."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     space: str = ""
@@ -85,6 +89,7 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         configs=(),
         default=None,
         fingerprint=fingerprint(workload),
+        code=fingerprint(workload, problem=False),
         out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,
@@ -174,6 +179,7 @@ class Candidates:
             default=default,
             baseline=baseline,
             no_default=no_default,
+            problem=self._fit.problem() if self.workload.key is None else self.workload.key,
             kernel=kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
             space=space_hash(self._keys),
             points=self.points.size if self.large else None,

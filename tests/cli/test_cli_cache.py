@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cache_entries import events, key
 
 from atune.frontends.cli.main import main
+from atune.journal.events import Event
+from atune.journal.writer import line_of
 from atune.workers.storage.result_cache import ResultCache
 
 
@@ -19,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultCache:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = ResultCache()
     cache.put(key(), events(3.0, 1.0, None))
-    cache.put(key(kernel="softmax\x1b[2J", source="x", problem={"N": 7}), events(2.0))
+    cache.put(key(kernel="softmax\x1b[2J", fingerprint="x", problem={"N": 7}), events(2.0))
     return cache
 
 
@@ -67,6 +71,58 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.Ca
     assert "The result was imported" in printed(capsys, "show", key().text, "--folder", other)
     assert json.loads(printed(capsys, "export", "--folder", other)) == json.loads(file.read_text())
     assert as_json(capsys, "export", "-o", str(file)) == {"exported": 2, "file": str(file)}
+
+
+def journal(path: Path, run: list[Event], problem: dict[str, Any], **changes: Any) -> Path:
+    """Write a run's journal with another problem in its header."""
+    begun = msgspec.structs.replace(run[0], problem=problem, arguments=problem, **changes)
+    path.write_bytes(b"".join(map(line_of, [begun, *run[1:]])))
+    return path
+
+
+def test_journals_are_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run's result has a key of its own: of a file, of a compressed one, and of a set's folder."""
+    there, folder = str(tmp_path / "there"), tmp_path / "set"
+    folder.mkdir()
+    journal(folder / "0000.jsonl", events(3.0, 1.0), {"M": 1})
+    journal(folder / "0001.jsonl", events(None), {"M": 2})
+    journal(folder / "0002.jsonl", events(1.0), {"M": 3}, code="")
+    journal(folder / "0003.jsonl", events(1.0, finished=False), {"M": 4})
+    (folder / "0004.jsonl").write_bytes(b"")
+    plain = journal(tmp_path / "plain.jsonl", events(2.0), {"M": 5})
+    packed = tmp_path / "packed.jsonl.xz"
+    packed.write_bytes(lzma.compress(journal(tmp_path / "x.jsonl", events(2.0), {"M": 6}).read_bytes()))
+    assert main(["cache", "import", str(folder), str(plain), str(packed), "--folder", there]) == 0
+    out, err = capsys.readouterr()
+    assert out == "3 new results imported\n"
+    assert [line.rpartition(": ")[2] for line in err.splitlines()] == [
+        "it has no winner", "an older atune began the run, and did not record what its result depends on",
+        "it has not ended", "it has no winner",
+    ]  # fmt: skip
+    found = as_json(capsys, "ls", "--folder", there)["results"]
+    assert sorted(each["problem"]["M"] for each in found) == [1, 5, 6]
+    assert json.loads(printed(capsys, "export", "--folder", there))["entries"][0]["config"]
+    shown = printed(
+        capsys, "show", next(each["key"] for each in found if each["problem"] == {"M": 1}), "--folder", there
+    )
+    assert "block=16" in shown and "block=32" in shown, "every candidate is known"
+
+
+def test_an_older_journal_replaces_no_later_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = [msgspec.structs.replace(event, time=9.0) for event in events(1.0)]
+    for name, run, new in (("a", later, 1), ("b", events(3.0), 0)):
+        path = journal(tmp_path / name, run, {"M": 1})
+        assert as_json(capsys, "import", str(path), "--folder", str(tmp_path / "c")) == {"imported": new}
+    [found] = as_json(capsys, "ls", "--folder", str(tmp_path / "c"))["results"]
+    assert found["latency_ms"] == 1.0
+
+
+def test_a_bucket_says_what_was_tuned_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = ResultCache(tmp_path / "c")
+    there.put(key(problem={"N": 8}, tuned_for={"M": 64, "N": 8}), events(1.0))
+    there.put(key(problem={"key": 3}, tuned_for={"M": 64}), events(1.0))
+    lines = printed(capsys, "ls", "--folder", str(tmp_path / "c"))
+    assert "N=8 (tuned for M=64)" in lines and "key=3 (tuned for M=64)" in lines
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

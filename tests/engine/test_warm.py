@@ -188,7 +188,7 @@ async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest
     assert "the result cache has nothing of this kernel" in result.warnings[-1]
     journal = await recorded(tmp_path / "there")
     ResultCache().put(key(kernel="fake", problem={"M": 1}), read(journal))
-    ResultCache().put(key(kernel="other"), read(journal))
+    ResultCache().put(key(kernel="other", source="other", fingerprint="other"), read(journal))
     await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
     assert proposals(tmp_path / "here")[:4] == BEST_THERE
     found = Result.from_events(read(tmp_path / "here"))

@@ -62,7 +62,15 @@ def test_a_result_comes_back_with_every_record(cache: ResultCache) -> None:
     assert cache.find(key(problem={"M": 128})) is None
 
 
-@pytest.mark.parametrize("part", [n for n in ResultKey.__struct_fields__ if n != "kernel"])
+FOR_PEOPLE = ("kernel", "source", "tuned_for")
+
+
+@pytest.mark.parametrize("part", FOR_PEOPLE)
+def test_what_other_parts_imply_does_not_count(part: str) -> None:
+    assert key(**{part: "another"}).text == key().text
+
+
+@pytest.mark.parametrize("part", [n for n in ResultKey.__struct_fields__ if n not in FOR_PEOPLE])
 def test_every_part_of_the_key_counts(cache: ResultCache, part: str) -> None:
     other = {"problem": {"M": 65}, "versions": {"atune": "2"}, "measuring": {"n_repeat": 4}, "search": {}}
     changed = key(**{part: other.get(part, "another")})
@@ -185,8 +193,8 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path) -> None:
 
 def test_clear(cache: ResultCache) -> None:
     for kernel, size in (("gemm", 1), ("gemm", 2), ("softmax", 1)):
-        cache.put(key(kernel=kernel, source=kernel, problem={"M": size}), events(1.0))
-    assert cache.clear(source="gemm", problem={"M": 2}) == 1
+        cache.put(key(kernel=kernel, source=kernel, fingerprint=kernel, problem={"M": size}), events(1.0))
+    assert cache.clear(chosen=lambda entry: entry.parts.source == "gemm", problem={"M": 2}) == 1
     assert cache.clear(kernel="softmax") == 1
     [left] = cache.entries()
     assert left.parts.problem == {"M": 1}
@@ -326,10 +334,13 @@ def test_the_key_holds_space_settings_and_problem() -> None:
     plain = CachedWork(workload(), target="c").key
     assert plain.device and plain.versions["tilelang"] and plain.target == "c"
     assert CachedWork(workload(), target="c", benchmark=QUICK).key.work != plain.work
-    assert CachedWork(workload(atune.Space(factor=[2])), target="c").key.work == plain.work
-    assert CachedWork(workload(atune.Space(factor=[2])), target="c").key.text != plain.text
+    assert CachedWork(workload(atune.Space(factor=[2], block=[16])), target="c").key.work == plain.work
+    assert CachedWork(workload(atune.Space(factor=[2], block=[16])), target="c").key.text != plain.text
     assert CachedWork(workload(), target="c", budget=2).key.text != plain.text
-    assert CachedWork(workload(), {"bucket": 8}, target="c").key.problem == {"bucket": 8}
+    bucket = workload()
+    bucket.key = {"bucket": 8}
+    found = CachedWork(bucket, target="c").key
+    assert found.problem == {"bucket": 8} and found.tuned_for == {"n": 256}
 
 
 # With the engine

@@ -17,6 +17,7 @@ from atune.engine.search.devices import Figures
 from atune.errors import UsageError, name_and_message
 from atune.model.artifact import BlockWork, Gemm, StaticFacts
 from atune.model.roofline import operand_rate
+from atune.workload.fingerprint import kernel_fingerprint
 
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
 """A user's prior: maps a configuration and its lowered facts to milliseconds or a rank; less is better."""
@@ -43,10 +44,12 @@ Chosen = OwnPrior | Literal["auto"] | None
 
 
 def prior_setting(prior: Chosen) -> dict[str, str]:
-    """Return the prior as a header records it in its settings: nothing for ``auto``."""
+    """Return the prior as a header records it in its settings, a user's with a SHA-256; nothing for ``auto``."""
     if prior == AUTO:
         return {}
-    return {"prior": "off" if prior is None else prior.name}
+    return (
+        {"prior": "off"} if prior is None else {"prior": prior.name, "prior_code": kernel_fingerprint(prior.function)}
+    )
 
 
 SHARED_BYTES = 128

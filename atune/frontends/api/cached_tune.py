@@ -14,25 +14,21 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.search.registry import AUTO
 from atune.engine.search.survey_columns import figures_for
 from atune.errors import JournalError, NoWinner
 from atune.frontends.api.blocking import no_winner_message
 from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed, shows_progress
 from atune.frontends.api.tuner import engine_settings, tune
-from atune.frontends.api.warm_start import key_of
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import Result, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import BASELINE, Config, config_key
-from atune.model.settings import MEASURING
 from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.result_cache import Known, ResultCache
-from atune.workers.storage.result_key import ResultKey
+from atune.workers.storage.result_key import ResultKey, result_key
 from atune.workers.system.locks import TuningLock
-from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, WorkloadSpec, describe
 
 Concurrent = Literal["wait", "tune"]
@@ -46,15 +42,12 @@ POLL_S = 0.1
 class CachedWork:
     """A workload with its tuning options: its cache key, and the parts of that key.
 
-    `problem`: the problem's key, as data, in place of all of the workload's arguments: problems of one key share a
-    result. `options`: as for `atune.tune`.
-    Raises `UsageError` as `tune` does.
+    `options`: as for `atune.tune`. Raises `UsageError` as `tune` does.
     """
 
-    def __init__(self, workload: Workload, problem: Any = None, **options: Any) -> None:
+    def __init__(self, workload: Workload, **options: Any) -> None:
         given = completed("tune", options)
         self.workload, self.options = workload, options
-        self.problem = workload.arguments if problem is None else problem
         self.settings = engine_settings(given, ship=False)
         self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
         mixed = self.settings.benchmark.mixed_devices
@@ -63,33 +56,9 @@ class CachedWork:
 
     @cached_property
     def key(self) -> ResultKey:
-        asked = self.settings
-        compile, benchmark = msgspec.to_builtins(asked.compile), msgspec.to_builtins(asked.benchmark)
-        strategy = asked.strategy if isinstance(asked.strategy, str) else getattr(asked.strategy, "name", None)
-        if strategy is None:  # the budget decides
-            strategy = AUTO if asked.budget.limited else "exhaustive"
-        return ResultKey(
-            kernel=self.workload.name,
-            source=kernel_fingerprint(self.workload.kernel),
-            fingerprint=fingerprint(self.workload, problem=False),
-            problem=self.problem,
-            device=" + ".join(sorted({device.name for device in self.devices})),
-            target=str(self.target),
-            versions=self.versions,
-            measuring={
-                **{name: compile[name] for name in MEASURING["compile"]},
-                **{name: benchmark[name] for name in MEASURING["benchmark"]},
-            },
-            search={
-                "strategy": strategy,
-                "seed": 0 if strategy == "exhaustive" else asked.seed,
-                "budget": msgspec.to_builtins(asked.budget),
-                **key_of(asked.prior),
-                **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
-                **({} if asked.compile.layouts is None else {"layouts": asked.compile.layouts}),
-            },
-            space=self.spec.space,
-        )
+        key = result_key(self._header(0.0))
+        assert key is not None, "this atune records all of a key's parts"
+        return key
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Tell whether a configuration may win: the space contains it, or it is the default."""
@@ -107,10 +76,12 @@ class CachedWork:
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""
+        return b"".join(map(line_of, history(self._header(now), self.configs, known)))
+
+    def _header(self, now: float) -> RunStarted:
         strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
         fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
-        header = RunStarted(seq=0, time=now, mono=0.0, **fields)
-        return b"".join(map(line_of, history(header, self.configs, known)))
+        return RunStarted(seq=0, time=now, mono=0.0, **fields)
 
 
 def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, Known]) -> list[Event]:

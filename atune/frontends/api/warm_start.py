@@ -26,7 +26,6 @@ from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import CacheEntry
-from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.pickling import ship_function
 from atune.workload.workload import WorkloadSpec
 
@@ -46,13 +45,6 @@ def chosen_prior(given: Any, *, ship: bool = True) -> Chosen:
         )
     own = OwnPrior(given)
     return OwnPrior(given, ship_function(given, f"prior {own.name}")) if ship else own
-
-
-def key_of(prior: Chosen) -> dict[str, str]:
-    """Return a prior's part of a result's key. ``auto`` has none, so keys from before priors stay valid."""
-    if prior == AUTO:
-        return {}
-    return {"prior": "off" if prior is None else kernel_fingerprint(prior.function)}
 
 
 Source = str | os.PathLike[str] | Result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.cli.help import Parser
@@ -14,7 +15,7 @@ from atune.journal.output import write_output
 
 if TYPE_CHECKING:
     from atune.workers.storage.result_cache import ResultCache
-    from atune.workers.storage.result_key import CacheEntry
+    from atune.workers.storage.result_key import CacheEntry, ResultKey
     from atune.workers.system.terminal import Interrupts
 
 
@@ -40,7 +41,8 @@ def add_commands(commands: Any, shown: Parser) -> None:
     export = add("export", _export, "Write results as JSON, to ship them or to import them elsewhere")
     choose(export)
     export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
-    add("import", _import, "Import results that export wrote").add_argument("file", metavar="FILE")
+    imported = add("import", _import, "Import what export wrote, or what journals found")
+    imported.add_argument("files", metavar="FILE", nargs="+", help="a journal, a set's folder, or a file of export")
 
 
 def _cache(arguments: argparse.Namespace) -> ResultCache:
@@ -60,7 +62,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
-        named = entry.parts.kernel, _text(entry.parts.problem) or "no arguments", entry.parts.device
+        named = entry.parts.kernel, _problem(entry.parts), entry.parts.device
         rows.append((entry.key[:12], *map(printable, named), latency, describe_config(entry.config)))
     if not entries:
         print_out("no results")
@@ -117,7 +119,19 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    new = _cache(arguments).merge(read_input(arguments.file))
+    from atune.frontends.cli.runs import find_journal
+    from atune.journal.reader import is_journal, read
+
+    cache, new = _cache(arguments), 0
+    for path in map(Path, map(find_journal, arguments.files)):
+        journals = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if is_journal(path) else []
+        if not journals:
+            new += cache.merge(read_input(str(path)))
+        for journal in journals:
+            why = cache.put_run(read(journal)) if journal.stat().st_size else "it has no winner"
+            new += not why
+            if why:
+                print_message(f"{journal} is left out: {why}", kind="")
     print_out(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
     return 0
 
@@ -136,6 +150,14 @@ def _plain(entry: CacheEntry) -> dict[str, Any]:
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.created)),
         **parts,
     }
+
+
+def _problem(parts: ResultKey) -> str:
+    """Return the problem's key as text, with the sizes that it leaves open and that were tuned."""
+    key, tuned = parts.problem, parts.tuned_for
+    text = _text(key) or "no arguments"
+    stood = {name: value for name, value in tuned.items() if name not in key} if isinstance(tuned, dict) else {}
+    return f"{text} (tuned for {_text(stood)})" if stood else text
 
 
 def _text(value: Any) -> str:

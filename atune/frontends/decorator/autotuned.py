@@ -18,6 +18,7 @@ from atune.frontends.api.compile_all import with_library, with_library_async
 from atune.frontends.decorator.arguments import raw_key, text_of
 from atune.frontends.decorator.call import Call, TunableKernel
 from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
+from atune.frontends.decorator.prewarm import of_kernel
 from atune.frontends.decorator.winners import Winner, Winners, winner_of
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact
@@ -25,7 +26,6 @@ from atune.model.candidate import PASS_CONFIGS, Config, thaw
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workload.definition import function_of
-from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.workload import Workload
 
 Entry = Callable[..., Any]
@@ -321,7 +321,7 @@ class Autotuned(TunedKernel):
         self.forget(encoded)
         if self.options.cache is None:
             return 0
-        return self.options.cache.clear(source=kernel_fingerprint(self.kernel), problem=encoded)
+        return self.options.cache.clear(chosen=of_kernel(self.kernel), problem=encoded)
 
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return Call(self, self.options, args, kwargs)

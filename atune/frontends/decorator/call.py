@@ -190,7 +190,7 @@ class Call:
     @functools.cached_property
     def workload(self) -> Workload:
         given = {name: value for name, value in self.options.workload.items() if name != "out_idx"}
-        return Workload(
+        found = Workload(
             self.kernel,
             self.space,
             arguments=self.arguments,
@@ -199,11 +199,13 @@ class Call:
             pass_configs=self.hints.get(PASS_CONFIGS),
             **given,
         )
+        found.key = self.key
+        return found
 
     @functools.cached_property
     def work(self) -> CachedWork:
         where = {"target": self.asked_target, "devices": self.options.devices}
-        return CachedWork(self.workload, self.key, **{**self.options.run, "compile": self.compile, **where})
+        return CachedWork(self.workload, **{**self.options.run, "compile": self.compile, **where})
 
 
 def tunables_of(space: Space) -> frozenset[str]:

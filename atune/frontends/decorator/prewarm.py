@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atune.workers.processes.server import warm_early
 from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.result_key import CacheEntry
 from atune.workload.fingerprint import kernel_fingerprint
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ def _has_result(kernel: Autotuned) -> bool:
     with suppress(Exception):  # the call will report what is wrong
         name = kernel.options.workload.get("name") or kernel.__name__
         found = [] if cache is None else cache.entries(kernel=name)
-        source = functools.cache(lambda: kernel_fingerprint(kernel.__wrapped__))  # type: ignore[attr-defined]
-        return any(entry.parts.source == source() for entry in found)
+        return any(map(of_kernel(kernel.kernel), found))
     return False
+
+
+def of_kernel(kernel: Any) -> Callable[[CacheEntry], bool]:
+    """Return a function that tells whether a result is of the current source of `kernel`, for any problem and space."""
+    source = functools.cache(lambda tuned: kernel_fingerprint(kernel, without_defaults=tuned))
+    return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
 
 def for_program(cache: Path | None, package: str) -> None:

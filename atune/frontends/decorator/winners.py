@@ -18,13 +18,12 @@ from atune.errors import CacheMiss, UsageError, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import tune
-from atune.frontends.decorator.arguments import text_of
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
 from atune.frontends.decorator.single_flight import SingleFlight
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config, printable
-from atune.workers.storage.result_key import CacheEntry, read_exported
+from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -151,7 +150,7 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> CacheEntry | None:
         for entry in _entries(path, _changed(path))
         if entry.parts.fingerprint == key.fingerprint
         and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
-        and text_of(entry.parts.problem) == text_of(key.problem)
+        and same_problem(entry.parts.problem, key.problem)
         and work.holds(entry.config)
     ]
     return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)

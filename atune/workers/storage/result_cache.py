@@ -26,6 +26,8 @@ from atune.journal.events import (
     CandidateMeasured,
     CandidatePruned,
     Event,
+    RunResumed,
+    RunStarted,
     decode,
     encode,
 )
@@ -35,7 +37,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
 from atune.workers.storage import shared_cache
-from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported
+from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported, result_key, same_problem
 
 T = TypeVar("T")
 
@@ -144,29 +146,47 @@ class ResultCache:
         self.put(key, events, share=False)
         return _packed(events)
 
-    def put(self, key: ResultKey, events: Sequence[Event], *, share: bool = True) -> None:
-        """Store all measurements of a run, and its result if it has a winner: in the shared cache, too, if `share`."""
+    def put_run(self, events: Sequence[Event]) -> str:
+        """Store what a run found, under the key in its header. Returns why its result is not kept, or an empty text."""
+        header = events[0]
+        if not isinstance(header, RunStarted) or (key := result_key(header)) is None:
+            return "an older atune began the run, and did not record what its result depends on"
+        if any(isinstance(event, RunResumed) and event.accepted for event in events):
+            return "the run was continued with other work than it began with (accept)"
+        return self.put(key, events)
+
+    def put(self, key: ResultKey, events: Sequence[Event], *, share: bool = True) -> str:
+        """Store all measurements of a run, and its result if it has a winner, unless a later one is there.
+
+        `share`: in the shared cache, too. Returns why the result is not kept, or an empty text.
+        """
         state = State.of(events)
-        result, now = Result.of(state), time.time()
+        result, now = Result.of(state), events[-1].time
         measured = list(known_of(state))
         row = None
         if result.best is not None and result.finished:
             row = (
                 key.text, key.work, _text(key), key.kernel, _text(result.best_config), result.latency_ms,
-                result.reference_ms, now, now, _packed(events),
+                result.reference_ms, now, time.time(), _packed(events),
             )  # fmt: skip
 
-        def write(db: sqlite3.Connection) -> None:
+        def write(db: sqlite3.Connection) -> str:
             db.executemany(
                 "INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?)",
                 [(key.work, config_key(k.config), msgspec.json.encode(k), now) for k in measured],
             )
-            if row is not None:
-                db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
+            if row is None:
+                return "it has not ended" if result.best is not None else "it has no winner"
+            later = "SELECT 1 FROM results WHERE key = ? AND created > ? AND events IS NOT NULL"
+            if db.execute(later, (key.text, now)).fetchone():
+                return "a later result of the same work is there"
+            db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
+            return ""
 
-        self._use(write, None)
+        why = self._use(write, "the result cache cannot be used")
         if share and row is not None:
             shared_cache.share(key.text, row[-1], result.artifact)
+        return why
 
     def known(self, key: ResultKey, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
@@ -189,31 +209,35 @@ class ResultCache:
         return _entries(rows)
 
     def clear(
-        self, *, kernel: str | None = None, key: str | None = None, source: str | None = None, problem: Any = None
+        self,
+        *,
+        kernel: str | None = None,
+        key: str | None = None,
+        chosen: Callable[[CacheEntry], bool] | None = None,
+        problem: Any = None,
     ) -> int:
         """Remove results and the measurements of the same work. Returns the number of results.
 
-        `kernel`: the kernel's name. `key`: the beginning of the key. `source`, `problem`: parts of the key. Without
-        any of them, everything is removed.
+        `kernel`: the kernel's name. `key`: the beginning of the key. `chosen`: tells whether a result is meant.
+        `problem`: the problem's key. Without any of them, everything is removed.
         """
-        chosen = [
+        found = [
             entry
             for entry in self.entries(kernel=kernel, key=key)
-            if source in (None, entry.parts.source)
-            and (problem is None or _unordered(problem) == _unordered(entry.parts.problem))
+            if (chosen is None or chosen(entry)) and (problem is None or same_problem(problem, entry.parts.problem))
         ]
-        everything = kernel is None and key is None and source is None and problem is None
+        everything = kernel is None and key is None and chosen is None and problem is None
 
         def write(db: sqlite3.Connection) -> None:
             if everything:
                 db.execute("DELETE FROM results")
                 db.execute("DELETE FROM measurements")
                 return
-            db.executemany("DELETE FROM results WHERE key = ?", [(e.key,) for e in chosen])
-            db.executemany("DELETE FROM measurements WHERE work = ?", [(e.parts.work,) for e in chosen])
+            db.executemany("DELETE FROM results WHERE key = ?", [(e.key,) for e in found])
+            db.executemany("DELETE FROM measurements WHERE work = ?", [(e.parts.work,) for e in found])
 
         self._ask(write, None)
-        return len(chosen)
+        return len(found)
 
     def export(self, *, kernel: str | None = None, key: str | None = None) -> bytes:
         """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
@@ -331,11 +355,6 @@ def _where(kernel: str | None, key: str | None) -> tuple[str, list[Any]]:
 def _text(value: Any) -> str:
     """Return `value` as JSON. Its axes and arguments keep the order in which the user gave them."""
     return msgspec.json.encode(value).decode()
-
-
-def _unordered(value: Any) -> bytes:
-    """Return `value` as JSON in which the order of names does not count."""
-    return msgspec.json.encode(value, order="deterministic")
 
 
 def _packed(events: Iterable[Event]) -> bytes:

@@ -9,25 +9,29 @@ from typing import Any, Literal
 import msgspec
 
 from atune.errors import UsageError
+from atune.journal.events import RunStarted
 from atune.model.candidate import Config, thaw
+from atune.model.settings import MEASURING
 
 SCHEMA = 1
 """Version of exported files."""
 
 
 class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All dependencies of a result.
+    """All dependencies of a result, as `result_key` makes them of a run's header.
 
-    `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone. `fingerprint`: the same
-    with its callbacks. `problem`: the problem's key, as data. `device`: the model. `measuring`: settings that affect
-    a measurement. `search`: settings that affect the choice of the winner. `space`: SHA-256 of the candidates' keys
-    in order.
+    `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone, without the defaults of
+    what the space sets. `fingerprint`: that of all the kernel, with its callbacks. `problem`: the problem's key, as
+    data. `tuned_for`: the problem that was tuned, which stands for all of that key. `device`: the model. `measuring`:
+    settings that affect a measurement. `search`: settings that affect the choice of the winner. `space`: SHA-256 of the
+    candidates' keys in order.
     """
 
     kernel: str
     source: str
     fingerprint: str
     problem: Any
+    tuned_for: Any = None
     device: str
     target: str
     versions: Mapping[str, str]
@@ -38,12 +42,65 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def work(self) -> str:
         """Hash of the dependencies of a single measurement."""
-        return _digest(self, ("kernel", "search", "space"))
+        return _digest(self, (*_FOR_PEOPLE, "search", "space"))
 
     @property
     def text(self) -> str:
         """Hash of the whole key, 32 hex digits."""
-        return _digest(self, ("kernel",))
+        return _digest(self, _FOR_PEOPLE)
+
+
+_FOR_PEOPLE = ("kernel", "source", "tuned_for")
+"""Parts that the others imply, or that name the result alone."""
+_DTYPE = "$dtype"
+"""The tag of a dtype of TileLang among a call's arguments."""
+
+
+def result_key(header: RunStarted) -> ResultKey | None:
+    """Return what the result of a run depends on. None where an older atune began the run, which did not record it."""
+    if not header.code:
+        return None
+    compile, benchmark = header.settings["compile"], header.settings["benchmark"]
+    chosen = {name: value for name, value in header.settings.items() if name.startswith("prior")}
+    if compile.get("layouts") is not None:
+        chosen["layouts"] = compile["layouts"]
+    return ResultKey(
+        kernel=header.workload,
+        source=header.kernel,
+        fingerprint=header.code,
+        problem=plain_dtypes(header.problem),
+        tuned_for=plain_dtypes(header.arguments),
+        device=" + ".join(header.models),
+        target=str(header.target),
+        versions=header.versions,
+        measuring={
+            **{name: compile.get(name) for name in MEASURING["compile"]},
+            **{name: benchmark.get(name) for name in MEASURING["benchmark"]},
+        },
+        search={
+            "strategy": header.strategy,
+            "seed": 0 if header.strategy == "exhaustive" else header.settings["seed"],
+            "budget": header.settings["budget"],
+            **{name: benchmark.get(name) for name in ("n_final", "n_final_rounds", "n_final_limit")},
+            **chosen,
+        },
+        space=header.space,
+    )
+
+
+def plain_dtypes(value: Any) -> Any:
+    """Return a problem in which TileLang's dtypes are their names, as in a workload's arguments."""
+    if isinstance(value, Mapping):
+        if len(value) == 1 and _DTYPE in value:
+            return value[_DTYPE]
+        return {name: plain_dtypes(item) for name, item in value.items()}
+    return tuple(map(plain_dtypes, value)) if isinstance(value, list | tuple) else value
+
+
+def same_problem(one: Any, other: Any) -> bool:
+    """Tell whether two problems' keys are the same. The order of names does not count."""
+    first, second = (msgspec.json.encode(plain_dtypes(each), order="deterministic") for each in (one, other))
+    return first == second
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
