@@ -184,7 +184,7 @@ class ResultCache:
             return ""
 
         why = self._use(write, "the result cache cannot be used")
-        if share and row is not None:
+        if share and row is not None and not why:
             shared_cache.share(key.text, row[-1], result.artifact)
         return why
 
