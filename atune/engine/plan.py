@@ -13,7 +13,7 @@ from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.recording import latency_or_reason
 from atune.engine.search.registry import make_strategy, uses_prior
 from atune.engine.search.survey_columns import survey_fields
-from atune.engine.search.warm_start import elsewhere
+from atune.engine.search.warm_start import elsewhere, failed_elsewhere
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
 from atune.journal.events import RunStarted
@@ -84,22 +84,24 @@ class Plan:
         Raises `UsageError` if it does not fit the space.
         """
         search, candidates = self.search, self.candidates
-        left = {index: one.config for index, one in candidates.items() if not state.entry(index).surveyed}
+        left = {index: one.key for index, one in candidates.items() if not state.entry(index).surveyed}
         most = search.budget.most(len(candidates))
         default = search.default if search.default in candidates else None
+        last = [index for index in failed_elsewhere(search.advice, left) if index != default]
+        keys = {index: left[index] for index in left.keys() - {*last}} if len(last) < len(left) else left
         searched = Searched(
-            left,
+            {index: candidates[index].config for index in sorted(keys)},
             search.seed,
             None if most is None else min(most, len(candidates)),
             **survey_fields(state.surveyed),
             default=default,
-            elsewhere=elsewhere(search.advice, {index: candidates[index].key for index in left}),
+            elsewhere=elsewhere(search.advice, keys),
         )
         if isinstance(search.strategy, str):
-            strategy = Guarded(make_strategy(search.strategy, searched), candidates, default)
+            strategy = Guarded(make_strategy(search.strategy, searched), candidates, default, last)
         else:
             getattr(search.strategy, "begin", lambda _: None)(searched)
-            strategy = Guarded(search.strategy, candidates, default)
+            strategy = Guarded(search.strategy, candidates, default, last)
         for index, latency_ms, reason in _past(state):
             if index in candidates:
                 strategy.tell(index, latency_ms, reason)

@@ -35,10 +35,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """How this space's configurations compared in another run. The journal's header keeps it.
-
-    Failures are omitted, because a configuration that failed there may work here.
-    """
+    """How this space's configurations compared in another run. The journal's header keeps it."""
 
     source: str
     """The journal's path, ``result``, or ``cache`` and the entry's key."""
@@ -50,6 +47,8 @@ class Advice(msgspec.Struct, frozen=True):
     """The fastest of this space's configurations there."""
     ratios: dict[str, float]
     """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""
+    failed: tuple[str, ...] = ()
+    """Keys of those that failed there by their code. They may work here, and are tried last."""
 
 
 def normalise(value: Any, where: str) -> Any:

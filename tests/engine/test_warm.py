@@ -11,7 +11,7 @@ from event_streams import Stream, write
 from own_strategy import Own
 
 from atune import resume, tune
-from atune.engine.search.warm_start import Experience, advice_of, elsewhere, nearest_first
+from atune.engine.search.warm_start import Experience, advice_of, elsewhere, failed_elsewhere, nearest_first
 from atune.errors import UsageError
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
@@ -82,11 +82,39 @@ async def test_a_strategy_is_told_how_candidates_compared_elsewhere_also_after_a
     assert set(first.searched.elsewhere) == set(range(N)) - {3} and first.searched.elsewhere[21] == 1.0
 
 
-async def test_what_failed_elsewhere_is_tried_here(tmp_path: Path) -> None:
+async def test_what_failed_elsewhere_is_tried_last(tmp_path: Path) -> None:
     warm = await recorded(tmp_path / "there", fails={21: "mismatch", 20: "timeout"})
     result = await tune(machine=FakeMachine(N, Script(latency_ms=there)), warm=warm, journal=tmp_path / "here")
     assert result.best_config == {"x": 21} and result.measured == N
     assert proposals(tmp_path / "here")[:4] == [22, 19, 23, 18]
+    assert proposals(tmp_path / "here")[-1] == 21  # 20 failed in a way that may be the machine's
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest"])
+async def test_what_failed_by_its_code_is_left_out_under_a_budget_but_for_the_default(
+    tmp_path: Path, strategy: str
+) -> None:
+    fails: dict[int, Any] = {**dict.fromkeys(range(10), "launch"), 30: "compile"}
+    warm = await recorded(tmp_path / "there", fails=fails)
+    here = FakeMachine(N, Script(latency_ms=there), default=30)
+    await tune(machine=here, strategy=strategy, warm=warm, budget=N - 10, journal=tmp_path / "here")
+    asked = proposals(tmp_path / "here")
+    assert asked[0] == 30 and sorted(asked) == list(range(10, N))
+    await resume(tmp_path / "here", machine=FakeMachine(N, default=30), budget="100%")
+    assert sorted(proposals(tmp_path / "here")[N - 10 :]) == list(range(10))
+
+
+def test_the_first_run_that_knows_a_candidate_says_whether_it_failed() -> None:
+    keys = {n: config_key({"x": n}) for n in range(3)}
+    near, far = (Advice(name, {}, (), {}, {keys[n]: 1.0}, (keys[1 - n],)) for name, n in (("near", 0), ("far", 1)))
+    assert failed_elsewhere([near, far], keys) == [1] and failed_elsewhere([far, near], keys) == [0]
+
+
+@pytest.mark.parametrize(("name", "failed"), [("a fake device", 1), ("another", 0)])
+async def test_what_failed_on_another_model_of_device_is_tried_as_usual(tmp_path: Path, name: str, failed: int) -> None:
+    warm = await recorded(tmp_path / "there", fails={0: "launch"})
+    result = await tune(machine=FakeMachine(N, device_name=name), warm=warm, budget=1)
+    assert result.header is not None and len(result.header.advice[0].failed) == failed
 
 
 async def test_results_and_lists_are_taken_and_their_ratios_averaged(tmp_path: Path) -> None:

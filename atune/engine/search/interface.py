@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -42,7 +42,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Searched:
-    """The space to search, by the candidates' indices.
+    """The space to search, by the candidates' indices: without what failed in the survey, or comes last anyway.
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
     or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates in
@@ -88,14 +88,16 @@ class Guarded:
     """Forwards calls of the engine and of simulations to `strategy`, and checks the answers.
 
     `known`: the indices that it may propose. `first`: the default configuration, which comes before all that it
-    proposes; None where the space holds none.
+    proposes; None where the space holds none. `last`: those that come after all that it proposes.
     """
 
-    def __init__(self, strategy: Strategy, known: Container[int], first: int | None = None) -> None:
+    def __init__(
+        self, strategy: Strategy, known: Container[int], first: int | None = None, last: Iterable[int] = ()
+    ) -> None:
         self.strategy, self.name = strategy, strategy.name
-        self._known, self._first = known, first
+        self._known, self._first, self._last = known, first, iter(last)
         self._asked = set[int]()
-        self._begun = first is None
+        self._begun, self._ended = first is None, False
 
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
@@ -106,7 +108,10 @@ class Guarded:
             raise self._raised("most_outstanding", error) from error
 
     def ask(self) -> int | None:
-        """Return the next index: the first one, then what the strategy proposes besides. Raises `StrategyError`."""
+        """Return the next index: the first one, what the strategy proposes besides, the last ones.
+
+        Raises `StrategyError`.
+        """
         if not self._begun:
             self._begun = True
             return self._first
@@ -115,11 +120,12 @@ class Guarded:
 
     def _next(self) -> int | None:
         try:
-            answer = self.strategy.ask()
+            answer = None if self._ended else self.strategy.ask()
         except Exception as error:
             raise self._raised("ask()", error) from error
         if answer is None:
-            return None
+            self._ended = True
+            return next((index for index in self._last if index not in self._asked), None)
         try:
             index = operator.index(answer)
         except TypeError:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from atune.errors import UsageError
-from atune.journal.result import Result
+from atune.journal.result import Record, Result
+from atune.model.artifact import OF_THE_CODE
 from atune.model.candidate import Advice, Config, config_key
 from atune.model.problem import distance
+from atune.reporting.export import LIKELY
 from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000
@@ -27,7 +29,10 @@ Measured = Mapping[str, tuple[Config, float]]
 
 @dataclass(frozen=True)
 class Experience:
-    """What a run measured of a kernel on one problem. `measured`: configurations with their latency, ms, by key."""
+    """What a run measured of a kernel on one problem. `measured`: configurations with their latency, ms, by key.
+
+    `failed`: keys of those that failed by their code.
+    """
 
     source: str
     name: str
@@ -36,6 +41,7 @@ class Experience:
     arguments: Mapping[str, Any]
     devices: tuple[str, ...]
     measured: Measured
+    failed: tuple[str, ...] = ()
 
 
 def experience_of(result: Result, source: str) -> Experience:
@@ -49,7 +55,15 @@ def experience_of(result: Result, source: str) -> Experience:
     if header is None or not measured:
         raise UsageError(f"warm {source}: no candidate was measured there, so that nothing can be learnt from it")
     devices = tuple(sorted({device.name for device in result.devices}))
-    return Experience(source, header.workload, header.kernel, header.arguments, devices, measured)
+    failed = tuple(record.key for record in result.records if _by_its_code(record))
+    return Experience(source, header.workload, header.kernel, header.arguments, devices, measured, failed)
+
+
+def _by_its_code(record: Record) -> bool:
+    """Tell whether a candidate failed because of its code, or exceeds a limit of the device."""
+    if record.status == "pruned":
+        return record.instead is None and not record.message.startswith(LIKELY)
+    return record.kind in OF_THE_CODE
 
 
 def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
@@ -81,14 +95,15 @@ def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tu
             )
         if each.kernel and spec.kernel and each.kernel != spec.kernel:
             remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
-        found.append(_advice(each, known, MOST_RATIOS // len(experiences)))
+        failed = find(each.failed)
+        found.append(_advice(each, known, failed, MOST_RATIOS // len(experiences)))
     return tuple(found), remarks
 
 
-def finder(spec: WorkloadSpec) -> Callable[[Measured], list[str]]:
+def finder(spec: WorkloadSpec) -> Callable[[Iterable[str]], list[str]]:
     """Return a function that returns the keys that `spec` has; of a large space those that were drawn."""
     here = {config_key(config) for config in spec.configs}
-    return lambda measured: [key for key in measured if key in here]
+    return lambda keys: [key for key in keys if key in here]
 
 
 def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
@@ -96,11 +111,12 @@ def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
     return (), []
 
 
-def _advice(each: Experience, known: Iterable[str], most: int) -> Advice:
+def _advice(each: Experience, known: Iterable[str], failed: Sequence[str], most: int) -> Advice:
     fastest_ms = min(latency for _, latency in each.measured.values())
     ranked = sorted(known, key=lambda key: (each.measured[key][1], key))
     ratios = {key: round(each.measured[key][1] / fastest_ms, 4) for key in ranked[:most]}
-    return Advice(each.source, dict(each.arguments), each.devices, dict(each.measured[ranked[0]][0]), ratios)
+    best = dict(each.measured[ranked[0]][0])
+    return Advice(each.source, dict(each.arguments), each.devices, best, ratios, tuple(failed[:most]))
 
 
 def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, float]:
@@ -117,6 +133,17 @@ def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, fl
         for index, key in keys.items()
         if (logs := logarithms.get(key)) is not None
     }
+
+
+def failed_elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> list[int]:
+    """Return the candidates, by index, that failed by their code in the first run that knows them.
+
+    `keys`: the candidates' configuration keys.
+    """
+    failed: dict[str, bool] = {}
+    for each in advice:
+        failed = {**dict.fromkeys(each.ratios, False), **dict.fromkeys(each.failed, True), **failed}
+    return [index for index, key in keys.items() if failed.get(key)]
 
 
 def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:

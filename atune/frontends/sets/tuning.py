@@ -209,7 +209,7 @@ class _SetRun:
 
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
         if fresh:
-            options["warm"] = [*sources(options.get("warm")), *self._nearest(problem)]
+            options["warm"] = [*self._nearest(problem), *sources(options.get("warm"))]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         self._tuners[index] = tuner
