@@ -1,7 +1,7 @@
 """What a cluster costs: the same tuning by the local engine and on one and two Ray nodes of this machine, in turn.
 
     python bench/cluster_overhead.py --out bench/results/cluster_overhead          (no GPU; about eight minutes)
-    python bench/cluster_overhead.py --target cuda --gpus 0,1 --out FOLDER         (two GPUs)
+    python bench/cluster_overhead.py --target cuda --gpus 0,1 --pairs 2 --out FOLDER         (two GPUs)
 
 Two nodes have half of the cores each, and half of the GPUs. Seconds are those after the start: from the journal's
 header to its last event. The artifact store is off. For target c the arms do not place work alike: the local engine
@@ -10,6 +10,7 @@ and one node measure on the last core and compile on the others, while each of t
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 from typing import Any
@@ -51,19 +52,8 @@ def specs(arm: str, gpus: list[str]) -> list[Spec]:
     ]
 
 
-def main() -> None:
-    arguments = options(__doc__ or "", 1500.0, target="c", gpus="", pairs=3)
-    gpus = [name for name in arguments.gpus.split(",") if name]
-    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    for _ in range(arguments.pairs):
-        for arm in ARMS:
-            if arm == "local":
-                figures = tuned(arguments.target, gpus or "all", None)
-            else:
-                with ray_nodes(*specs(arm, gpus)) as nodes:
-                    figures = tuned(arguments.target, "all", nodes.address)
-            found[arm].append(figures)
-            print(arm, figures, flush=True)
+def tell(arguments: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Write and print what all rounds found so far."""
     rows: list[list[Any]] = [["arm", "after start s", "of local: median", "least", "most", "measured", "devices"]]
     ratios: dict[str, list[float]] = {}
     for arm, runs in found.items():
@@ -78,6 +68,22 @@ def main() -> None:
         lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
         lines.insert(1, "|" + "---|" * len(rows[0]))
         (arguments.out / "table.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    arguments = options(__doc__ or "", 1500.0, target="c", gpus="", pairs=3)
+    gpus = [name for name in arguments.gpus.split(",") if name]
+    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    for _ in range(arguments.pairs):
+        for arm in ARMS:
+            if arm == "local":
+                figures = tuned(arguments.target, gpus or "all", None)
+            else:
+                with ray_nodes(*specs(arm, gpus)) as nodes:
+                    figures = tuned(arguments.target, "all", nodes.address)
+            found[arm].append(figures)
+            print(arm, figures, flush=True)
+        tell(arguments, found)  # whole rounds stay, whatever comes
 
 
 if __name__ == "__main__":
