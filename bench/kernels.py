@@ -22,6 +22,12 @@ WINNER = {"block_M": 128, "block_N": 256, "block_K": 64, "num_stages": 3, "threa
 SMALL_CONFIG = {"block_M": 64, "block_N": 64, "block_K": 64, "num_stages": 3, "threads": 128, "swizzle": False}
 
 
+def fits(block_M: int, block_N: int, block_K: int, num_stages: int, threads: int) -> bool:
+    """Whether the tiles fit in the shared memory of sm_90, and the sums in the registers of its threads."""
+    tiles_bytes = 2 * max((block_M + block_N) * block_K * max(num_stages, 1), block_M * block_N)
+    return tiles_bytes <= 227 * 1024 and block_M * block_N <= 256 * threads
+
+
 def gemm(n: int, space: Any, name: str) -> atune.Workload:
     arguments = {"M": n, "N": n, "K": n}
     work = {"flops": 2.0 * n**3, "bytes": 6.0 * n**2}
@@ -31,6 +37,11 @@ def gemm(n: int, space: Any, name: str) -> atune.Workload:
 SMALL = gemm(1024, [SMALL_CONFIG], "gemm 1024")
 LARGE = gemm(4096, [WINNER], "gemm 4096")
 FULL = gemm(4096, atune.Space(**SPACE), "gemm 4096, 288 configurations")
+MANY_TILES = {"block_M": [64, 128, 192, 256], "block_N": [64, 96, 128, 192, 256], "block_K": [32, 64, 128]}
+MANY = gemm(
+    4096, atune.Space(**{**SPACE, **MANY_TILES, "num_stages": [0, 1, 2, 3, 4, 5]}, where=fits), "gemm 4096, many"
+)
+"""1,124 configurations."""
 CHOSEN = gemm(4096, json.loads(os.environ.get("ATUNE_BENCH_CONFIGS", "null")) or [WINNER], "gemm 4096, the best")
 EVEN = gemm(2048, atune.Space(**{**SPACE, "block_M": [64, 128], "block_N": [64, 128]}), "gemm 2048")
 

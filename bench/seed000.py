@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rounds import Bench, Run, Space, Variant, add_options, carry_out, names, spaces_of
-from vs_tilelang import SPACES, machine
+from vs_tilelang import SPACES, gpus
 
 NOTHING = "nothing"
 STAGES = {"end to end": "result_s", "compile": "compile_wall_s", "benchmark": "benchmark_wall_s"}
@@ -71,12 +71,6 @@ def chosen(only: str, devices: Sequence[str]) -> list[Variant]:
         raise SystemExit(f"--only: {unknown[0]!r} {why}")
     asked = names(only) or known
     return [way(NOTHING, devices[:1]), *(one for name, found in known.items() if name in asked for one in found)]
-
-
-def gpus() -> list[str]:
-    """Return the numbers of this machine's GPUs."""
-    found = machine()["gpu"]
-    return [] if found == "none" else [str(n) for n in range(found.count(";") + 1)]
 
 
 def tune(arguments: Sequence[str]) -> None:

@@ -389,6 +389,12 @@ def machine() -> dict[str, Any]:
     return {"gpu": gpu or "none", "cores": cores, "python": platform.python_version(), "versions": versions}
 
 
+def gpus() -> list[str]:
+    """Return the numbers of this machine's GPUs."""
+    found = machine()["gpu"]
+    return [] if found == "none" else [str(n) for n in range(found.count(";") + 1)]
+
+
 def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Sequence[Retimed]) -> str:
     """Return the figures as Markdown."""
     where = machine()
