@@ -15,7 +15,7 @@ from atune.engine.run_state import Run
 from atune.errors import UsageError
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
-from atune.model.candidate import Candidate
+from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceLimits
 from atune.model.layouts import OWN, Alternative, Choice, Passed, choose
 from atune.workload.workload import WorkloadSpec
@@ -167,9 +167,16 @@ class LayoutChoice:
         config = self._candidates[index].config
         return all(config.get(name) in OWN for name in self._axes)
 
+    def layout(self, index: int) -> Config:
+        """Return the part of a candidate's configuration that says its layout."""
+        return {name: value for name, value in self._candidates[index].config.items() if name in self._axes}
+
+    def rest(self, index: int) -> Config:
+        """Return the other part of a candidate's configuration."""
+        return {name: value for name, value in self._candidates[index].config.items() if name not in self._axes}
+
     def _base(self, candidate: Candidate) -> bytes:
-        rest = {name: value for name, value in candidate.config.items() if name not in self._axes}
-        return msgspec.json.encode(rest, order="deterministic")
+        return msgspec.json.encode(self.rest(candidate.index), order="deterministic")
 
 
 def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most: int | None) -> LayoutChoice | None:

@@ -24,7 +24,7 @@ from atune.frontends.cli.preview import (
 )
 from atune.journal.writer import write_journal
 from atune.model.candidate import config_key
-from atune.model.settings import Budget
+from atune.model.settings import Budget, CompileSettings
 from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Refusals, SpaceSurvey
@@ -77,7 +77,7 @@ SURVEY = SpaceSurvey(
     refusals=(Refusals("fits (toy.py, line 3)", 2),), keys=tuple(config_key({"block": i}) for i in range(10)),
 )  # fmt: skip
 REF = FileRef("/toy.py", "WORKLOAD")
-OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": None, "benchmark": None}
+OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": CompileSettings(), "benchmark": None}
 
 
 def run_of(path: Path, **header: Any) -> str:

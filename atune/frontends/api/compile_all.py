@@ -17,7 +17,7 @@ from atune.engine.compile_stage import CompileStage
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.engine.screen import Verdict
+from atune.engine.screen import LayoutChoice, Verdict
 from atune.errors import CompileFailed
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
@@ -119,11 +119,18 @@ async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tup
 
 
 async def compiled(
-    machine: Machine, candidates: Sequence[Candidate], run: Run, group_size: int | None = None
+    machine: Machine,
+    candidates: Sequence[Candidate],
+    run: Run,
+    group_size: int | None = None,
+    *,
+    layouts: LayoutChoice | None = None,
+    builds: bool = True,
 ) -> dict[int, Artifact | Failure]:
     """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `run`.
 
-    Candidates that lower to the same code share one artifact.
+    Candidates that lower to the same code share one artifact. What `layouts` passes over has no outcome. Without
+    `builds` all are lowered only.
     """
     await machine.accelerators(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -135,8 +142,14 @@ async def compiled(
 
     def judge(lowered: Lowered) -> Verdict:
         """Have all be built: nothing is measured, so none is likely to lose."""
-        same_as = codes.setdefault(lowered.code_key, lowered.index)
-        return Verdict("build") if same_as == lowered.index else Verdict("duplicate", same_as=same_as)
+        index, recorded = lowered.index, run.recorder.state
+        if (same_as := codes.setdefault(lowered.code_key, index)) != index:
+            return Verdict("duplicate", same_as=same_as)
+        if layouts is not None and layouts.choice(recorded, index, run.limits) is None:
+            return Verdict("wait")
+        if layouts is not None and (passed := layouts.passed(recorded, index, run.limits)) is not None:
+            return Verdict("prune", passed.why, instead=passed.instead)
+        return Verdict("build") if builds else Verdict("prune", "nothing is compiled")
 
     async def deliver(lowered: Lowered, artifact: Artifact) -> None:
         artifacts[lowered.index] = artifact
@@ -151,7 +164,7 @@ async def compiled(
         first, outcome = run.recorder.state.first(index).index, run.recorder.state.outcome(index)
         if isinstance(outcome, BuildFailed):
             answers[index] = Failure(first, outcome.kind, outcome.message, outcome.detail)
-        else:
+        elif first in artifacts:
             answers[index] = artifacts[first]
     return answers
 

@@ -14,9 +14,11 @@ from typing import Any
 import anyio
 import msgspec
 
+from atune.engine.screen import layout_choice
 from atune.engine.search.registry import AUTO
 from atune.errors import TargetError, UsageError
 from atune.frontends.api.compile_all import compiled, compilers
+from atune.frontends.cli.layout_preview import LayoutRows, layout_lines, layout_rows
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.reader import read
@@ -49,7 +51,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU only
     because there is no GPU. `to_do`: most candidates that would be compiled; None if the space is larger than the part
     examined. `seconds`: an estimate by the pace of the journal's run; None without one. The space's figures are those
-    of `SpaceSurvey`.
+    of `SpaceSurvey`. `layouts`: what ``--layouts`` keeps; empty without it, and where the target is unknown.
     """
 
     workload: str
@@ -66,6 +68,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     to_do: int | None
     journal: JournalProgress | None
     seconds: float | None
+    layouts: tuple[LayoutRows, ...] = ()
 
 
 def dry_run_command(
@@ -119,7 +122,18 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
         to_do=to_do,
         journal=begun,
         seconds=seconds,
+        layouts=await lowered_layouts(workload, options["target"], options["compile"]),
     )
+
+
+async def lowered_layouts(workload: FileRef, target: str, settings: CompileSettings) -> tuple[LayoutRows, ...]:
+    """Lower the space, and return what ``--layouts`` keeps of it; empty without it, and for an unknown target."""
+    if settings.layouts is None:
+        return ()
+    try:
+        return (await _compile(workload, target, settings, Budget(), builds=False)).layouts
+    except TargetError:
+        return ()  # what is missing is told in any case
 
 
 def begun_in(journal: str | None, space: SpaceSurvey) -> JournalProgress | None:
@@ -161,6 +175,7 @@ def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
     yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
+    yield from layout_lines(run.layouts)
     if run.seconds is not None:
         yield f"time       about {duration(run.seconds)}, at the pace of the journal's run"
 
@@ -188,6 +203,9 @@ class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
     compiler: str = ""
     """Which compiler was chosen, and why; empty if there was no choice."""
     failures: tuple[CompileReason, ...] = ()
+    passed: int = 0
+    """Candidates for which ``--layouts`` has others."""
+    layouts: tuple[LayoutRows, ...] = ()
 
 
 def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
@@ -200,7 +218,9 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     return OK if found.compiled else NO_WINNER
 
 
-async def _compile(workload: FileRef, target: str, settings: CompileSettings, budget: Budget) -> CompileSummary:
+async def _compile(
+    workload: FileRef, target: str, settings: CompileSettings, budget: Budget, *, builds: bool = True
+) -> CompileSummary:
     began = time.monotonic()
     async with compilers(workload, target, settings) as (machine, run):
         spec = await machine.describe()
@@ -208,10 +228,12 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, bu
             raise UsageError("the space is empty: no configuration satisfies the constraints")
         configs = spec.configs[: budget.most(len(spec.configs))]
         candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
-        answers = await compiled(machine, candidates, run, settings.group_size)
+        layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
+        answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts, builds=builds)
         compiler = machine.service.why
     good = [one for one in answers.values() if isinstance(one, Artifact)]
-    reasons = Counter((one.kind, one.message) for one in answers.values() if isinstance(one, Failure))
+    failures = {index: one for index, one in answers.items() if isinstance(one, Failure)}
+    reasons = Counter((one.kind, one.message) for one in failures.values())
     return CompileSummary(
         target=str(machine.found.target),
         total=len(candidates),
@@ -222,12 +244,15 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, bu
         fallback=machine.found.fallback,
         compiler=compiler,
         failures=tuple(CompileReason(*reason, count) for reason, count in reasons.most_common()),
+        passed=len(candidates) - len(answers),
+        layouts=() if layouts is None else layout_rows(candidates, run, layouts, failures),
     )
 
 
 def compile_lines(found: CompileSummary) -> list[str]:
     """Return what became of a space, a line each."""
     counts = f"{found.compiled} of {found.total} candidates, {found.codes} distinct codes, {found.failed} failed"
+    counts += f", {found.passed} passed over" if found.passed else ""
     lines = [f"compiled   {counts}; {duration(found.wall_s)}", f"target     {found.target}; nothing was measured"]
     lines += [f"           {found.fallback}"] if found.fallback else []
     lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
@@ -235,4 +260,4 @@ def compile_lines(found: CompileSummary) -> list[str]:
         lines.append(f"           {one.count} {what_failed(one.kind)}: {printable(one.message)}")
     if (more := len(found.failures) - REASONS) > 0:
         lines.append(f"           {more} other reasons")
-    return lines
+    return [*lines, *layout_lines(found.layouts)]
