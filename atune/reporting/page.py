@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -55,16 +55,19 @@ def head_section(result: Result) -> str:
         why = no_winner_line(result)
         lines.append(f"<p>{why[0].upper()}{why[1:]}.</p>")
     else:
-        figures = (
-            f"<div><b>{escape(number)}</b> <span>{escape(text)}</span></div>" for number, text in _figures(result)
-        )
-        lines += ['<div class="figures">', *figures, "</div>", _config(best.config)]
-        lines += [f"<p>{breakable(line)}</p>" for line in _notes(result)]
+        lines += [figures_html(winner_figures(result)), _config(best.config)]
+        lines += [f"<p>{breakable(line)}</p>" for line in winner_notes(result)]
     lines += [f'<p class="soft">{_origin(result)}</p>', "</section>"]
-    return "\n".join([*lines, f"<p>{_counts(result)}</p>"])
+    return "\n".join([*lines, f"<p>{counts_html(result)}</p>"])
 
 
-def _figures(result: Result) -> list[tuple[str, str]]:
+def figures_html(figures: Iterable[tuple[str, str]]) -> str:
+    """Return figures, each with what it says, as HTML."""
+    shown = (f"<div><b>{escape(number)}</b> <span>{escape(text)}</span></div>" for number, text in figures)
+    return "\n".join(['<div class="figures">', *shown, "</div>"])
+
+
+def winner_figures(result: Result) -> list[tuple[str, str]]:
     """Return the winner's figures, each with what it says: how it compares, and its latency."""
     known = []
     if (ratio := over_default(result)) is not None and not result.default_wins:
@@ -92,7 +95,7 @@ def _config(config: Config) -> str:
     return f'<div id="config" data-config="{text}"><code>{shown or "the defaults of the kernel"}</code></div>'
 
 
-def _notes(result: Result) -> list[str]:
+def winner_notes(result: Result) -> list[str]:
     """Return what else there is to say of the winner, a sentence each."""
     faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures say it
     lines = [] if faster else [default_line(result)]
@@ -156,7 +159,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _counts(result: Result) -> str:
+def counts_html(result: Result) -> str:
     """Return what became of the candidates, as HTML: the outcomes that there were, then the others in a sentence."""
     named = {
         "measured": "measured",
@@ -208,19 +211,18 @@ def _written(text: str) -> str:
     return f'<pre class="output" tabindex="0">{escape(text)}</pre>'
 
 
-def warnings_section(result: Result) -> str:
-    """Return the run's warnings; empty without any."""
-    items = [f"<li>{breakable(text)}</li>" for text in dict.fromkeys([*result.warnings, *result.noise])]
+def warnings_section(texts: Iterable[str]) -> str:
+    """Return warnings, each once; empty without any."""
+    items = [f"<li>{breakable(text)}</li>" for text in dict.fromkeys(texts)]
     return "\n".join(["<h2>Warnings</h2>", "<ul>", *items, "</ul>"]) if items else ""
 
 
-def environment_section(result: Result, state: State) -> str:
-    """Return where and with what the run was, as a table."""
-    rows = [
-        f'<tr><th scope="row">{escape(printable(name))}</th><td>{unbroken(value)}</td></tr>'
-        for name, value in _environment(result, state)
-    ]
-    return "\n".join(['<h2>Environment</h2><table id="environment">', *rows, "</table>"])
+def environment_section(rows: Iterable[tuple[str, str]]) -> str:
+    """Return where and with what a run was, as a table."""
+    lines = (
+        f'<tr><th scope="row">{escape(printable(name))}</th><td>{unbroken(value)}</td></tr>' for name, value in rows
+    )
+    return "\n".join(['<h2>Environment</h2><table id="environment">', *lines, "</table>"])
 
 
 def breakable(text: str) -> str:
@@ -236,7 +238,8 @@ def unbroken(text: str) -> str:
     return " ".join(f'<span class="word">{breakable(word)}</span>' for word in text.split(" ") if word)
 
 
-def _environment(result: Result, state: State) -> list[tuple[str, str]]:
+def environment(result: Result) -> list[tuple[str, str]]:
+    """Return where and with what a run was: names and values."""
     header = result.header
     assert header is not None
     rows = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
@@ -244,10 +247,15 @@ def _environment(result: Result, state: State) -> list[tuple[str, str]]:
     rows += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
     rows += [(name, version) for name, version in sorted(header.versions.items())]
     rows += [(name, text) for name, value in header.settings.items() if (text := _setting(value))]
-    if state.resumed is not None:
-        rows.append(("parts", str(state.resumed.part + 1)))
-        rows += [("accepted difference", text) for text in state.resumed.accepted]
     return rows
+
+
+def parts_of(state: State) -> list[tuple[str, str]]:
+    """Return how often a run was resumed, and with which accepted differences, as `environment` does."""
+    if state.resumed is None:
+        return []
+    rows = [("parts", str(state.resumed.part + 1))]
+    return rows + [("accepted difference", text) for text in state.resumed.accepted]
 
 
 def _setting(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -64,10 +64,16 @@ def _axes(records: Sequence[Record], mattered: Importance | None) -> list[dict[s
     names += [name for name in dict.fromkeys(n for r in records for n in r.config) if name not in names]
     axes = []
     for name in names:
-        known = {value_text(r.config[name]): r.config[name] for r in records if name in r.config}
-        if len(known) > 1:
-            axes.append({"name": name, "labels": sorted(known, key=lambda label: _order(known[label], label))})
+        labels = in_order(r.config[name] for r in records if name in r.config)
+        if len(labels) > 1:
+            axes.append({"name": name, "labels": labels})
     return axes
+
+
+def in_order(values: Iterable[Any]) -> list[str]:
+    """Return values as text, each once: numbers by size, then the others."""
+    known = {value_text(value): value for value in values}
+    return sorted(known, key=lambda label: _order(known[label], label))
 
 
 def _label(record: Record, name: str) -> str | None:
@@ -90,12 +96,12 @@ def plot_sections(result: Result, mattered: Importance | None, data: dict[str, A
     steps, axes, n = improvements(result), data["axes"], len(data["candidates"])
     parts = []
     if steps:
-        parts.append(_section("search", "Best latency so far", _search_text(result, steps), _steps(steps)))
+        parts.append(plot_section("search", "Best latency so far", _search_text(result, steps), _steps(steps)))
     if len(axes) > 1:
         x, y = axes[0]["name"], axes[1]["name"]
         text = f"The best latency in ms for each pair of values of {x} and {y}, whatever the other axes are."
         parts.append('<div class="pair">')
-        parts.append(_section("heat", f"{x} and {y}", f"{text} The stronger the colour, the faster."))
+        parts.append(plot_section("heat", f"{x} and {y}", f"{text} The stronger the colour, the faster."))
     if result.measured:
         parts.append(_mattered(result, mattered))
     if len(axes) > 1:
@@ -104,19 +110,19 @@ def plot_sections(result: Result, mattered: Importance | None, data: dict[str, A
         text = "Each measured candidate once, the fastest first. Orange ones were timed again in the final."
         if data["left_out"]:
             text += f" The fastest {n:,} of {n + data['left_out']:,} are shown."
-        parts.append(_section("rank", "Latency by rank", text))
+        parts.append(plot_section("rank", "Latency by rank", text))
     if n > 1 and len(axes) > 2:
         text = "A line for each candidate; the fastest tenth is strong, the winner orange. Drag along an axis to keep "
         text += "the lines that pass there, on several axes for those that pass all; click an axis to end it."
-        parts.append(_section("parallel", "All axes at once", text))
+        parts.append(plot_section("parallel", "All axes at once", text))
     if data["timeline"]["rows"]:
-        parts.append(_section("timeline", "Timeline", data["timeline"]["text"]))
+        parts.append(plot_section("timeline", "Timeline", data["timeline"]["text"]))
     if data["clocks_text"]:
         parts.append(_clocks(data))
     return "\n".join(parts)
 
 
-def _section(name: str, title: str, text: str, instead: str = "") -> str:
+def plot_section(name: str, title: str, text: str, instead: str = "") -> str:
     """Return a plot's section. `instead` is shown where no script runs; without it the section is hidden there."""
     hidden = "" if instead else " hidden"
     caption = f'<p class="soft">{escape(text)}</p>' if text else ""

@@ -16,10 +16,12 @@ from atune.reporting.candidates import candidates_section
 from atune.reporting.importance import axis_importance
 from atune.reporting.libraries import scripts
 from atune.reporting.page import (
+    environment,
     environment_section,
     failures_section,
     head_section,
     page_title,
+    parts_of,
     warnings_section,
 )
 from atune.reporting.plots import plot_data, plot_sections
@@ -42,26 +44,32 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     result = Result.of(state, journal, replayed=True)
     mattered = axis_importance(result)
     data = plot_data(result, mattered, timeline, clocks)
+    sections = [
+        head_section(result),
+        warnings_section(result.warnings + result.noise),
+        plot_sections(result, mattered, data),
+        failures_section(result),
+        candidates_section(result),
+        kernel_section(result),
+        source_section(result),
+        environment_section([*environment(result), *parts_of(state)]),
+    ]
+    return whole_page(page_title(result), sections, data, "report_page.js")
+
+
+def whole_page(title: str, sections: Iterable[str], data: object, script: str) -> str:
+    """Return a page of these sections. `script`: the file of this folder that draws `data`."""
     # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    here = Path(__file__).parent
     parts = {
-        "@TITLE@": escape(page_title(result)),
-        "@PAGE@": "\n".join(
-            [
-                head_section(result),
-                warnings_section(result),
-                plot_sections(result, mattered, data),
-                failures_section(result),
-                candidates_section(result),
-                kernel_section(result),
-                source_section(result),
-                environment_section(result, state),
-            ]
-        ),
+        "@TITLE@": escape(title),
+        "@PAGE@": "\n".join(sections),
         "@DATA@": text,
         "@LIBRARIES@": scripts(),
-        "@SCRIPT@": (here / "report_page.js").read_text(encoding="utf-8"),
+        "@SCRIPT@": f"{_file('page.js')}\n{_file(script)}",
     }
-    page = (here / "report_page.html").read_text(encoding="utf-8")
-    return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # one pass: texts may hold "@DATA@"
+    return re.sub("|".join(parts), lambda place: parts[place[0]], _file("report_page.html"))  # texts may hold "@DATA@"
+
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,8 +22,16 @@ WAITING = b'<!doctype html><html lang="en"><meta charset="utf-8"><title>atune</t
 """What is shown of a journal that is still empty."""
 
 
+def served_run(journal: Path) -> tuple[str, bool]:
+    """Return the report of a journal, and whether its run has ended."""
+    events = read(journal)
+    return page_of(events, journal), bool(events) and isinstance(events[-1], RunFinished | RunInterrupted)
+
+
 class ReportServer(ThreadingHTTPServer):
     """Serves the report of `journal` at `url`, on this machine alone.
+
+    `made` returns the page for it, and whether that is the last one; with another one `journal` may be a folder.
 
     Other users of the machine can reach the port, and web pages can have a browser ask it. So the path has a secret,
     and a request that names another host is refused. Raises `OSError` if the port is taken; 0 takes any.
@@ -30,11 +39,11 @@ class ReportServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, journal: Path, port: int = 0) -> None:
+    def __init__(self, journal: Path, port: int = 0, made: Callable[[Path], tuple[str, bool]] = served_run) -> None:
         super().__init__((LOOPBACK, port), _Handler)
-        self.journal = journal
+        self.journal, self._made = journal, made
         self.path = f"/{secrets.token_urlsafe(16)}/"
-        self._seen: tuple[int, int] | None = None
+        self._seen: list[tuple[int, int]] = []
         self._page, self._ended = b"", False
         self._lock = threading.Lock()
 
@@ -50,17 +59,16 @@ class ReportServer(ThreadingHTTPServer):
         """
         with self._lock:
             try:
-                found = self.journal.stat()
+                folder = self.journal.is_dir()
+                found = [file.stat() for file in (sorted(self.journal.iterdir()) if folder else [self.journal])]
             except OSError as error:
                 raise JournalError(f"cannot read {self.journal}: {error.strerror}") from error
-            if not found.st_size:
+            if not any(file.st_size for file in found):
                 return WAITING, False
-            seen = (found.st_mtime_ns, found.st_size)
+            seen = [(file.st_mtime_ns, file.st_size) for file in found]
             if seen != self._seen:
-                events = read(self.journal)
-                self._page = page_of(events, self.journal).encode()
-                self._ended = bool(events) and isinstance(events[-1], RunFinished | RunInterrupted)
-                self._seen = seen
+                page, self._ended = self._made(self.journal)
+                self._page, self._seen = page.encode(), seen
             return self._page, self._ended
 
 

@@ -192,12 +192,18 @@ QUIET_S = 60
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
-    from atune.reporting.report import report
-
+    journal = Path(arguments.journal)
     if arguments.serve:
         return _serve(arguments)
-    page = report(arguments.journal)
-    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
+    if journal.is_dir():
+        from atune.reporting.sets.page import set_report
+
+        page, output = set_report(journal), f"{journal.resolve()}.html"
+    else:
+        from atune.reporting.report import report
+
+        page, output = report(journal), str(journal.with_suffix(".html"))
+    output = arguments.output or output
     return _write(page.encode(), output, "report  ", arguments)
 
 
@@ -207,9 +213,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from atune.frontends.cli.output import print_out
-    from atune.reporting.server import ReportServer
+    from atune.reporting.server import ReportServer, served_run
+    from atune.reporting.sets.page import served_set
 
-    with ReportServer(Path(arguments.journal)) as server, suppress(KeyboardInterrupt):
+    journal = Path(arguments.journal)
+    made = served_set if journal.is_dir() else served_run
+    with ReportServer(journal, made=made) as server, suppress(KeyboardInterrupt):
         server.page()  # a journal that cannot be read is an error now
         text = f"report     {server.url} (Ctrl-C ends it)"
         print_out(json.dumps({"url": server.url}) if arguments.json else text)

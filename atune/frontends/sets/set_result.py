@@ -51,6 +51,16 @@ class SetResult(Sequence[TunedProblem]):
 
         return save_bundle(folder, self.results, workload=workload)
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.
+
+        Raises `UsageError` where `path` cannot be written.
+        """
+        from atune.journal.output import write_output
+        from atune.reporting.sets.page import set_page
+
+        write_output(os.fspath(path), set_page(self, self.folder).encode())
+
     def __len__(self) -> int:
         return len(self._rows)
 
