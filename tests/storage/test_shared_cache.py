@@ -11,11 +11,14 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from cache_entries import events, key
 
 import atune
 from atune.errors import UsageError
+from atune.journal.events import RunFinished
+from atune.model.artifact import Artifact, source_path
 from atune.workers.storage import shared_cache
 from atune.workers.storage.result_cache import ResultCache
 
@@ -55,6 +58,28 @@ def test_a_host_finds_what_another_one_tuned(tmp_path: Path, shared: Path) -> No
     assert b.find(key()) is not None  # it was copied
     assert len(b.known(key(), [{"block": 16}, {"block": 32}])) == 2
     assert b.find(key(problem={"M": 65})) is None
+
+
+def test_a_file_that_a_journal_names_is_not_shared(tmp_path: Path, shared: Path) -> None:
+    """A stranger's journal, once imported, could have any file read, or any library run elsewhere."""
+    for name in (str(tmp_path / "file"), source_path(str(tmp_path / "file"), "main")):
+        Path(name).write_text("secret")
+    *before, last = events(1.0)
+    assert isinstance(last, RunFinished)
+    kernel = Artifact(0, str(tmp_path / "file"), "main", (), "c")
+    host(tmp_path, "a").put(key(), [*before, msgspec.structs.replace(last, kernel=kernel)])
+    found = shared_cache.find(key().text)
+    assert found is not None and found.library == b""
+
+
+def test_a_host_whose_own_cache_is_no_use_shares(tmp_path: Path, shared: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = ResultCache(tmp_path / "file" / "results")
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        cache.put(key(), events(1.0))
+    assert host(tmp_path, "b").find(key()) is not None
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert cache.find(key()) is not None
 
 
 def test_what_did_not_finish_is_not_shared(tmp_path: Path, shared: Path) -> None:

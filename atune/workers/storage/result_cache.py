@@ -44,6 +44,9 @@ T = TypeVar("T")
 SCHEMA = 1
 """Version of the database's tables."""
 
+UNUSABLE = "the result cache cannot be used"
+"""Why a result is not kept where the database is no use."""
+
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
 are tried again."""
@@ -161,7 +164,7 @@ class ResultCache:
         `share`: in the shared cache, too. Returns why the result is not kept, or an empty text.
         """
         state = State.of(events)
-        result, now = Result.of(state), events[-1].time
+        result, now = Result.of(state, replayed=True), events[-1].time  # an imported journal may be a stranger's
         measured = list(known_of(state))
         row = None
         if result.best is not None and result.finished:
@@ -183,8 +186,8 @@ class ResultCache:
             db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
             return ""
 
-        why = self._use(write, "the result cache cannot be used")
-        if share and row is not None and not why:
+        why = self._use(write, UNUSABLE)
+        if share and row is not None and why in ("", UNUSABLE):
             shared_cache.share(key.text, row[-1], result.artifact)
         return why
 

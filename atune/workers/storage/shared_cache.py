@@ -36,7 +36,7 @@ DEADLINE_S = 10.0
 
 
 class SharedStore(Protocol):
-    """Where results are shared. Keys are hex digests, and values a few kB with the winner's library."""
+    """Where results are shared. Keys are hex digests, and values a few kB and the winner's library."""
 
     def get(self, key: str, /) -> bytes | None:
         """Return the value last put under `key`, or None."""
@@ -95,8 +95,7 @@ class SharedResult(msgspec.Struct, frozen=True):
             with suppress(OSError), tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "library.so")
                 path.write_bytes(self.library)
-                if self.source:
-                    Path(source_path(str(path), artifact.symbol)).write_bytes(self.source)
+                Path(source_path(str(path), artifact.symbol)).write_bytes(self.source)
                 here = keep(msgspec.structs.replace(artifact, path=str(path)))
         return msgspec.structs.replace(event, kernel=here)
 
