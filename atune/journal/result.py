@@ -98,7 +98,8 @@ class Result:
         """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
-        self._artifact = state.finished.kernel if state.finished else None
+        self.kept = state.finished.kernel if state.finished else None
+        """What the journal says of the winner's library, which may be gone since: see `artifact`."""
         self._writes = writes_of(state, self.best_index)
         self.out_idx = state.finished.out_idx if state.finished else ()
         """Positions of the outputs; empty for a run that did not finish."""
@@ -302,7 +303,7 @@ class Result:
     def _library(self) -> Artifact:
         if self.best is None:
             raise AtuneError("there is no kernel: no candidate worked")
-        return loadable(self._artifact, replayed=self._replayed)
+        return loadable(self.kept, replayed=self._replayed)
 
     def _roofline(self, timing: Timing | None, device: str) -> Roofline | None:
         return None if timing is None else roofline(timing.latency_ms, self.work, self._peaks.get(device))

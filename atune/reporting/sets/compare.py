@@ -1,17 +1,18 @@
-"""Compares the winners of two sets of journals, problem by problem."""
+"""Compares the winners of two sets of journals, or bundles, problem by problem."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.result import Ratio, Record, Result
-from atune.model.candidate import Config, config_key
+from atune.journal.result import Ratio, Result
+from atune.model.candidate import Config, config_key, describe_config
+from atune.model.device import Target
 from atune.model.measurement import Timing, median_interval
-from atune.reporting.sets.reading import Source, header_of, problem_key, problem_text, results_of
+from atune.reporting.sets.reading import Source, header_of, manifest_of, parts, plain_problem, results_of
 
 FAIL_OVER = 0.02
 """Share by which a winner may be slower, where nothing else is asked for."""
@@ -32,8 +33,9 @@ class Difference(msgspec.Struct, frozen=True):
 class ComparedWinner(msgspec.Struct, frozen=True):
     """The winner of a run, where there is one.
 
-    `journal`: path, where there is one. `config`, `latency_ms`, `reference_ms`: as a `Result` has them. `code_key`:
-    equal for equal code.
+    `journal`: path, where there is one. `config`, `latency_ms`, `reference_ms`: as a `Result` has them. `code_key`,
+    `source_key`: equal for equal code, by the same versions and by any. `layouts`: equal for equal results of layout
+    inference. Empty where unknown.
     """
 
     journal: str | None
@@ -41,8 +43,12 @@ class ComparedWinner(msgspec.Struct, frozen=True):
     latency_ms: float | None
     reference_ms: float | None
     code_key: str
+    source_key: str
+    layouts: str
     device: str
     """The model of the device that measured it."""
+    interval_ms: Ratio | None
+    """The median latency with its interval at 97.5 %: (low, median, high). None where unknown."""
 
 
 class ComparedProblem(msgspec.Struct, frozen=True):
@@ -59,7 +65,9 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     config: tuple[Difference, ...]
     """Axes on which the winners differ."""
     code: bool
-    """Whether the winner's code differs."""
+    """Whether the winner's code differs: the generated sources, where both are known."""
+    layouts: bool
+    """Whether tilelang inferred other layouts, where both are known."""
     setup: tuple[Difference, ...]
     """What differs besides: GPU, target, versions, source of the kernel, and how it was measured."""
 
@@ -89,9 +97,30 @@ class Comparison(msgspec.Struct, frozen=True):
         return f"{plain(comparison_lines(self))}\n\n{comparison_table(self)}"
 
 
-def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> Comparison:
-    """Compare the winners of the same problems: of results, journals, folders of journals, or lists of these.
+class ComparedRun(msgspec.Struct, frozen=True):
+    """One side of a comparison: a run or a bundle's kernel. `benchmark`: the settings of measuring, where known."""
 
+    kernel: str
+    problem: dict[str, Any]
+    time: float
+    winner: ComparedWinner
+    setup: dict[str, Any]
+    """What a latency depends on besides the configuration, by the name that a reader knows."""
+    benchmark: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for the same problem of the same kernel."""
+        return self.kernel, config_key(self.problem)
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {describe_config(self.problem) or 'no arguments'}"
+
+
+def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> Comparison:
+    """Compare the winners of the same problems.
+
+    Each side is a result, a set's result, a journal, a folder of journals, a bundle or its folder, or a list of these.
     Problems are matched by the kernel's name and their arguments; of several runs of one the latest counts. The runs
     took no rounds in turn. So a ratio's interval spans the intervals of both medians, each at 97.5 %, which together
     hold at 95 % (Bonferroni). It covers the scatter within the runs, and not what differs between them: `fail_over` is
@@ -101,7 +130,7 @@ def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> C
     """
     if not fail_over >= 0:
         raise UsageError(f"compare: fail_over must be zero or more, such as 0.02, got {fail_over!r}")
-    one, other = _latest(results_of(before)), _latest(results_of(after))
+    one, other = _latest(before), _latest(after)
     both = [key for key in one if key in other]
     if not both:
         raise UsageError(_nothing_common([*one.values()], [*other.values()]))
@@ -109,8 +138,8 @@ def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> C
     return Comparison(
         fail_over=fail_over,
         problems=problems,
-        only_before=tuple(_named(result) for key, result in one.items() if key not in other),
-        only_after=tuple(_named(result) for key, result in other.items() if key not in one),
+        only_before=tuple(str(run) for key, run in one.items() if key not in other),
+        only_after=tuple(str(run) for key, run in other.items() if key not in one),
         notes=(*_notes(problems), *_moved(problems, fail_over)),
     )
 
@@ -120,21 +149,71 @@ def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _latest(results: Sequence[Result]) -> dict[tuple[str, str], Result]:
+def _latest(source: Source) -> dict[tuple[str, str], ComparedRun]:
     """Return the latest run of each kernel's problems, in the order given."""
-    found: dict[tuple[str, str], Result] = {}
-    for result in results:
-        key = header_of(result).workload, problem_key(header_of(result))
-        if key not in found or header_of(found[key]).time <= header_of(result).time:
-            found[key] = result
+    found: dict[tuple[str, str], ComparedRun] = {}
+    for run in _runs(source):
+        if run.key not in found or found[run.key].time <= run.time:
+            found[run.key] = run
     return found
 
 
-def _nothing_common(before: Sequence[Result], after: Sequence[Result]) -> str:
-    kernels = [sorted({header_of(result).workload for result in side}) for side in (before, after)]
+def _runs(source: Source) -> Iterator[ComparedRun]:
+    for each in parts(source):
+        if (manifest := manifest_of(each)) is not None:
+            yield from (_of_kernel(manifest, one) for one in manifest["problems"])
+        else:
+            yield from map(of_result, results_of(each))
+
+
+def of_result(result: Result) -> ComparedRun:
+    """Return a result as one side of a comparison."""
+    header, best = header_of(result), result.best
+    facts = None if best is None else best.facts
+    winner = ComparedWinner(
+        journal=result.journal,
+        config=result.best_config,
+        latency_ms=result.latency_ms,
+        reference_ms=result.reference_ms,
+        code_key="" if best is None else best.code_key,
+        source_key="" if result.kept is None else result.kept.source_key,
+        layouts="" if facts is None or facts.layouts is None else config_key(msgspec.to_builtins(facts.layouts)),
+        device=_device(result),
+        interval_ms=None if best is None else interval_ms(best.timing),
+    )
+    return ComparedRun(
+        kernel=header.workload,
+        problem=plain_problem(header),
+        time=header.time,
+        winner=winner,
+        setup=_setup(header.target, winner.device, header.kernel, header.versions),
+        benchmark=header.settings.get("benchmark") or {},
+    )
+
+
+def _of_kernel(manifest: Mapping[str, Any], one: Mapping[str, Any]) -> ComparedRun:
+    """Return a kernel of a bundle."""
+    winner = ComparedWinner(
+        journal=None,
+        config=one["config"],
+        latency_ms=one["latency_ms"],
+        reference_ms=one["reference_ms"],
+        code_key=one["code_key"],
+        source_key=one["source_key"],
+        layouts=one["layouts"],
+        device=one["device"],
+        interval_ms=tuple(one["interval_ms"]) if one["interval_ms"] else None,
+    )
+    kernel, target = manifest["kernel"], Target(manifest["target"], manifest["arch"])
+    setup = _setup(target, winner.device, kernel["fingerprint"], one["versions"])
+    return ComparedRun(kernel["name"], one["problem"], 0.0, winner, setup, {})
+
+
+def _nothing_common(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> str:
+    kernels = [sorted({run.kernel for run in side}) for side in (before, after)]
     if set(kernels[0]).isdisjoint(kernels[1]):
         return f"different kernels, so there is nothing to compare: {' and '.join(map(', '.join, kernels))}"
-    return f"no problem is in both: {_some(map(_named, before))} before, {_some(map(_named, after))} after"
+    return f"no problem is in both: {_some(map(str, before))} before, {_some(map(str, after))} after"
 
 
 def _some(names: Iterator[str]) -> str:
@@ -142,62 +221,52 @@ def _some(names: Iterator[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _named(result: Result) -> str:
-    return f"{header_of(result).workload} {problem_text(header_of(result))}"
-
-
-def _compared(before: Result, after: Result, fail_over: float) -> ComparedProblem:
-    ratio = None
-    if before.best is not None and after.best is not None:
-        ratio = _ratio(before.best.timing, after.best.timing)
-    lost = before.best is not None and after.best is None
+def _compared(before: ComparedRun, after: ComparedRun, fail_over: float) -> ComparedProblem:
+    old, new = before.winner, after.winner
+    ratio = _ratio(old.interval_ms, new.interval_ms)
+    lost = old.config is not None and new.config is None
     return ComparedProblem(
-        kernel=header_of(after).workload,
-        problem=header_of(after).arguments,
-        before=_winner(before),
-        after=_winner(after),
+        kernel=after.kernel,
+        problem=after.problem,
+        before=old,
+        after=new,
         ratio=ratio,
         slower=lost or (ratio is not None and ratio[0] > 1 + fail_over),
-        config=tuple(_differences(before.best_config or {}, after.best_config or {})),
-        code=_code_differs(before.best, after.best),
-        setup=(*_differences(_setup(before), _setup(after)), *_measured_otherwise(before, after)),
+        config=tuple(_differences(old.config or {}, new.config or {})),
+        code=_differ(old, new, lambda one: one.source_key, lambda one: one.code_key),
+        layouts=_differ(old, new, lambda one: one.layouts),
+        setup=(*_differences(before.setup, after.setup), *_measured_otherwise(before, after)),
     )
 
 
-def _winner(result: Result) -> ComparedWinner:
-    code_key = "" if result.best is None else result.best.code_key
-    latencies = result.latency_ms, result.reference_ms
-    return ComparedWinner(result.journal, result.best_config, *latencies, code_key, _device(result))
+def interval_ms(timing: Timing | None) -> Ratio | None:
+    """Return (low, median, high): a median latency with its interval at 97.5 %; None where a journal lacks samples."""
+    if timing is None or not timing.samples_us or not all(timing.samples_us):
+        return None
+    low, median, high = median_interval(timing.samples_us, (1 + LEVEL) / 2)
+    return low / 1e3, median / 1e3, high / 1e3
 
 
-def _ratio(before: Timing | None, after: Timing | None) -> Ratio | None:
-    if before is None or after is None or not before.samples_us or not after.samples_us or not all(before.samples_us):
-        return None  # a journal may hold what no run wrote
-    level = (1 + LEVEL) / 2
-    (low, middle, high), (new_low, new_middle, new_high) = (
-        median_interval(timing.samples_us, level) for timing in (before, after)
-    )
-    return new_low / high, new_middle / middle, new_high / low
+def _ratio(before: Ratio | None, after: Ratio | None) -> Ratio | None:
+    if before is None or after is None:
+        return None
+    return after[0] / before[2], after[1] / before[1], after[2] / before[0]
 
 
-def _code_differs(before: Record | None, after: Record | None) -> bool:
-    return before is not None and after is not None and before.code_key != after.code_key
+def _differ(before: ComparedWinner, after: ComparedWinner, *of: Callable[[ComparedWinner], str]) -> bool:
+    """Tell whether two winners differ in the first of these texts that both have."""
+    known = next(((text(before), text(after)) for text in of if text(before) and text(after)), ("", ""))
+    return known[0] != known[1]
 
 
-def _setup(result: Result) -> dict[str, Any]:
-    """Return what a latency depends on besides the configuration, by the name that a reader knows."""
-    header = header_of(result)
-    return {
-        "GPU" if header.target.kind == "cuda" else "CPU": _device(result),
-        "target": str(header.target),
-        "kernel source": header.kernel[:12],
-        **header.versions,
-    }
+def _setup(target: Target, device: str, source: str, versions: Mapping[str, str]) -> dict[str, Any]:
+    known = {"GPU" if target.kind == "cuda" else "CPU": device, "target": str(target), "kernel source": source[:12]}
+    return {**known, **versions}
 
 
-def _measured_otherwise(before: Result, after: Result) -> Iterator[Difference]:
+def _measured_otherwise(before: ComparedRun, after: ComparedRun) -> Iterator[Difference]:
     """Yield the settings of measuring that both runs know and that differ."""
-    one, other = (header_of(result).settings.get("benchmark") or {} for result in (before, after))
+    one, other = before.benchmark, after.benchmark
     shared = one.keys() & other.keys()
     for each in _differences(*({name: known[name] for name in one if name in shared} for known in (one, other))):
         yield Difference(f"{MEASURING}{each.name}", each.before, each.after)

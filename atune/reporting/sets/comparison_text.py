@@ -77,14 +77,17 @@ def _winner(one: ComparedProblem) -> str:
         return "" if one.after.config is None else describe_config(one.after.config)
     if one.config:
         return ", ".join(map(_change, one.config))
-    return "same values, other code" if one.code else "same"
+    other = " and ".join(what for what, differs in (("code", one.code), ("layouts", one.layouts)) if differs)
+    return f"same values, other {other}" if other else "same"
 
 
 def _changes(found: Comparison) -> list[str]:
     """Return what else changed, each once, and on how many problems where it did not on all."""
     counts = Counter(_change(each) for one in found.problems for each in one.setup)
     everywhere = len(found.problems)
-    return [text if n == everywhere else f"{text} (on {n} of {everywhere})" for text, n in counts.items()]
+    texts = [text if n == everywhere else f"{text} (on {n} of {everywhere})" for text, n in counts.items()]
+    code = sum(one.code for one in found.problems)
+    return [*texts, f"the code of {code} of {everywhere} winner{'s' * (everywhere > 1)}"] if code else texts
 
 
 def _change(each: Difference) -> str:

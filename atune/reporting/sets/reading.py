@@ -1,20 +1,48 @@
-"""The results that a set of journals holds: of files, folders, and lists of both."""
+"""What a user gives for several problems: results, journals, folders, bundles, and lists of these."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from atune.bundle.bundle import Bundle
+from atune.bundle.errors import BundleError
+from atune.bundle.manifest import MANIFEST, read_manifest
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.journal.set_folder import journals_in
+from atune.journal.set_folder import TunedProblem, journals_in
 from atune.model.candidate import config_key, describe_config, printable
 
-Source = Result | str | os.PathLike[str] | Iterable["Result | str | os.PathLike[str]"]
-"""A result, a journal, a folder of journals, or several of these."""
+Part = Result | str | os.PathLike[str] | Bundle
+Source = Part | Iterable["Part | TunedProblem"]
+"""A result, a journal, a folder of journals, a set's result, or several of these; for `compare` bundles, too."""
+
+
+def parts(source: Source | TunedProblem) -> Iterator[Part]:
+    """Yield what `source` consists of."""
+    if isinstance(source, (Result, str, os.PathLike, Bundle)):
+        yield source
+    elif isinstance(source, TunedProblem):
+        yield from [] if source.result is None else [source.result]
+    else:
+        for each in source:
+            yield from parts(each)
+
+
+def manifest_of(part: Part) -> dict[str, Any] | None:
+    """Return the manifest of a bundle or of a bundle's folder; None for other things. Raises `UsageError`."""
+    if isinstance(part, Bundle):
+        return part.manifest
+    if isinstance(part, Result) or not (Path(part) / MANIFEST).exists():
+        return None
+    try:
+        return read_manifest(Path(part)).plain
+    except BundleError as error:
+        raise UsageError(str(error)) from error
 
 
 def results_of(source: Source) -> list[Result]:
@@ -22,7 +50,7 @@ def results_of(source: Source) -> list[Result]:
 
     Raises `JournalError` for a journal that cannot be read, and `UsageError` where there is none.
     """
-    found = list(_results(source))
+    found = [result for part in parts(source) for result in _results(part)]
     if not found:
         raise UsageError(f"{_shown(source)} has no journals: give a journal, a folder of *.jsonl, or a list of these")
     return found
@@ -45,13 +73,22 @@ def problem_text(header: RunStarted) -> str:
     return describe_config(header.arguments) or "no arguments"
 
 
-def _results(source: Source) -> Iterator[Result]:
-    if isinstance(source, Result):
-        yield source
-    elif not isinstance(source, (str, os.PathLike)):
-        for each in source:
-            yield from _results(each)
-    elif (path := Path(source)).is_dir():
+def plain_problem(header: RunStarted) -> dict[str, Any]:
+    """Return a run's problem as plain data: dtypes by name, and without dimensions that are symbolic."""
+    found = {}
+    for name, value in header.arguments.items():
+        tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
+        if tag != "$dynamic":
+            found[name] = value[tag] if tag.startswith("$") else value
+    return found
+
+
+def _results(part: Part) -> Iterator[Result]:
+    if isinstance(part, Result):
+        yield part
+    elif isinstance(part, Bundle):
+        raise UsageError("a bundle has no journals: give those of its runs")
+    elif (path := Path(part)).is_dir():
         yield from map(replay, journals_in(path))
     else:
         yield replay(path)

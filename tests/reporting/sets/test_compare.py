@@ -13,9 +13,14 @@ from event_streams import timing, write
 from synthetic import run_of, stream_of
 
 from atune.errors import UsageError
-from atune.journal.events import CandidateLowered, DeviceReady
+from atune.frontends.sets.set_result import SetResult
+from atune.journal.events import CandidateLowered, DeviceReady, RunFinished
 from atune.journal.result import Result
+from atune.journal.set_folder import TunedProblem
+from atune.model.artifact import Artifact, StaticFacts
 from atune.model.device import DeviceInfo, Target
+from atune.model.layouts import Layouts, LoopFacts
+from atune.model.problem import Problem
 from atune.sets import Comparison, compare
 
 EVEN = [0.99, 0.995, 1.0, 1.005, 1.01] * 6
@@ -98,9 +103,10 @@ def test_what_changed_is_said(tmp_path: Path) -> None:
     assert text[0] == "slower     1 of 2 problems by more than 2 %"
     assert text[1] == f"changed    kernel source {'a' * 12} → {'b' * 12} (on 1 of 2)"
     assert text[2] == "           tilelang 0.1.14 → 0.1.15" and "torch" not in str(found)
-    assert text[4].split() == ["problem", "before", "ms", "after", "ms", "ratio", "95", "%", "interval", "winner"]
-    assert text[5].split() == ["M=1", "1", "1.2", "1.200", "1.188–1.212", "slower", "block", "1", "→", "2"]
-    assert text[6].split() == ["M=2", "1", "1", "1.000", "0.990–1.010", "same"]
+    assert text[3] == "           the code of 1 of 2 winners"
+    assert text[5].split() == ["problem", "before", "ms", "after", "ms", "ratio", "95", "%", "interval", "winner"]
+    assert text[6].split() == ["M=1", "1", "1.2", "1.200", "1.188–1.212", "slower", "block", "1", "→", "2"]
+    assert text[7].split() == ["M=2", "1", "1", "1.000", "0.990–1.010", "same"]
 
 
 def test_other_code_of_the_same_values_is_said() -> None:
@@ -110,6 +116,34 @@ def test_other_code_of_the_same_values_is_said() -> None:
     ]
     found = compare(run_of({"M": 1}, {1: EVEN}), Result.from_events(stream.events))
     assert lines(found)[-1].split()[-6:] == ["0.792–0.808", "faster", "same", "values,", "other", "code"]
+
+
+def built(problem: dict[str, Any], version: str, source_key: str, layouts: Layouts | None = None) -> Result:
+    """Return a run of a version of tilelang. Its code key, which covers the version, is never another's."""
+    stream = stream_of(problem, {1: EVEN}, versions={"tilelang": version})
+    kernel = Artifact(1, "gone.so", "main", (), "c", source_key=source_key)
+    stream.events = [
+        msgspec.structs.replace(e, code_key=version, facts=StaticFacts(layouts=layouts))
+        if isinstance(e, CandidateLowered)
+        else msgspec.structs.replace(e, kernel=kernel)
+        if isinstance(e, RunFinished)
+        else e
+        for e in stream.events
+    ]
+    return Result.from_events(stream.events)
+
+
+def test_two_versions_of_a_compiler_may_generate_the_same_code() -> None:
+    narrow, wide = (Layouts(loops=(LoopFacts((8, 8), 1, width=width),)) for width in (1, 4))
+    before = [built({"M": m}, "0.1.14", "a", narrow) for m in (1, 2, 3)]
+    after = [built({"M": 1}, "0.1.15", "a", narrow), built({"M": 2}, "0.1.15", "b", narrow)]
+    found = compare(before, [*after, built({"M": 3}, "0.1.15", "b", wide)])
+    assert [(one.code, one.layouts) for one in found.problems] == [(False, False), (True, False), (True, True)]
+    text = lines(found)
+    assert text[1:3] == ["changed    tilelang 0.1.14 → 0.1.15", "           the code of 2 of 3 winners"]
+    assert [line.split("  ")[-1] for line in text[-3:]] == [
+        "same", "same values, other code", "same values, other code and layouts",
+    ]  # fmt: skip
 
 
 def on_gpu(name: str, problem: dict[str, Any]) -> Result:
@@ -133,6 +167,20 @@ def test_different_gpus_settings_and_a_moved_reference_are_doubtful() -> None:
     settings, moved = compare(run(20, 1.0), run(40, 1.1)).notes
     assert settings == "measured otherwise: n_repeat differs"
     assert moved.startswith("the reference's latency moved by more than 2 % on 1 of 1 problems, to 1.1 times")
+
+
+def test_results_of_sets_are_compared(tmp_path: Path) -> None:
+    """A problem without a result is in neither set."""
+    before, after = (
+        SetResult(
+            [TunedProblem(Problem({"M": m}), tuned({"M": m}, 1, factor) if m < 3 else None, "no") for m in (1, 2, 3)],
+            tmp_path,
+        )
+        for factor in (1.0, 1.2)
+    )
+    found = compare(before, after)
+    assert [one.problem for one in found.problems] == [{"M": 1}, {"M": 2}] and len(found.slower) == 2
+    assert (found.only_before, found.only_after) == ((), ())
 
 
 def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
