@@ -25,8 +25,23 @@ def other(M: int, N: int, block: int = 32) -> Any:
     return matmul(M, N, block)
 
 
+def double(n: int, block: int = 64) -> Any:
+    """B = 2 A, for every size: `n` is not in the code."""
+    size = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((size,), "float32"), B: T.Tensor((size,), "float32")):
+        with T.Kernel(T.ceildiv(size, block)) as bx:
+            for i in T.serial(block):
+                if bx * block + i < size:
+                    B[bx * block + i] = A[bx * block + i] * 2
+
+    return main
+
+
 def problem(M: int, kernel: Any = matmul) -> atune.Workload:
     return atune.Workload(kernel, {"block": [16, 32]}, arguments={"M": M, "N": 16}, out_idx=-1)
 
 
 SMALL, LARGE, OTHER = problem(32), problem(64), problem(96, other)
+DOUBLE = atune.Workload(double, {"block": [16, 64]}, arguments={"n": 64}, out_idx=-1)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from atune.bundle.errors import WrongArguments
 from atune.bundle.manifest import BundledKernel, BundleParam, Sizes
 
+Problem = dict[str, Any]
 PLAIN = frozenset({int, float, bool})
 """Types of arguments for parameters that are no tensors."""
 _OPERATORS: Mapping[type[ast.operator], Any] = {
@@ -138,9 +139,10 @@ def _value(text: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
-    """Return how far a call's sizes are from those of `problem`: the sum of squares of differences of logarithms.
+    """Return how far a call's sizes are from those of `problem`: the sum of the log2 ratios.
 
-    It is infinite if they differ in what is no size. What only one of them has does not count.
+    It is infinite if they differ in what is no size. What only one of them has does not count. It is rounded, so that
+    machines whose logarithms differ in their last digit find the same ties.
     """
     total = 0.0
     for name, value in call.items():
@@ -149,5 +151,55 @@ def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
             continue
         if any(type(one) not in (int, float) or one <= 0 for one in (known, value)):
             return math.inf
-        total += math.log(known / value) ** 2
-    return total
+        total += abs(math.log2(known / value))
+    return round(total, 9)
+
+
+def told_problem(kernels: Sequence[BundledKernel], arguments: Sequence[Any], named: Mapping[str, Any]) -> Problem:
+    """Return what is known of a call's problem: what is `named`, and what the tensors tell where no kernel takes them.
+
+    A dimension is that of an argument if it has the argument's name, or its value in every kernel. One that all
+    kernels share tells nothing where its size is another now.
+    """
+    first, found = kernels[0], dict[str, Any]()
+    given = positions(first, len(arguments)) or ()
+    dims = {
+        (i, axis): size
+        for i, one in zip(given, arguments, strict=False)
+        if one.__class__ not in PLAIN
+        for axis, size in enumerate(one.shape)
+    }
+    places = {name: [place for place in dims if _is_size_of(kernels, name, *place)] for name in first.problem}
+    for name, value in first.problem.items():
+        own = [p for p in places[name] if not any(p in others for n, others in places.items() if n != name)]
+        sizes = {dims[place] for place in own or places[name]}
+        constant = all(one.problem.get(name) == value for one in kernels)
+        if len(sizes) == 1 and (own or (constant and sizes == {value})):
+            found[name] = sizes.pop()
+        elif constant and not sizes:
+            found[name] = value
+    return {**found, **named}
+
+
+def _is_size_of(kernels: Sequence[BundledKernel], name: str, position: int, axis: int) -> bool:
+    """Tell whether a dimension of a parameter is the problem's argument `name`."""
+    for kernel in kernels:
+        shape = kernel.params[position].shape if position < len(kernel.params) else None
+        value = kernel.problem.get(name)
+        if shape is None or axis >= len(shape) or type(value) is not int or shape[axis] not in (name, value):
+            return False
+    return True
+
+
+def nearest(problems: Mapping[int, Mapping[str, Any]], call: Mapping[str, Any]) -> int | None:
+    """Return the key of the problem whose sizes are nearest to a call's; None if all differ in what is no size.
+
+    Of those that are equally near it is that of the smaller sizes, whatever their order.
+    """
+    far = {i: distance(problem, call) for i, problem in problems.items()}
+    near = [i for i, each in far.items() if each < math.inf]
+    return min(near, key=lambda i: (far[i], _sizes_of(problems[i]), i), default=None)
+
+
+def _sizes_of(problem: Mapping[str, Any]) -> list[float]:
+    return [value for _, value in sorted(problem.items()) if type(value) in (int, float)]

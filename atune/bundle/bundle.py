@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from atune.bundle.arguments import PLAIN, SHAPE, Misfit, distance, fit
+from atune.bundle.arguments import PLAIN, SHAPE, Misfit, distance, fit, nearest, told_problem
 from atune.bundle.cuda import prepare
 from atune.bundle.errors import BundleError, OutsideProblems, WrongArguments
 from atune.bundle.launch import Plan, plan
 from atune.bundle.machine import check_device, check_machine
 from atune.bundle.manifest import BundledKernel, named, read_manifest
+from atune.bundle.misses import Miss, Misses, MissFile, Told
 
 OnMiss = Literal["error", "nearest", "default"]
 MOST_PLANS = 4096
@@ -27,40 +25,41 @@ Taking = tuple[BundledKernel, dict[str, int]]
 """A kernel that takes a call's arguments, and the values of its symbolic dimensions."""
 
 
-@dataclass
-class Miss:
-    """A call whose sizes no problem has. `used`: the problem whose kernel runs instead; None if none does."""
-
-    shapes: list[list[int]]
-    problem: dict[str, Any]
-    used: dict[str, Any] | None
-    count: int = 0
-
-
-def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle:
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    on_miss: OnMiss = "error",
+    misses: str | os.PathLike[str] | Told | None = None,
+) -> Bundle:
     """Return the bundle in `folder`, a callable.
 
     Every file is compared with its digest. A library is loaded by the first call that needs it.
 
-    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`.
+    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`; `OSError` for `misses`.
 
     Parameters
     ----------
     folder
         The folder that was written.
     on_miss
-        What a call does whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
-        the nearest problem in log sizes, and ``default`` that of the first problem. Both warn once for each signature,
-        and raise `OutsideProblems` if that kernel was compiled for other shapes. `Bundle.misses` counts all of them.
+        What a call does whose sizes no problem has, and which are outside of the bundle's rule. ``error`` raises
+        `OutsideProblems`. ``nearest`` runs the kernel of the nearest problem in log sizes, and ``default`` that of the
+        first problem. Both warn once for each signature, and raise `OutsideProblems` if that kernel was compiled for
+        other shapes.
+    misses
+        Who hears of calls whose sizes no problem has, whatever served them: a file for ``atune tune --problems``, to
+        which many processes may append, or a function of what `Bundle.misses` lists. Of each problem it hears the
+        first call, the second, the fourth and so on.
     """
-    return Bundle(folder, on_miss=on_miss)
+    return Bundle(folder, on_miss=on_miss, misses=misses)
 
 
 class Bundle:
     """Kernels of several problems, called as one.
 
     Call it with the inputs, and it returns the outputs; or with every parameter, and it returns None. The tensors'
-    shapes choose the kernel. Where problems differ in something else, name it: ``bundle(Q, K, V, causal=True)``.
+    shapes choose the kernel. Where problems differ in something else, name it: ``bundle(Q, K, V, causal=True)``. Sizes
+    between those that were tuned get the kernel that the bundle's rule says, where one takes them.
     Tensors are as they were tuned: of those dtypes, on such a device, and contiguous or with the declared strides. CUDA
     kernels run on torch's current stream. Several threads may call it.
 
@@ -68,23 +67,27 @@ class Bundle:
     gradients are recorded.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        on_miss: OnMiss = "error",
+        misses: str | os.PathLike[str] | Told | None = None,
+    ) -> None:
         if on_miss not in ("error", "nearest", "default"):
             raise BundleError(f"on_miss must be 'error', 'nearest' or 'default', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
-        self.manifest, self._kernels = read_manifest(self.folder)
+        self.manifest, self._kernels, self._rules = read_manifest(self.folder)
         """All that the bundle says of itself, as plain data."""
         check_machine(self.manifest)
-        if (rule := self.manifest["rule"]) is not None:
-            raise BundleError(f"{folder} has a dispatch rule, {rule.get('kind')!r}, which this atune does not know")
         self.digest: str = self.manifest["digest"]
         """SHA-256 of the manifest, and so of everything: equal bundles choose equal kernels."""
         self._target: str = self.manifest["target"]
         if self._target == "cuda":
             prepare(self.folder)  # the first call should not wait for it
         self._plans: dict[Any, Plan] = {}
-        self._misses: dict[Any, Miss] = {}
-        self._lock = threading.Lock()
+        told = MissFile(misses, [*self._kernels[0].problem]) if isinstance(misses, (str, os.PathLike)) else misses
+        self._misses = Misses(told)
 
     @property
     def problems(self) -> list[dict[str, Any]]:
@@ -109,11 +112,11 @@ class Bundle:
     def misses(self) -> list[dict[str, Any]]:
         """Return the calls whose sizes no problem has, as plain data.
 
-        ``shapes``: of the call's tensors. ``problem``: what of its problem is known by name. ``used``: the problem
-        whose kernel ran instead; None if none did. ``count``: how many calls.
+        ``shapes``: of the call's tensors. ``problem``: what is known of its problem. ``used``: the problem whose kernel
+        ran instead; None if none did. ``by``: what chose it: ``rule``, or `on_miss`. ``count``: how many calls. What
+        comes after 1,024 different ones is one entry without shapes.
         """
-        with self._lock:
-            return [dict(vars(miss)) for miss in self._misses.values()]
+        return self._misses()
 
     def __repr__(self) -> str:
         n, name = len(self._kernels), self.manifest["kernel"]["name"]
@@ -121,7 +124,7 @@ class Bundle:
 
     def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Plan:
         """Return what calls of this signature do, and remember it."""
-        (kernel, sizes), miss = self._chosen(key, arguments, problem)
+        (kernel, sizes), miss = self._chosen(arguments, problem)
         if self._target == "cuda":
             home = next((one.device for one in arguments if one.__class__ not in PLAIN), None)
             check_device(self.manifest["arch"], home)
@@ -133,15 +136,18 @@ class Bundle:
         self._plans[key] = found
         return found
 
-    def _chosen(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> tuple[Taking, Miss | None]:
+    def _chosen(self, arguments: Sequence[Any], problem: Mapping[str, Any]) -> tuple[Taking, Miss | None]:
         """Return the kernel that a call runs, and the miss that the call is, if it is one."""
         if unknown := [name for name in problem if not any(name in one.problem for one in self._kernels)]:
             raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}; it has {self._listed()}")
-        taking, misfits = list[Taking](), list[Misfit]()
-        for kernel in self._kernels:
+        taking, misfits = dict[int, Taking](), list[Misfit]()
+        for position, kernel in enumerate(self._kernels):
             found = fit(kernel, arguments, self._target)
-            misfits.append(found) if isinstance(found, Misfit) else taking.append((kernel, found))
-        exact = [(k, sizes) for k, sizes in taking if distance(k.problem, {**sizes, **problem}) == 0]
+            if isinstance(found, Misfit):
+                misfits.append(found)
+            else:
+                taking[position] = kernel, found
+        exact = [(k, sizes) for k, sizes in taking.values() if distance(k.problem, {**sizes, **problem}) == 0]
         if len(exact) > 1:
             raise WrongArguments(_ambiguous([kernel.problem for kernel, _ in exact]))
         if exact:
@@ -149,28 +155,46 @@ class Bundle:
         nearest_fit = max(misfits, key=lambda one: one.step, default=None)
         if not taking and nearest_fit is not None and nearest_fit.step != SHAPE:
             raise WrongArguments(nearest_fit.why)
-        known = {**(taking[0][1] if taking else {}), **problem}
-        used = self._instead(taking, problem)
+        return self._missed(taking, nearest_fit, arguments, problem)
+
+    def _missed(
+        self,
+        taking: Mapping[int, Taking],
+        nearest_fit: Misfit | None,
+        arguments: Sequence[Any],
+        problem: Mapping[str, Any],
+    ) -> tuple[Taking, Miss]:
+        """Return what a call of no problem's sizes runs. Raises `OutsideProblems`."""
+        call = {**next((sizes for _, sizes in taking.values()), {}), **problem}
+        used, by = self._instead(taking, call)
+        alike = [kernel for kernel, _ in taking.values()] or self._kernels
         shapes = [list(one.shape) for one in arguments if one.__class__ not in PLAIN]
-        with self._lock:
-            miss = self._misses.setdefault(key, Miss(shapes, known, None if used is None else dict(used[0].problem)))
-            miss.count += used is None
+        told = {**told_problem(alike, arguments, problem), **call}
+        miss = self._misses.entry(Miss(shapes, told, None if used is None else dict(used[0].problem), by))
         if used is None:
-            why = f"no problem has {named(known)}" if nearest_fit is None or taking else nearest_fit.why
-            fixed = "; its kernels are compiled for fixed sizes" if not taking and self.on_miss != "error" else ""
-            raise OutsideProblems(f"{why}; the bundle has {self._listed()}{fixed}")
-        instead = f"the kernel of {named(used[0].problem)} runs"
-        warnings.warn(f"no problem of the bundle has {named(known)}: {instead}", RuntimeWarning, stacklevel=4)
+            self._misses.count(miss)
+            why = f"no problem has {named(call)}" if nearest_fit is None or taking else nearest_fit.why
+            more = "" if taking else "; its kernels are compiled for fixed sizes"
+            more += ", and the call is outside of its rule" if taking and self._rules else ""
+            raise OutsideProblems(f"{why}; the bundle {self.digest[:12]} has {self._listed()}{more}")
+        if by != "rule":
+            instead = f"the kernel of {named(used[0].problem)} runs"
+            warnings.warn(f"no problem of the bundle has {named(call)}: {instead}", RuntimeWarning, stacklevel=5)
         return used, miss
 
-    def _instead(self, taking: Sequence[Taking], problem: Mapping[str, Any]) -> Taking | None:
-        """Return what `on_miss` runs, of the kernels that take the arguments; None if it raises."""
+    def _instead(self, taking: Mapping[int, Taking], call: Mapping[str, Any]) -> tuple[Taking | None, str]:
+        """Return what runs, of the kernels that take the arguments, and what says so; None if the call raises."""
+        problems = {position: kernel.problem for position, (kernel, _) in taking.items()}
+        for rule in self._rules:
+            near = nearest({i: problems[i] for i in rule.serving(call) if i in problems}, call)
+            if near is not None:
+                return taking[near], "rule"
+        near = None
         if self.on_miss == "nearest":
-            far = [distance(kernel.problem, {**sizes, **problem}) for kernel, sizes in taking]
-            least = min(far, default=math.inf)
-            return taking[far.index(least)] if least < math.inf else None  # of equals the first, on every rank
-        first = [one for one in taking if self.on_miss == "default" and one[0] is self._kernels[0]]
-        return first[0] if first else None
+            near = nearest(problems, call)
+        elif self.on_miss == "default" and 0 in taking:
+            near = 0
+        return (None if near is None else taking[near]), self.on_miss
 
     def _listed(self) -> str:
         shown = "; ".join(named(kernel.problem) for kernel in self._kernels[:SHOWN])
@@ -178,8 +202,7 @@ class Bundle:
 
     def _counting(self, plan: Plan, miss: Miss) -> Plan:
         def run(arguments: Sequence[Any]) -> Any:
-            with self._lock:
-                miss.count += 1
+            self._misses.count(miss)
             return plan(arguments)
 
         return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,11 +50,49 @@ class BundledKernel:
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
 
+class Rule(NamedTuple):
+    """Which kernels serve problems that were never tuned, but whose sizes lie within those that were.
+
+    `others`: arguments that must be equal. `sizes`: the least and the most of each. `root`: the positions of problems,
+    the nearest of which serves, or a `Question`.
+    """
+
+    others: Mapping[str, Any]
+    sizes: Mapping[str, tuple[float, float]]
+    root: Question | tuple[int, ...]
+
+    def serving(self, call: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the positions of the problems that may serve a call; none if it is outside of the rule.
+
+        `call`: what is known of its problem. An argument that is not, such as the size of a dimension that all kernels
+        have fixed, must be the same in all problems.
+        """
+        for name, (least, most) in self.sizes.items():
+            if not least <= call.get(name, math.inf if least < most else least) <= most:
+                return ()
+        if any(call.get(name, value) != value for name, value in self.others.items()):
+            return ()
+        node = self.root
+        while isinstance(node, Question):
+            node = node.small if call.get(node.size, self.sizes[node.size][0]) <= node.most else node.large
+        return node
+
+
+class Question(NamedTuple):
+    """Where a tree asks for the size `size`: up to `most` goes to `small`, more to `large`."""
+
+    size: str
+    most: float
+    small: Question | tuple[int, ...]
+    large: Question | tuple[int, ...]
+
+
 class Manifest(NamedTuple):
     """A manifest that was read. `plain`: its content. `kernels`: one for each problem, in order."""
 
     plain: dict[str, Any]
     kernels: tuple[BundledKernel, ...]
+    rules: tuple[Rule, ...]
 
 
 def named(problem: Mapping[str, Any]) -> str:
@@ -89,13 +128,14 @@ def read_manifest(folder: Path) -> Manifest:
         if lacking := sorted(FIELDS - plain.keys()):
             raise ValueError(f"it has no {lacking[0]}")
         kernels = tuple(map(_kernel, plain["problems"]))
+        rules = tuple(_rule(rule, len(kernels)) for rule in plain["rule"] or ())
         for name, digest in plain["files"].items():
             _check_file(folder, name, digest)
         if not kernels or not all(f"{kernel.library}.so" in plain["files"] for kernel in kernels):
             raise ValueError("no problems, or no library of one")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedBundle(f"{path} is no bundle's manifest: {error!r}") from error
-    return Manifest(plain, kernels)
+    return Manifest(plain, kernels, rules)
 
 
 def _check_file(folder: Path, name: str, digest: str) -> None:
@@ -116,6 +156,22 @@ def _kernel(plain: Mapping[str, Any]) -> BundledKernel:
     if not all(0 <= i < len(params) for i in (*outputs, *(c for c in calls if isinstance(c, int)))):
         raise ValueError("a position that no parameter has")
     return BundledKernel(dict(plain["problem"]), plain["library"], plain["symbol"], calls, outputs, params)
+
+
+def _rule(plain: Mapping[str, Any], count: int) -> Rule:
+    sizes = {name: (least, most) for name, (least, most) in plain["sizes"].items()}
+    return Rule(dict(plain["others"]), sizes, _node(plain["root"], sizes, count))
+
+
+def _node(plain: Mapping[str, Any], sizes: Mapping[str, Any], count: int) -> Question | tuple[int, ...]:
+    if "problems" in plain:
+        if not all(0 <= i < count for i in plain["problems"]):
+            raise ValueError("a rule for a problem that is not there")
+        return tuple(plain["problems"])
+    if plain["size"] not in sizes:
+        raise ValueError("a rule that asks for no size")
+    small, large = (_node(plain[side], sizes, count) for side in ("small", "large"))
+    return Question(plain["size"], plain["most"], small, large)
 
 
 def _sizes(plain: Any) -> Sizes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,7 +10,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,11 @@ from atune.journal.events import RunStarted
 from atune.journal.result import Result
 from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
+from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS, CompileSettings
+from atune.reporting.sets.bundle_rule import rules, with_regret
+from atune.reporting.sets.compare import of_result
+from atune.reporting.sets.reading import manifest_of, plain_problem
 from atune.version import installed_versions
 from atune.workload.workload import Workload, ship
 
@@ -32,7 +38,14 @@ Files = dict[str, bytes]
 """Contents of a bundle's files, by their name in it."""
 
 
-def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result], *, workload: Workload | None = None) -> str:
+def save_bundle(
+    folder: str | os.PathLike[str],
+    results: Sequence[Result],
+    *,
+    workload: Workload | None = None,
+    weights: Sequence[float] | None = None,
+    add: bool = False,
+) -> str:
     """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
 
     A library that is gone is compiled again, in a worker.
@@ -48,38 +61,77 @@ def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result], *, wo
         Results of runs that finished, each for another problem. The first is the bundle's default.
     workload
         What to compile again from. None takes the file that a result's journal names, and runs it.
+    weights
+        How often each problem occurs, for the dispatch rule. None: equally often.
+    add
+        Add the winners to the bundle in `folder`, if there is one, in place of those of the same problems. Its manifest
+        is replaced at once, and programs that have loaded it keep what they have.
     """
     headers = [_checked(result) for result in results]
     if not headers:
         raise UsageError("a bundle needs at least one result")
-    _check_alike(results, headers)
     path = Path(folder)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty: give a new folder")
-    files: Files = {}
-    problems = [_problem(result, header, files, workload) for result, header in zip(results, headers, strict=True)]
-    target = headers[0].target
-    requires = {}
+    with _alone(path) if add else nullcontext():
+        before = manifest_of(path) if add else None
+        if before is None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UsageError(f"{folder} exists and is not empty: give a new folder")
+        _check_alike(results, headers, before)
+        files: Files = {}
+        problems = [_problem(result, header, files, workload) for result, header in zip(results, headers, strict=True)]
+        for problem, weight in zip(problems, weights or [1.0] * len(problems), strict=True):
+            problem["weight"] = weight
+        manifest = _manifest(results, headers, with_regret(problems, results, before), files, before)
+        manifest["digest"] = manifest_digest(manifest)
+        _write(path, {**files, MANIFEST: json.dumps(manifest, indent=1).encode() + b"\n"})
+    return str(manifest["digest"])
+
+
+def _manifest(
+    results: Sequence[Result],
+    headers: Sequence[RunStarted],
+    problems: Sequence[dict[str, Any]],
+    files: Files,
+    before: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the manifest of `problems` without its digest. Adds a runtime to `files`, unless `before` has one."""
+    cpu, target = this_cpu(), headers[0].target
+    native = any(map(_is_native, results, headers))
+    old = before or {"cpu": {"features": []}, "requires": {}, "files": {}}
+    requires = dict(old["requires"])
     if target.kind == "cuda":
         _check_calls(files)
-        files |= _runtime()
-        requires["apache-tvm-ffi"] = _required("apache-tvm-ffi")
-    manifest: dict[str, Any] = {
+        if before is None:
+            files |= _runtime()
+            requires["apache-tvm-ffi"] = _required("apache-tvm-ffi")
+    digests = old["files"] | {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    libraries = {f"{one['library']}.so" for one in problems}
+    manifest = {
         "schema": SCHEMA,
         "kernel": {"name": headers[0].workload, "fingerprint": headers[0].kernel},
         "target": target.kind,
         "arch": target.arch,
-        "cpu": {**this_cpu(), **({} if any(map(_is_native, results, headers)) else {"features": []})},
+        "cpu": {**cpu, "features": sorted({*old["cpu"]["features"], *(cpu["features"] if native else ())})},
         "requires": requires,
         "versions": installed_versions(),
-        "rule": None,
+        "rule": rules(headers[0].workload, problems) or None,
         "problems": problems,
-        "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
+        "files": {n: digests[n] for n in sorted(digests) if n in libraries or n.startswith(f"{RUNTIME}/")},
     }
-    manifest = json.loads(json.dumps(manifest))  # as it is read again: lists, and no tuples
-    manifest["digest"] = manifest_digest(manifest)
-    _write(path, {**files, MANIFEST: json.dumps(manifest, indent=1).encode() + b"\n"})
-    return str(manifest["digest"])
+    return dict(json.loads(json.dumps(manifest)))  # as it is read again: lists, and no tuples
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep others from adding to the bundle in `folder` at the same time. A new folder needs no lock."""
+    if not folder.is_dir():
+        yield
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _checked(result: Result) -> RunStarted:
@@ -92,29 +144,25 @@ def _checked(result: Result) -> RunStarted:
     return result.header
 
 
-def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted]) -> None:
-    """Raise `UsageError` unless the runs are of one kernel and target, and of different problems."""
+def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted], before: dict[str, Any] | None) -> None:
+    """Raise `UsageError` unless the runs are of one kernel and target, as those of `before`, and of other problems."""
     first, seen = headers[0], set[str]()
+    kernel, target, of = first.kernel, first.target, "the first result"
+    if before is not None:
+        kernel, target, of = before["kernel"]["fingerprint"], Target(before["target"], before["arch"]), "those in it"
+        now, then = installed_versions().get("tilelang"), before["versions"].get("tilelang")
+        if target.kind == "cuda" and now != then:
+            raise UsageError(f"the bundle has the runtime of tilelang {then}, and {now} is installed: write a new one")
     for result, header in zip(results, headers, strict=True):
-        problem = named(_arguments(header))
+        problem = named(plain_problem(header))
         where = f" ({result.journal})" if result.journal else ""
-        if header.kernel != first.kernel:
-            raise UsageError(f"a bundle holds one kernel, and {problem}{where} is of another than the first result")
-        if header.target != first.target:
-            raise UsageError(f"a bundle is for {first.target}, as its first result, and {problem}{where} is not")
+        if header.kernel != kernel:
+            raise UsageError(f"a bundle holds one kernel, and {problem}{where} is of another than {of}")
+        if header.target != target:
+            raise UsageError(f"a bundle is for {target}, as {of}, and {problem}{where} is not")
         if problem in seen:
             raise UsageError(f"two results are of the problem {problem}: give one of them")
         seen.add(problem)
-
-
-def _arguments(header: RunStarted) -> dict[str, Any]:
-    """Return the problem as plain data: dtypes by name, and without dimensions that are symbolic."""
-    found = {}
-    for name, value in header.arguments.items():
-        tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
-        if tag != "$dynamic":
-            found[name] = value[tag] if tag.startswith("$") else value
-    return found
 
 
 def _problem(result: Result, header: RunStarted, files: Files, workload: Workload | None) -> dict[str, Any]:
@@ -124,15 +172,20 @@ def _problem(result: Result, header: RunStarted, files: Files, workload: Workloa
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     n = len(artifact.params)
+    run = of_result(result)
     return {
-        "problem": _arguments(header),
+        "problem": plain_problem(header),
         "config": result.best_config,
         "latency_ms": result.latency_ms,
         "default_ms": result.default_ms,
         "reference_ms": result.reference_ms,
+        "interval_ms": run.winner.interval_ms,
         "proven": result.proven,
-        "device": next((device.name for device in result.devices if device.id == result.best.device), ""),
+        "device": run.winner.device,
         "versions": header.versions,
+        "code_key": run.winner.code_key,
+        "source_key": run.winner.source_key,
+        "layouts": run.winner.layouts,
         "library": digest,
         "symbol": artifact.symbol,
         "calls": artifact.calls,
@@ -155,7 +208,7 @@ def _library(result: Result, header: RunStarted, workload: Workload | None) -> t
             pass  # removed since
     now = installed_versions().get("tilelang", "")
     if (then := header.versions.get("tilelang", "")) != now:
-        why = f"{named(_arguments(header))} was tuned with tilelang {then}, and {now} is installed"
+        why = f"{named(plain_problem(header))} was tuned with tilelang {then}, and {now} is installed"
         raise UsageError(f"the winner's library is gone and cannot be compiled again: {why}; tune again")
     from atune.frontends.api.blocking import run_blocking
 
@@ -242,7 +295,11 @@ def _required(package: str) -> str:
 
 
 def _write(folder: Path, files: Files) -> None:
-    """Write `files` into a new folder beside `folder`, and rename it. Raises `UsageError`."""
+    """Write `files`, the last of which is the manifest, and rename them into `folder`. Raises `UsageError`.
+
+    A new folder is renamed whole. In a bundle that is there each file is, the manifest last: until then it is the old
+    bundle. Files that it no longer names stay, because a program that has loaded it may still want them.
+    """
     part = folder.parent / f".{folder.name}.{os.getpid()}.part"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -250,7 +307,11 @@ def _write(folder: Path, files: Files) -> None:
         for name, data in files.items():
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(data)
-        os.rename(part, folder)
+        if not (folder / MANIFEST).exists():
+            os.rename(part, folder)
+        else:
+            for name in files:
+                os.replace(part / name, folder / name)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:

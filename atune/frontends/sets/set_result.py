@@ -33,6 +33,8 @@ class SetResult(Sequence[TunedProblem]):
 
     def __init__(self, rows: Sequence[TunedProblem], folder: Path) -> None:
         self._rows, self.folder = tuple(rows), folder
+        self.digest: str | None = None
+        """Of the bundle that got the winners, with `into`."""
         self._by_key = {row.problem.key: row for row in rows}
 
     @property
@@ -45,11 +47,13 @@ class SetResult(Sequence[TunedProblem]):
         """Their results."""
         return [row.result for row in self.winners if row.result is not None]
 
-    def save_bundle(self, folder: str | os.PathLike[str], *, workload: Workload | None = None) -> str:
-        """Write the winners as a bundle, the new folder `folder`: `atune.results.save_bundle` of `results`."""
+    def save_bundle(
+        self, folder: str | os.PathLike[str], *, workload: Workload | None = None, add: bool = False
+    ) -> str:
+        """Write the winners as a bundle, with their weights: `atune.results.save_bundle` of `results`."""
         from atune.frontends.api.save_bundle import save_bundle
 
-        return save_bundle(folder, self.results, workload=workload)
+        return save_bundle(folder, self.results, workload=workload, weights=self._weights(), add=add)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.
@@ -154,6 +158,7 @@ def set_data(found: SetResult) -> dict[str, Any]:
         data = {"problem": msgspec.to_builtins(row.problem.arguments), "weight": row.problem.weight}
         rows.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
+        **({} if found.digest is None else {"digest": found.digest}),
         "problems": rows,
         "winners": len(found.winners),
         "measured": sum(row.result.measured for row in found if row.result is not None),

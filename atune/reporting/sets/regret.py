@@ -42,7 +42,7 @@ def regret_matrix(results: Source) -> RegretMatrix:
         raise UsageError("no result has a winner, so that there is nothing to compare")
     rows = {record.key: record.config for result in won for record in _finalists(result)}
     keys = sorted(rows)
-    columns = [_regret(result) for result in won]
+    columns = [regret_of(result) for result in won]
     return RegretMatrix(
         kernel=header_of(won[0]).workload,
         problems=tuple(thaw(header_of(result).arguments) for result in won),
@@ -64,7 +64,7 @@ def _contenders(result: Result) -> Sequence[Record]:
     return result.all_records if result.best == result.baseline else result.records
 
 
-def _regret(result: Result) -> dict[str, float]:
+def regret_of(result: Result) -> dict[str, float]:
     """Return the regret of all that were measured, by key."""
     firsts = {one.index: one.timing.latency_ms for one in result.measurements}
     finals = {entry.index: entry.timing.latency_ms for entry in result.final}
