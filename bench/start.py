@@ -211,7 +211,7 @@ def rows(target: str) -> dict[str, Row]:
 
     found = {
         "budget-1": Row(
-            {"prior": tune("--budget", "1"), "no prior": tune("--budget", "1", "--no-prior")},
+            {"prior": tune("--budget", "1"), "no prior": tune("--budget", "1", "--strategy", "random")},
             "prior: seconds above the candidate's own", above_own("prior"),
             beside={"the same without the prior, which surveys all": above_own("no prior")},
         ),

@@ -18,7 +18,7 @@ def of_tune() -> Iterable[tuple[str, str, str]]:
     for field in (field for fields in groups().values() for field in fields):
         option = field.option
         spelled = f"`{option.flag} {option.metavar}`" if option.metavar else f"`{option.flag}`"
-        if option.action == "switch" or (field.default is True and not skips(field)):
+        if field.default is True and not skips(field):
             spelled += f", `--no-{option.flag.removeprefix('--')}`"
         text = f"Do not {_text(field)[0].lower()}{_text(field)[1:]}" if skips(field) else _text(field)
         spelled = f"**{spelled}**" if option.common else spelled

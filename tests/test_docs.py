@@ -67,8 +67,11 @@ EXAMPLES = {
     "strategy.py": r"3 [\d.]+ .*\n4 [\d.]+ .*\n2 [\d.]+ .*\{'block_M': ",
     "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
     "logged.py": "nightly",
+    "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
 }
 """The files of the pages, and what each prints."""
+LAUNCHED = {"ranks.py": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")}
+"""What starts a file, where it is not Python alone."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,7 @@ def run(folder: Path, *command: str) -> str:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_example_runs(folder: Path, name: str) -> None:
-    assert re.search(EXAMPLES[name], run(folder, name), re.DOTALL)
+    assert re.search(EXAMPLES[name], run(folder, *LAUNCHED.get(name, ()), name), re.DOTALL)
 
 
 def test_the_first_example_runs(folder: Path) -> None:

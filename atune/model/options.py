@@ -51,7 +51,7 @@ class Option:
     """The option of the command line, if it has one. ``--skip-…`` switches off what is on by default."""
     metavar: str = ""
     action: str = ""
-    """``switch`` or ``repeat`` at the command line, where the type does not say so."""
+    """``repeat`` at the command line, where the type does not say so."""
     unit: str = ""
     """What a number counts, for messages of the command line."""
     unset: str = ""

@@ -115,14 +115,14 @@ def row(text: str, label: str) -> list[str]:
 
 
 def test_each_round_begins_with_another_and_every_run_is_its_own(scripted: Scripted, tmp_path: Path) -> None:
-    assert run(scripted, "--rounds", "4", "--out", str(tmp_path), "--tune-options=--no-prior") == 0
+    assert run(scripted, "--rounds", "4", "--out", str(tmp_path), "--tune-options=--no-store") == 0
     rounds = [scripted.asked[i : i + 3] for i in range(0, 12, 3)]
     assert rounds == [["auto", SWIZZLE, CICC], [SWIZZLE, CICC, "auto"], [CICC, "auto", SWIZZLE], rounds[0]]
     places = [(one["round"], one["place"], one["variant"]) for one in written(tmp_path)["runs"]]
     assert places[3:6] == [(1, 0, "swizzle_lowering"), (1, 1, "cicc"), (1, 2, "auto")]
     text = " ".join(scripted.commands[0])
     assert text.startswith(f"{sys.executable} -m atune tune {ROOT}/examples/gemm_roller.py:WORKLOAD --target cuda")
-    assert text.endswith("--accelerate auto --no-prior --no-proof --quiet --json")
+    assert text.endswith("--accelerate auto --no-store --no-proof --quiet --json")
     assert len({env["XDG_CACHE_HOME"] for env in scripted.environments}) == 12
 
 

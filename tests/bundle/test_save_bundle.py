@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from atune.bundle import OutsideProblems, load
 from atune.errors import UsageError
 from atune.frontends.api import save_bundle as writer
 from atune.frontends.cli.main import main
+from atune.frontends.sets.tuning import read_set
 from atune.journal.result import Result
 from atune.model.folders import artifacts_folder
 from atune.results import save_bundle
@@ -78,7 +81,7 @@ def test_what_was_tuned_is_served_without_tilelang_and_compilers(journals: dict[
         assert one["params"][0] == {"dtype": "float32", "shape": [one["problem"]["M"], 32], "strides": None}
     assert save_bundle(tmp_path / "again", results) == digest
     with pytest.raises(
-        OutsideProblems, match=r"no kernel takes float32 \[48, 32\] here; the bundle has M=32, N=16; M=64"
+        OutsideProblems, match=r"no kernel takes float32 \[48, 32\] here; the bundle \w{12} has M=32, N=16; M=64"
     ):
         load(tmp_path / "b")(torch.ones(48, 32), torch.ones(32, 16))
 
@@ -191,3 +194,130 @@ def test_a_set_of_problems(home: Path, tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert main(["bundle", str(folder), "-o", str(tmp_path / "again"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(tmp_path / "again"), "problems": 2, "digest": digest}
+
+
+# ---- a set of any size: its rule, and problems that are added
+
+
+SIZES = [{"n": 64}, {"n": 512}, {"n": 4096}]
+
+
+@pytest.fixture(scope="module")
+def doubled(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a set's journals."""
+    folder = tmp_path_factory.mktemp("sets") / "double"
+    atune.run_set(f"{KERNELS}:DOUBLE", atune.Problems(SIZES, weights=[1, 2, 3]), target="c", journal=folder)
+    return folder
+
+
+def test_a_set_has_a_rule_with_its_regret(doubled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digest = read_set(doubled).save_bundle(tmp_path / "b")
+    found = load(tmp_path / "b")
+    [rule] = found.manifest["rule"]
+    assert (rule["tested"], rule["sizes"], rule["others"]) == (3, {"n": [64, 4096]}, {})
+    assert rule["worst_regret"] >= rule["regret"] >= 0
+    for n in (64, 100, 3000):
+        assert torch.equal(found(torch.ones(n)), torch.full((n,), 2.0))
+    assert [(miss["problem"], miss["by"]) for miss in found.misses()] == [({"n": 100}, "rule"), ({"n": 3000}, "rule")]
+    with pytest.raises(OutsideProblems, match="outside of its rule"):
+        found(torch.ones(5000))
+    assert main(["bundle", str(doubled), "-o", str(tmp_path / "again")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"bundle     {tmp_path / 'again'}, 3 problems" and printed[2] == f"digest     {digest}"
+    how = r"[\d.e-]+ % slower than the best on problems left out, at worst [\d.e-]+ %"
+    assert re.fullmatch(rf"rule       (nearest|tree), n 64 to 4096: {how}", printed[1])
+
+
+def test_problems_are_added_while_the_old_bundle_serves(doubled: Path, tmp_path: Path) -> None:
+    first, *others = read_set(doubled).results
+    save_bundle(tmp_path / "b", [first])
+    old = load(tmp_path / "b")
+    digest = save_bundle(tmp_path / "b", others, add=True)
+    whole = save_bundle(tmp_path / "whole", [first, *others])
+    found = load(tmp_path / "b")
+    assert found.digest == digest != old.digest and found.problems == SIZES
+    assert torch.equal(old(torch.ones(64)), found(torch.ones(64)))  # it loads its library only now
+    assert found.manifest["files"] == load(tmp_path / "whole").manifest["files"]
+    again = save_bundle(tmp_path / "b", [first], add=True)
+    assert again == digest and load(tmp_path / "b").problems == SIZES and whole != ""
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
+
+
+def test_what_does_not_fit_a_bundle_is_not_added(
+    doubled: Path, journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = read_set(doubled).results
+    digest = save_bundle(tmp_path / "b", results)
+    with pytest.raises(UsageError, match=r"M=32, N=16 \(.*\) is of another than those in it"):
+        save_bundle(tmp_path / "b", replayed(journals, "SMALL"), add=True)
+    with pytest.raises(UsageError, match="into: the bundle has problems of double, and this is other work"):
+        atune.run_set(SMALL, [{"M": 32, "N": 16}], target="c", into=tmp_path / "b", journal=tmp_path / "s")
+    assert load(tmp_path / "b").digest == digest
+    [library, *_] = (tmp_path / "b").glob("*.so")
+    library.write_bytes(b"damaged")
+    with pytest.raises(UsageError, match=r"\.so is damaged"):
+        save_bundle(tmp_path / "b", results, add=True)
+
+
+def test_misses_are_tuned_into_the_bundle(
+    doubled: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a nightly job would: what production missed, and the second time nothing."""
+    folder, misses = tmp_path / "b", tmp_path / "misses.jsonl"
+    read_set(doubled).save_bundle(folder)
+    serving = load(folder, misses=misses)
+    for n in (64, 100, 100, 3000):
+        serving(torch.ones(n))
+    command = [
+        "tune",
+        f"{KERNELS}:DOUBLE",
+        "--problems",
+        str(misses),
+        "--into",
+        str(folder),
+        "--target",
+        "c",
+        "--quiet",
+    ]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    found = load(folder)
+    assert f"bundle     {folder}, 5 problems" in printed and f"digest     {found.digest}" in printed
+    assert found.problems == [*SIZES, {"n": 100}, {"n": 3000}] and found.manifest["rule"][0]["tested"] == 5
+    assert [one["weight"] for one in found.manifest["problems"]] == [1, 2, 3, 2, 1]
+    found(torch.ones(100))
+    assert found.misses() == [] and serving.digest != found.digest
+    serving(torch.ones(4096))
+    assert main([*command, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert f"every problem is in {folder}" in shown.err and json.loads(shown.out)["problems"] == []
+    assert load(folder).digest == found.digest
+
+
+def test_a_bundle_that_two_add_to_has_both(doubled: Path, tmp_path: Path) -> None:
+    first, second, third = read_set(doubled).results
+    save_bundle(tmp_path / "b", [first])
+    threads = [
+        threading.Thread(target=save_bundle, args=(tmp_path / "b", [one]), kwargs={"add": True})
+        for one in (second, third)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one["n"] for one in load(tmp_path / "b").problems) == [64, 512, 4096]
+
+
+def test_bundles_and_journals_are_compared(doubled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle of a set is as fast as the set, and one whose kernel got slower fails."""
+    read_set(doubled).save_bundle(tmp_path / "b")
+    assert main(["compare", str(doubled), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.startswith("compared   3 problems, none slower by more than 2 %\n")
+    bundle = load(tmp_path / "b")
+    found = atune.sets.compare(bundle, read_set(doubled))
+    assert [one.ratio[1] for one in found.problems if one.ratio] == pytest.approx([1] * 3)
+    assert not any(one.code or one.config or one.setup for one in found.problems)
+    bundle.manifest["problems"][1]["interval_ms"] = [0.5 * one for one in bundle.manifest["problems"][1]["interval_ms"]]
+    assert [one.problem for one in atune.sets.compare(bundle, tmp_path / "b").slower] == [{"n": 512}]
+    with pytest.raises(UsageError, match="a bundle has no journals"):
+        atune.sets.regret_matrix(bundle)

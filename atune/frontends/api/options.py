@@ -85,7 +85,7 @@ class EngineOptions(TypedDict, total=False):
         "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) does so on "
         "CUDA, under a budget and in spaces of more than 64 candidates. A function of (configuration, `StaticFacts`) "
         "estimates, less being better. False: no prior.",
-        flag="--prior", action="switch", unset="on", page="search.md#the-prior", group="search",
+        unset="on",
     )]
     seed: Annotated[int, Option(
         "Seed of the strategy. It determines all random draws.",

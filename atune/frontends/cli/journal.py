@@ -39,6 +39,9 @@ class SimulateOptions(TypedDict):
     devices: Annotated[int, Option(
         "Number of simulated devices.", default=1, flag="--devices", metavar="N", unit="devices",
     )]
+    prior: Annotated[bool, Option(
+        "Begin with the candidates that the prior estimates to be fastest.", default=True, flag="--prior",
+    )]
     # fmt: on
 
 
@@ -84,7 +87,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     simulate = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
     add_options(simulate, [of_run["strategy"]], unset=AUTO)
     add_options(simulate, [of_run["budget"]], unset=SIMULATED)
-    add_options(simulate, [*options_of(SimulateOptions).values(), of_run["prior"]])
+    add_options(simulate, options_of(SimulateOptions).values())
 
     text = "Merge several journals of the same work into one; runs no code"
     merge = add_command(commands, shown, "merge", _merge, text)

@@ -48,6 +48,10 @@ class ProblemOptions(TypedDict):
         "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments and, optionally, a weight.",
         flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
     )]
+    into: Annotated[str | None, Option(
+        "Add the winners of the set to this bundle, or make it. Problems that it has are not tuned again.",
+        flag="--into", metavar="DIR", group="where", page="how/ship.md#what-production-missed",
+    )]
     # fmt: on
 
 
@@ -150,8 +154,6 @@ def add_options(parser: Parser, fields: Iterable[Field], group: Any = None, *, u
         how["help"] = (text + (f" [default: {default}]" if default else "")).replace("%", "%%")
         if option.action == "repeat":
             how |= {"action": "append", "default": [], "metavar": option.metavar}
-        elif option.action == "switch":
-            how |= {"action": argparse.BooleanOptionalAction, "default": True}
         elif skips(field):
             how["action"] = "store_false"
         elif field.plain is bool:

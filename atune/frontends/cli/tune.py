@@ -47,7 +47,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     workload = parse_file_ref(arguments.workload, "atune tune")
     sizes = parse_sizes(arguments.arg, "--arg")
     several = any(len(values) > 1 for values in sizes.values())
-    if arguments.problems is not None or several or (sizes and is_set(Path(arguments.journal or ""))):
+    set_too = arguments.into or (sizes and is_set(Path(arguments.journal or "")))
+    if arguments.problems is not None or several or set_too:
         from atune.frontends.cli.tune_set import tune_set_command
 
         problems = Problems(() if arguments.problems is None else arguments.problems, **sizes)
@@ -123,7 +124,6 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
     return {
         **checked("", given(TuneOptions), TuneOptions),
         "devices": device_names(arguments.devices),
-        "prior": None if arguments.prior else False,
         "budget": budget,
         "warm": [one if one == "cache" else find_journal(one) for one in arguments.warm],
         "journal": journal,

@@ -17,6 +17,7 @@ import anyio
 
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.default_journal import default_journal
+from atune.frontends.cli.bundle import bundle_lines
 from atune.frontends.cli.main import INTERRUPTED, OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out, report_error
 from atune.frontends.cli.tune import interruptible
@@ -45,7 +46,7 @@ def tune_set_command(
     folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))
     if os.path.isdir(folder):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
-    options["journal"] = folder
+    options |= {"journal": folder, "into": arguments.into}
     return drive_set(partial(tune_set, workload, problems), options, folder, arguments, interrupts)
 
 
@@ -105,12 +106,17 @@ def drive_set(
         print_message(str(ended))
         return NO_WINNER
     if isinstance(ended, BaseException):
-        return report_error(ended, debug=arguments.debug, json=arguments.json)
+        status = report_error(ended, debug=arguments.debug, json=arguments.json)
+        if options.get("into") and os.path.isdir(folder):
+            print_message(f"the journals are in {folder}: atune bundle {folder} --into {options['into']}", kind="")
+        return status
     return show_set(ended, arguments)
 
 
 def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
     """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
+    if not found:
+        print_message(f"every problem is in {found.folder}: nothing is tuned", kind="")
     if arguments.table:
         from atune.reporting.export import table
 
@@ -119,6 +125,8 @@ def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
                 print_out(f"{row.problem}\n{table(row.result)}\n")
     if arguments.json:
         print_out(json.dumps(set_data(found)))
-    else:
+    elif found:
         print_lines(set_lines(found))
+    if found.digest is not None and not arguments.json:
+        print_lines(bundle_lines(arguments.into))
     return OK if len(found.winners) == len(found) else NO_WINNER

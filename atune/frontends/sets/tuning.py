@@ -30,9 +30,11 @@ from atune.journal.recorder import Listener
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, entered, journals_in, tuned_problems
 from atune.journal.state import State
+from atune.model.candidate import config_key
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import CompileSettings
+from atune.reporting.sets.reading import manifest_of
 from atune.workers.local.machine import SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef, Workload, parse_file_ref
@@ -57,6 +59,10 @@ class SetOptions(RunOptions, total=False):
         "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
         "continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
+    )]
+    into: Annotated[str | os.PathLike[str] | None, Option(
+        "The folder of a bundle that gets the winners, or is made of them. Problems that it has are not tuned again.",
+        check=path,
     )]
     on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
         "A plain function, called with each problem and its result as it ends.",
@@ -89,22 +95,32 @@ async def tune_set(
     """
     refuse_unknown("tune_set", options, [*SetOptions.__annotations__])
     given: dict[str, Any] = dict(options)
-    folder, on_result = given.pop("journal", None), given.pop("on_result", None)
+    own = {name: given.pop(name, None) for name in ("journal", "on_result", "into")}
+    folder, on_result, into = own.values()
     completed("tune_set", given)
-    checked("tune_set: ", {"journal": folder, "on_result": on_result}, SetOptions)
+    checked("tune_set: ", own, SetOptions)
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
+    there = None if into is None else manifest_of(Path(into))
+    if there is not None:
+        has = {config_key(one["problem"]) for one in there["problems"]}
+        if not (left := [problem for problem in chosen if problem.key not in has]):
+            return SetResult([], Path(into or ""))
+        chosen = Problems.of(left)
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = default_journal(name.partition(".py")[0]).with_suffix("")
     try:
-        return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
+        found = await _SetRun(workload, chosen, given, Path(folder), on_result, there).all()
     except anyio.get_cancelled_exc_class() as error:
         error.add_note(
             f"tuning interrupted; what was measured is kept: atune resume {shlex.quote(str(folder))} continues"
         )
         raise
+    if into is not None:
+        found.digest = await anyio.to_thread.run_sync(partial(found.save_bundle, into, add=True))
+    return found
 
 
 @documents(SetOptions)
@@ -132,6 +148,7 @@ class _SetRun:
         options: dict[str, Any],
         folder: Path,
         on_result: Callable[[TunedProblem], None] | None,
+        bundle: Mapping[str, Any] | None,
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._options, self._folder = problems, options, folder
@@ -146,6 +163,10 @@ class _SetRun:
         self._journals: list[Path] = []
         self._of: tuple[str, str] | None = None
         """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
+        self._what = f"journal {folder}: it has"
+        if bundle is not None:
+            self._of = bundle["kernel"]["name"], bundle["kernel"]["fingerprint"]
+            self._what = "into: the bundle has"
 
     async def all(self) -> SetResult:
         """Tune every problem."""
@@ -223,8 +244,8 @@ class _SetRun:
                 journal.unlink(missing_ok=True)  # so that the set can still be resumed
         assert self._of is not None
         raise JournalError(
-            f"journal {self._folder}: it has problems of {self._of[0]}, and this is other work, or another version of "
-            "the kernel: undo the change, or give another folder"
+            f"{self._what} problems of {self._of[0]}, and this is other work, or another version of the kernel: undo "
+            "the change, or give another folder"
         )
 
     def _same_work(self, event: Event) -> bool:
