@@ -351,7 +351,10 @@ def test_folders_go_both_ways(tmp_path: Path) -> None:
     )
     assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
     assert torch.equal(read.kernel(A), A * 2)
-    assert json.loads((tmp_path / "ours" / "out_idx.json").read_text()) == {"out_idx": [-1]}
+    saved = json.loads((tmp_path / "ours" / "out_idx.json").read_text())
+    assert saved == {"out_idx": [-1], "target": "c", "execution_backend": "cython"}
+    again = AutotuneResult.load_from_disk(tmp_path / "ours", CompileArgs())
+    assert again is not None and torch.equal(again.kernel(A), A * 2)
 
     kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
     tilelangs_result(kernel).save_to_disk(tmp_path / "cache" / "theirs")
@@ -384,6 +387,8 @@ def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path
     target = {"kind": "cuda", "arch": "sm_90a"}
     theirs = param.AutotuneResult.load_from_disk(tmp_path / "saved", param.CompileArgs(target=target))
     assert theirs.config == configs[-1] and isinstance(theirs.kernel, tilelang.JITKernel)
+    again = AutotuneResult.load_from_disk(tmp_path / "saved", CompileArgs())
+    assert again is not None and again.kernel.target.attrs["arch"] == "sm_90a"
 
 
 # ---- the decorator
@@ -466,6 +471,20 @@ def test_generated_configurations_serve_every_problem_and_arguments_need_not_be_
     twice, thrice = tuned(T.GemmWarpPolicy.Square), tuned(T.GemmWarpPolicy.FullRow)
     assert torch.equal(twice(A), A * 2) and torch.equal(thrice(A), A * 3)
     assert tuned(policy=T.GemmWarpPolicy.Square) is twice
+
+
+def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
+    kernel = made([], ref_prog=doubled, timeout=50, early_stop_factor=3.0)
+    theirs = {field.name for field in dataclasses.fields(tuner.AutoTuneImpl)}
+    assert theirs >= {"warmup", "ref_prog"} and not {name for name in theirs if not hasattr(kernel, name)}
+    assert (kernel.warmup, kernel.rep, kernel.timeout, kernel.rtol) == (1, 5, 50, 1e-2)
+    assert (kernel.ref_prog, kernel.supply_prog, kernel.early_stop_factor) == (doubled, None, 3.0)
+    kernel.rep = 7
+    benchmark = kernel.call_of((64,), {}).options.run["benchmark"]
+    assert (benchmark.n_repeat, benchmark.early_stop_factor) == (7, 3.0)
+    kernel.rep = 0
+    with pytest.raises(ArgumentError, match=r"^rep must be a whole number above zero, got 0"):
+        kernel(64)
 
 
 def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -> None:

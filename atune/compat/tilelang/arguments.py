@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from atune.errors import UsageError
@@ -171,10 +171,8 @@ class RunTiming(Checked):
 
 @dataclass(frozen=True)
 class Decorated:
-    """The configurations. `func` is the kernel if the caller forgot the parentheses, for an error message."""
+    """The configurations."""
 
-    func: Any = None
-    _: KW_ONLY
     configs: Any
 
 

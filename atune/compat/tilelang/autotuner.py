@@ -9,7 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,16 @@ class AutotuneResult:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
             staged = Path(stage) / "saved" / path.name  # tilelang stages files in the parent's parent folder
             staged.parent.mkdir()
-            whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, _alone(self.kernel))
+            kernel = _alone(self.kernel)
+            whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, kernel)
             whole.save_to_disk(staged, verbose)
             if missing := _missing(staged):
                 raise AtuneError(f"{path} could not be saved: tilelang did not write {', '.join(missing)}; see its log")
+            saved = _saved(staged)
             if self.out_idx is not None:
-                (staged / OUT_IDX).write_text(json.dumps({"out_idx": list(self.out_idx)}))
+                saved["out_idx"] = list(self.out_idx)
+            saved |= {"target": resolved_target(kernel.target).tvm(), "execution_backend": kernel.execution_backend}
+            (staged / OUT_IDX).write_text(json.dumps(saved))
             if path.exists():
                 os.rename(path, Path(stage) / "replaced")
             os.rename(staged, path)
@@ -103,8 +107,9 @@ class AutotuneResult:
     def load_from_disk(cls, path: Path | str, compile_args: CompileArgs) -> AutotuneResult | None:
         """Return the result in `path`, written by tilelang or by atune, or None if there is no complete one.
 
-        For an incomplete folder, a warning names the missing files. Folders without ``out_idx.json`` are older; their
-        outputs are `compile_args.out_idx`. Loading runs the code in the folder: load only folders that you trust.
+        ``auto`` in `compile_args` stands for the target and the adapter that atune saved. For an incomplete folder, a
+        warning names the missing files. Folders without ``out_idx.json`` are older; their outputs are
+        `compile_args.out_idx`. Loading runs the code in the folder: load only folders that you trust.
         """
         path = Path(path)
         if not path.exists():
@@ -112,10 +117,12 @@ class AutotuneResult:
         if missing := _missing(path):
             warnings.warn(f"{path} is not used: it lacks {', '.join(missing)}", CompatWarning, stacklevel=2)
             return None
-        recorded = None
-        with contextlib.suppress(FileNotFoundError):
-            recorded = json.loads((path / OUT_IDX).read_text())["out_idx"]
+        saved = _saved(path)
+        recorded = saved.get("out_idx")
         out_idx = positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
+        for name in {"target", "execution_backend"} & saved.keys():
+            if getattr(compile_args, name) == "auto":
+                compile_args = replace(compile_args, **{name: saved[name]})
         found = original("tilelang.autotuner.param", "AutotuneResult").load_from_disk(path, compile_args)
         if found is None:
             warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
@@ -129,6 +136,13 @@ class AutotuneResult:
             kernel=found.kernel,
             out_idx=out_idx,
         )
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    """Return what a folder says of its kernel's outputs, and where atune saved it, of target and adapter."""
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads((path / OUT_IDX).read_text()))
+    return {}
 
 
 def _missing(path: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from atune.compat.tilelang.arguments import (
@@ -54,14 +53,19 @@ class AutoTuneImpl(TilelangKernel):
 
     Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
     returns the winner in both modes, and so does a call with ``__return_kernel=True``. If another thread or process
-    tunes the same work, a call waits for it. `results` holds the results by key.
+    tunes the same work, a call waits for it. `results` holds the results by key. The decorator's arguments are
+    attributes, as there; what is assigned holds for calls that have no result yet.
     """
+
+    configs: Any
+    do_not_specialize: Any
 
     def __init__(self, jit_impl: Any, given: AutotuneArgs) -> None:
         super().__init__(jit_impl)
-        configs = list(given.configs) if isinstance(given.configs, Iterator) else given.configs
-        self.jit_impl, self.configs = jit_impl, configs
-        self._given = replace(given, configs=configs)
+        self.jit_impl = jit_impl
+        vars(self).update(vars(given))
+        if isinstance(given.configs, Iterator):
+            self.configs = list(given.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,8 +90,8 @@ class AutoTuneImpl(TilelangKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TilelangCall:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs))
-        run = values_of(self._given, Pipeline) | values_of(self._given, EarlyStop)
-        return tuner.call_of(self, RunArgs(**run), self._given.do_not_specialize or ())
+        run = values_of(self, Pipeline) | values_of(self, EarlyStop)
+        return tuner.call_of(self, RunArgs(**run), self.do_not_specialize or ())
 
     def entry_of(self, call: Call, form: Hashable) -> Entry:
         return self.launched(call, self._result(call).kernel)
@@ -109,13 +113,13 @@ class AutoTuneImpl(TilelangKernel):
     def get_tuner(self) -> AutoTuner:
         """Return an `AutoTuner` with this decorator's arguments."""
         tuner = AutoTuner(self.jit_impl, self.configs)
-        tuner.set_profile_args(**values_of(self._given, ProfileArgs))
+        tuner.set_profile_args(**values_of(self, ProfileArgs))
         return tuner
 
     get_tunner = get_tuner  # tilelang's spelling
 
     def __reduce__(self) -> Any:
-        return AutoTuneImpl, (self.jit_impl, self._given)
+        return AutoTuneImpl, (self.jit_impl, AutotuneArgs(**values_of(self, AutotuneArgs)))
 
 
 @takes(AutotuneArgs)
@@ -128,7 +132,7 @@ def autotune(func: Any = None, **options: Any) -> Any:
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """
-    given = AutotuneArgs(func, **options)
+    given = AutotuneArgs(**options)
     if func is not None:
         raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")
 
