@@ -53,11 +53,8 @@ class Workload:
             made = type(kernel).__name__
             got = "a PrimFunc: do not call the function" if made == "PrimFunc" else reprlib.repr(kernel)
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
-        if getattr(kernel, "is_autotuned", False):
-            raise WorkloadError(
-                "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "
-                "the function under the decorator"
-            )
+        if why := tuned_by_calls(kernel):
+            raise WorkloadError(f"Workload: the kernel {why}")
         problem, out_idx = given["arguments"] or {}, given["out_idx"]
         self.supply: str | None = given["supply"]
         self.amounts: dict[str, Any] = {name: given[name] for name in ("flops", "bytes")}
@@ -115,6 +112,18 @@ class Workload:
         functions = {"inputs": self.inputs, "reference": self.reference, "check": self.check}
         parts += [f"{n}={getattr(f, '__name__', '…')}" for n, f in functions.items() if f is not None]
         return f"Workload({', '.join([self.name, repr(self.space), *parts])})"
+
+
+def tuned_by_calls(kernel: Any) -> str:
+    """Return why a kernel is tuned when it is called, and is no workload's; empty for others."""
+    if getattr(kernel, "is_autotuned", False):
+        return (
+            "is under @atune.autotune, which tunes by itself: call it, or give its .kernel, the function under the "
+            "decorator"
+        )
+    if getattr(getattr(kernel, "func", None), "tensor_args", None):
+        return "takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it"
+    return ""
 
 
 def parts_of(workload: Workload) -> list[tuple[str, Any]]:

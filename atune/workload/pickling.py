@@ -24,7 +24,15 @@ import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
 from atune.model.folders import working_folder
-from atune.workload.definition import Workload, annotation_names, function_of, functions_of, meant, parts_of
+from atune.workload.definition import (
+    Workload,
+    annotation_names,
+    function_of,
+    functions_of,
+    meant,
+    parts_of,
+    tuned_by_calls,
+)
 from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import Packed, pack, unpack
 from atune.workload.source_locations import located
@@ -195,7 +203,8 @@ def load(ref: WorkloadRef) -> Workload:
     else:
         workload = load_named(ref := chosen(ref))
         if not isinstance(workload, Workload):
-            raise WorkloadError(f"{ref.origin} is {type_of(workload)} and must be an atune.Workload")
+            why = tuned_by_calls(workload) or f"is {type_of(workload)} and must be an atune.Workload"
+            raise WorkloadError(f"{ref.origin} {why}")
         workload = workload.at(ref.arguments)
     assert isinstance(workload, Workload)
     return workload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from decorated import shift
 import atune
 from atune.engine.search import forest
 from atune.errors import SpaceError, UsageError, WorkloadError
+from atune.frontends.cli.main import main
 from atune.frontends.decorator.decorator import _decorators_of as decorators_of
 
 
@@ -145,6 +147,40 @@ def test_a_workload_of_a_decorated_kernel_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"under @atune\.autotune, which tunes by itself: call it, or give its"):
         atune.Workload(kernel, {"block": [16]})
     assert atune.Workload(kernel.kernel, {"block": [16]}).name == "kernel"
+
+
+EAGER = """
+import atune, tilelang
+import tilelang.language as T
+
+@tilelang.jit(target="c")
+def doubled(A, block: int = 16):
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * 2.0
+    return B
+"""
+
+
+def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(EAGER)
+    doubled = runpy.run_path(str(file))["doubled"]
+    hint = re.escape("takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it")
+    with pytest.raises(WorkloadError, match=f"^Workload: the kernel {hint}$"):
+        atune.Workload(doubled, {"block": [16]}, arguments={"n": 64})
+    with pytest.raises(WorkloadError, match=hint):
+        atune.compile_all(doubled, [{"block": 16}], arguments={"n": 64}, target="c")
+    for command in ("tune", "explain"):
+        assert main([command, f"{file}:doubled"]) != 0
+        assert re.search(f"kernel.py:doubled {hint}", capsys.readouterr().err)
+    kernel, ones = atune.autotune(doubled, space={"block": [16, 32]}, cache=False), torch.ones(64)
+    assert torch.equal(kernel(ones), 2 * ones)
 
 
 def test_a_name_that_the_kernel_does_not_take_fails_where_it_is_decorated() -> None:
