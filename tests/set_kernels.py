@@ -10,6 +10,9 @@ import torch
 
 import atune
 
+ROWS = 16 << 20
+"""The rows of `ANY`, unless a problem gives others."""
+
 
 def scale(n: int, block: int = 64) -> Any:
     """B = 2 A, one size."""
@@ -56,7 +59,31 @@ SCALE = atune.Workload(
     scale, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, flops=lambda n: n, name="scale"
 )
 ANY = atune.Workload(
-    any_size, atune.Space(block=[16, 64]), arguments={"rows": 256}, inputs=random_rows, reference=doubled, name="any"
+    any_size, atune.Space(block=[16, 64]), arguments={"rows": ROWS}, inputs=random_rows, reference=doubled, name="any"
 )
 FREE = atune.Workload(scale, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="free")
 NOTED = atune.Workload(noted, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="noted")
+
+
+def bad(n: int, mode: str, block: int = 64) -> Any:
+    """`scale`, of which one candidate of the smallest problem goes wrong."""
+    if n > 256 or block == 64:
+        return scale(n, block)
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(1):
+            if mode == "segv":
+                T.evaluate(T.call_extern("int32", "raise", 11))
+            for i in T.serial(n):
+                B[i] = A[i] * 3
+
+    return main
+
+
+def failing(mode: str) -> atune.Workload:
+    arguments = {"n": 256, "mode": mode}
+    return atune.Workload(bad, atune.Space(block=[16, 64]), arguments=arguments, reference=doubled, name="bad")
+
+
+BAD_WRONG, BAD_SEGV = failing("wrong"), failing("segv")

@@ -287,6 +287,8 @@ class BenchmarkStage:
         with suppress(DevicesLost):
             for worker in self.usable():
                 self._again.clear()
+                if not (worker.alive or await self.start(worker)):
+                    continue
                 await self._measure(worker, artifact)
                 if not self._again:
                     return True

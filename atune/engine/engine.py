@@ -114,7 +114,7 @@ class Engine:
             timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, proofs, self.find)
+        final = FinalStage(run, settings.benchmark, measuring, proofs, self.find, machine.rest)
         async with anyio.create_task_group() as until_proven:
             until_proven.start_soon(run.outcomes.keep_synced)
             for compile_worker in compile_workers:  # one may still prove the leader during the final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.to_thread
@@ -40,14 +40,20 @@ class FinalStage:
     """Re-benchmarks finalists on one device, while the leader is proven. Gets libraries for those that an earlier part
     of the run measured.
 
-    `find` looks a library up in the artifact store.
+    `find` looks a library up in the artifact store. `rest` tells the machine that nothing is measured any more.
     """
 
     def __init__(
-        self, run: Run, benchmark: BenchmarkSettings, measuring: BenchmarkStage, proofs: Proofs, find: Find
+        self,
+        run: Run,
+        benchmark: BenchmarkSettings,
+        measuring: BenchmarkStage,
+        proofs: Proofs,
+        find: Find,
+        rest: Callable[[], Awaitable[None]],
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.proofs, self.find = measuring, proofs, find
+        self.measuring, self.proofs, self.find, self.rest = measuring, proofs, find, rest
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self) -> None:
@@ -58,6 +64,7 @@ class FinalStage:
         """
         while await self._hold():
             await self.run.outcomes.acknowledge()
+        await self.rest()  # also where there was no final
 
     async def _hold(self) -> bool:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
@@ -86,6 +93,8 @@ class FinalStage:
         async with anyio.create_task_group() as proving:
             proving.start_soon(self.proofs.begin, leader)
             again = await self._time(worker, chosen, contenders)
+            if not again:
+                await self.rest()  # the proof takes long, and needs no device
             if self.state.winner != leader.index:
                 proving.cancel_scope.cancel()
         return again

@@ -18,6 +18,8 @@ from atune.frontends.api.tuner import Tuner, tune
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,
+    DeviceLost,
+    DeviceReady,
     Event,
     FinalOrdered,
     FinalStarted,
@@ -108,6 +110,26 @@ async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins
     assert len(run.of(FinalOrdered)) == (2 if n_final else 0)
     assert run.result.best_config == {"x": 0} and run.result.latency_ms == 1.25 and run.result.measured == N
     assert run.result.artifact is not None and run.result.artifact.plain
+
+
+class Resting(FakeMachine):
+    """A machine whose devices end with the final."""
+
+    async def rest(self) -> None:
+        assert self.clock is not None
+        self.rested = [*getattr(self, "rested", []), self.clock.now]
+        for device in self.device_workers():
+            device.alive = False
+
+
+@pytest.mark.parametrize("n_final", [0, 3])
+async def test_devices_rest_before_the_proof_and_start_again_for_a_plain_library(n_final: int) -> None:
+    machine = Resting(N, accelerated(differs={0}, plain_ms=lambda c: 1.25 + c["x"], prove_s=2 * SLOW_S))
+    run = await tuned(machine, n_final)
+    assert run.proven() == (0, "replaced", 2 * SLOW_S) and run.result.latency_ms == 1.25
+    proven = next(seconds for seconds, event in run.events if isinstance(event, Warned))
+    assert machine.rested[0] < proven <= machine.rested[-1] and (not n_final or machine.rested[0] > SLOW_S)
+    assert len(run.of(DeviceReady)) == 2 and not run.of(DeviceLost)
 
 
 @pytest.mark.parametrize("n_final", [0, 3])

@@ -34,7 +34,8 @@ from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
-from atune.workers.local.machine import LocalMachine, SharedServer
+from atune.workers.local.machine import LocalMachine
+from atune.workers.local.workers import SharedPlace
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import find
 from atune.workers.storage.artifact_store import keep as keep_library
@@ -157,10 +158,10 @@ class Tuner:
         self._engine: Engine | None = None
         self._stopped = self._entered = False
 
-    def share(self, host: SharedServer) -> None:
-        """Run on an open `host`, with other runs at the same time. On a cluster this changes nothing."""
+    def share(self, place: SharedPlace) -> None:
+        """Run on an open shared server, with other runs at the same time. On a cluster this changes nothing."""
         if isinstance(self._machine, LocalMachine):
-            self._machine.host = host
+            self._machine.place = place
 
     async def __aenter__(self) -> Tuner:
         if self._entered:

@@ -24,9 +24,8 @@ from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, row_line
-from atune.journal.events import Event, FinalOrdered, RunStarted
+from atune.journal.events import Event, RunStarted
 from atune.journal.reader import JournalReader
-from atune.journal.recorder import Listener
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, entered, journals_in, tuned_problems
 from atune.journal.state import State
@@ -35,12 +34,13 @@ from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import CompileSettings
 from atune.reporting.sets.reading import manifest_of
-from atune.workers.local.machine import SharedServer
+from atune.workers.local.workers import SharedPlace, SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef, Workload, parse_file_ref
 
 AT_ONCE = 2
-"""Problems under way at the same time, up to their final: one compiles while the other one is measured."""
+"""Problems that hold inputs at the same time: one compiles while the other one is measured. After its final a problem
+holds none, and the next one begins."""
 LOAD = 1.5
 """Compile workers of all problems under way, for each core: a problem often waits for its last one. On an H200 with 16
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
@@ -78,9 +78,9 @@ async def tune_set(
     """Tune `workload` for each of `problems`, and return all results.
 
     Two problems are under way at a time: while one is measured, the next one compiles. One whose winner is being
-    proven does not count, though its device process still holds its inputs. Devices measure for one problem at a time.
-    Candidates with the same code are compiled once. Each problem begins with what was fast in the nearest ones that
-    have ended. It has its own default, final and winner.
+    proven does not count: its inputs are freed after its final. Problems share compile workers, and two processes for
+    each device, which measure in turn. Candidates with the same code are compiled once. Each problem begins with what
+    was fast in the nearest ones that have ended. It has its own default, final and winner.
 
     A problem without a winner does not end the others; the result says why. Raises `NoWinner` if no problem has one,
     the first problem's error if each failed, and else what `tune` raises. Cancelling it keeps every journal.
@@ -170,7 +170,7 @@ class _SetRun:
 
     async def all(self) -> SetResult:
         """Tune every problem."""
-        slots, host = anyio.Semaphore(self._at_once), SharedServer()
+        host = SharedServer(self._at_once)
         async with AsyncExitStack() as stack:
             self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
             stack.enter_context(lock)
@@ -181,8 +181,9 @@ class _SetRun:
             try:
                 async with anyio.create_task_group() as tasks:
                     for index in range(len(self._problems)):
-                        await slots.acquire()
-                        tasks.start_soon(self._one, index, host, slots)
+                        place = SharedPlace(host)
+                        await place.take()
+                        tasks.start_soon(self._one, index, place)
             except BaseExceptionGroup as group:
                 error = unwrapped(group)
                 while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
@@ -196,11 +197,10 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
-    async def _one(self, index: int, host: SharedServer, slots: anyio.Semaphore) -> None:
+    async def _one(self, index: int, place: SharedPlace) -> None:
         problem, result = self._problems[index], None
-        slot = ProblemSlot(slots, self._options.get("on_event"))
         try:
-            result = await self._tuned(index, host, slot.on_event)
+            result = await self._tuned(index, place)
         except NoWinner as error:
             result = error.result
         except (JournalError, MachineError, DevicesLost):
@@ -208,7 +208,7 @@ class _SetRun:
         except AtuneError as error:
             self._errors[index] = error
         finally:
-            slot.release()
+            place.leave()
         self._tuners.pop(index, None)
         row = TunedProblem(problem, result, str(self._errors.get(index, "")))
         self._rows[index] = row
@@ -219,14 +219,15 @@ class _SetRun:
         with suppress(OSError):  # nobody reads it
             print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}", file=sys.stderr, flush=True)
 
-    async def _tuned(self, index: int, host: SharedServer, on_event: Listener) -> Result:
+    async def _tuned(self, index: int, place: SharedPlace) -> Result:
         problem, journal = self._problems[index], self._journals[index]
-        fresh, scope = not journal.exists(), anyio.CancelScope()
+        fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
 
         def heard(event: Event) -> None:
             if not self._same_work(event):
                 scope.cancel()
-            on_event(event)
+            if on_event is not None:
+                on_event(event)
 
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
         if fresh:
@@ -234,7 +235,7 @@ class _SetRun:
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         self._tuners[index] = tuner
-        tuner.share(host)
+        tuner.share(place)
         try:
             with scope:
                 async with tuner:
@@ -279,26 +280,6 @@ class _SetRun:
             return settings
         fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         return msgspec.structs.replace(settings, workers=max(1, fit // self._at_once))
-
-
-class ProblemSlot:
-    """One problem's place among those that are under way. It ends with the final: proving the winner takes one core."""
-
-    def __init__(self, slots: anyio.Semaphore, listener: Listener | None) -> None:
-        self._slots, self._listener, self._held = slots, listener, True
-
-    def on_event(self, event: Event) -> None:
-        """Pass an event on to the caller's listener."""
-        if isinstance(event, FinalOrdered):
-            self.release()
-        if self._listener is not None:
-            self._listener(event)
-
-    def release(self) -> None:
-        """Let the next problem begin, once."""
-        if self._held:
-            self._held = False
-            self._slots.release()
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:

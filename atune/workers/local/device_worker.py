@@ -40,7 +40,7 @@ from atune.model.jobs import (
 )
 from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.retry import Patience
-from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
+from atune.workers.local.workers import LOAD_TIMEOUT_S, SharedPlace, Workers, how_it_ended
 from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Begin, Neighbours, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.system.locks import DeviceLock
@@ -69,8 +69,8 @@ class DeviceContext:
     workers: Workers
     warn: Callable[[str], None]
     patience: Patience
-    shared: bool = False
-    """Whether other runs of this program measure on the devices, too, in turn with this one."""
+    place: SharedPlace | None = None
+    """The run's place where other runs of this program measure on the devices, too, in turn with this one."""
 
     @property
     def limit_s(self) -> float:
@@ -83,7 +83,7 @@ class LocalDeviceWorker:
 
     def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
         self.context, self.info, self.cpus = context, info, cpus
-        self.name = info.id
+        self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
         self._standby: _Standby | None = None
         self._room_for_two = True
@@ -91,7 +91,9 @@ class LocalDeviceWorker:
         """The parameters that the inputs fit. A new process makes them at once."""
         self._prepared = False
         self._used = False
-        """Whether a candidate has run in this process."""
+        """Whether a candidate of this run or of an earlier one has run in this process."""
+        self._failed = False
+        """Whether one failed in it."""
         self._tried = 0
         """Candidates that the device has been asked to measure."""
         self._free_bytes: int | None = None
@@ -120,11 +122,25 @@ class LocalDeviceWorker:
                 raise TypeError(f"no device does {job.name}")
         return cast(A, answer)
 
+    async def leave(self) -> None:
+        """Free the inputs, and pass the process on to the next run. One in which a candidate failed is killed."""
+        if self._worker is not None and not self._failed:
+            with suppress(WorkerError):  # it has ended, or its context is broken
+                async with self._lock.held():  # freeing memory would disturb a timing
+                    await self._worker.call(f"{MEASURE}release", b"", self.context.limit_s)
+                self.context.workers.pass_on(self._role, self._worker)
+                self._worker = None
+        await self._stop()
+        await self._dismiss()
+
     async def _start(self) -> Started:
         await self._stop()
+        if self.context.place is not None:
+            await self.context.place.take()
         standby, self._standby = self._standby, None
         worker = await standby.taken() if standby is not None else None
         self._worker = worker or await self.context.patience.until_it_works(self._new)
+        self._used = self._worker is not None and self._worker.passed_on
         if self._params is not None:
             await self._prepare(PrepareJob(self._params, timed=False))
         return Started(self.info, standby=worker is not None)
@@ -137,6 +153,7 @@ class LocalDeviceWorker:
         answer = await self._measured(job)
         await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
+            self._failed = True
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
             if answer.kind in SPOILING and self.alive:
@@ -172,6 +189,7 @@ class LocalDeviceWorker:
         self._used = True
         await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
         finals = await self._call(job, self.context.limit_s * (len(job.artifacts) + 1))
+        self._failed |= bool(finals.failures)
         if any(failure.kind in SPOILING for failure in finals.failures):
             await self._stop()
         return finals
@@ -221,9 +239,18 @@ class LocalDeviceWorker:
                 self._standby = standby
 
     async def _new(self, *, warm: bool = False) -> Worker:
-        """Fork a process, pin it to the device and make its context. `warm`: also load the code for measuring."""
+        """Fork a process, pin it to the device and make its context. `warm`: also load the code for measuring.
+
+        At first one is taken that an earlier run passed on; what repeats a candidate is fresh.
+        """
+        while not (warm or self._tried) and (idle := self.context.workers.taken(self._role)) is not None:
+            with suppress(WorkerError):  # it has ended, or does not answer
+                return await self._begun(idle, warm=warm)
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
-        worker = await self.context.workers.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
+        return await self._begun(await self.context.workers.spawn(self._role, env=env, cpus=self.cpus), warm=warm)
+
+    async def _begun(self, worker: Worker, *, warm: bool) -> Worker:
+        """Send the session and the device to a process. Kills it if it refuses them."""
         try:
             session = msgspec.structs.replace(self.context.session, device=self.info.id)
             await self.context.workers.begin(worker, session)
@@ -263,7 +290,7 @@ class LocalDeviceWorker:
             message = (
                 f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not (own or self._noted or self.context.shared):
+        elif waited_s > SHARED_S and not (own or self._noted or self.context.place):
             message = f"another run also measures on device {self.name}: they take turns"
         else:
             return
@@ -271,7 +298,7 @@ class LocalDeviceWorker:
         self.context.warn(message)
 
     async def _stop(self) -> None:
-        self._prepared = self._used = False
+        self._prepared = self._used = self._failed = False
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None

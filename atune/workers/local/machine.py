@@ -28,11 +28,10 @@ from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, Loc
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.retry import Patience, Room
 from atune.workers.local.space_worker import SpaceWorker
-from atune.workers.local.workers import Workers, process_folders
+from atune.workers.local.workers import SharedPlace, Workers, fork_server, process_folders
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import ForkServerProcess, parked, started, taken
-from atune.workers.processes.worker import Worker
+from atune.workers.processes.server import parked
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.packing import LARGE_BYTES, write
@@ -50,46 +49,6 @@ NEIGHBOURS = 2
 
 ALIKE = 16
 """So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
-
-
-@asynccontextmanager
-async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
-    """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
-
-    def again() -> ForkServerProcess:
-        process = started()
-        warn("the fork server was lost: another starts, and interrupted work is repeated")
-        return process
-
-    process, park = taken()
-    async with ForkServer(process=process, park=park, again=again) as server:
-        yield server
-
-
-class SharedServer:
-    """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
-
-    Compile workers that a run leaves serve the next one, and so does a compile service. A run's other processes end
-    with it. The server is parked for later runs.
-    """
-
-    def __init__(self) -> None:
-        self.server: ForkServer
-        self.idle: list[Worker] = []
-        """Compile workers that runs have left. Their first lowering took most of the time that a new one needs."""
-        self.run_dir = ""
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None, None]:
-        """Start the fork server, or take the warm one that the previous run left."""
-        parked.begin_series()
-        try:
-            with run_folder() as self.run_dir:
-                async with fork_server() as self.server:
-                    yield
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(parked.end_series)
 
 
 class LocalMachine:
@@ -113,8 +72,8 @@ class LocalMachine:
         cores: int | None = None,
     ) -> None:
         self._most_cores = cores
-        self.host: SharedServer | None = None
-        """An open host, for a run that shares it with others."""
+        self.place: SharedPlace | None = None
+        """This run's place on an open shared server, for a run that shares it with others."""
         self.workload, self.spec = workload, spec
         self._sent = workload
         """The reference that workers load."""
@@ -127,6 +86,7 @@ class LocalMachine:
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
         self.run_dir = ""
+        self._devices: list[LocalDeviceWorker] = []
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
         self._accelerators: tuple[str, ...] = ()
@@ -145,7 +105,7 @@ class LocalMachine:
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
             async with self._opened() as self.server, self.service, background() as tasks:
-                shared_dir = "" if self.host is None else self.host.run_dir  # its processes outlive this run
+                shared_dir = "" if self.place is None else self.place.host.run_dir  # its processes outlive this run
                 env = process_folders(shared_dir or self.run_dir) | (
                     {"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}
                 )
@@ -169,15 +129,15 @@ class LocalMachine:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[ForkServer, None]:
-        """Yield the fork server of the host, or one for this run. This run's processes end on leaving."""
-        if self.host is None:
+        """Yield the shared fork server, or one for this run. Processes that are not passed on end on leaving."""
+        if self.place is None:
             async with fork_server(self._warned) as server:
                 yield server
             return
-        self.workers.share(self.host.idle)
+        self.workers.share(self.place.host.idle)
         well = False
         try:
-            yield self.host.server
+            yield self.place.host.server
             well = True
         finally:
             await self.workers.end(well=well)
@@ -273,9 +233,16 @@ class LocalMachine:
         cpus = self._cores[-1:] if self._on_cpu else None
         context = DeviceContext(
             session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience(),
-            shared=self.host is not None,
+            place=self.place,
         )  # fmt: skip
-        return [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
+        self._devices = [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
+        return self._devices
+
+    async def rest(self) -> None:
+        if self.place is not None:
+            for device in self._devices:
+                await device.leave()
+            self.place.leave()
 
     def _session(self) -> Session:
         return Session(

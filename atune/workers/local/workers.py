@@ -1,26 +1,33 @@
-"""Worker processes of one run, forked by the fork server: workers with the session loaded, and single questions."""
+"""Worker processes of one run, forked by the fork server, and what runs at the same time share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
+from atune.engine.interfaces import ignored
 from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
-from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder
+from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder, run_folder
 from atune.workers.local.retry import shortage
 from atune.workers.processes.messages import BEGIN, LOAD, Session
 from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.processes.worker import CANCEL_S, Worker
 from atune.workload.source_text import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
 T = TypeVar("T")
 
+COMPILES = "compile"
+"""The role of idle compile workers."""
 LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context. A slow machine needs far less."""
 
@@ -32,6 +39,67 @@ def process_folders(run_dir: str) -> dict[str, str]:
         "TILELANG_CACHE_DIR": made_folder(run_dir, "tilelang"),
         CACHE_VARIABLE: str(cache_folder()),
     }
+
+
+@asynccontextmanager
+async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
+    """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
+
+    def again() -> ForkServerProcess:
+        process = started()
+        warn("the fork server was lost: another starts, and interrupted work is repeated")
+        return process
+
+    process, park = taken()
+    async with ForkServer(process=process, park=park, again=again) as server:
+        yield server
+
+
+class SharedServer:
+    """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
+
+    Processes that a run passes on serve the next one, and so does a compile service. A run's other processes end with
+    it. The server is parked for later runs. `places`: how many runs may hold inputs on the devices at the same time.
+    """
+
+    def __init__(self, places: int) -> None:
+        self.places = anyio.Semaphore(places)
+        self.server: ForkServer
+        self.idle: defaultdict[str, list[Worker]] = defaultdict(list)
+        """Processes that runs have passed on, by role. A compile worker's first lowering took most of the time that a
+        new one needs, and a device's process has its context."""
+        self.run_dir = ""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """Start the fork server, or take the warm one that the previous run left."""
+        parked.begin_series()
+        try:
+            with run_folder() as self.run_dir:
+                async with fork_server() as self.server:
+                    yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(parked.end_series)
+
+
+class SharedPlace:
+    """One run's place on a shared server: while it has it, the run may hold inputs on the devices."""
+
+    def __init__(self, host: SharedServer) -> None:
+        self.host, self._taken = host, False
+
+    async def take(self) -> None:
+        """Take the place, when one is free, unless the run has it. One task at a time may call this."""
+        if not self._taken:
+            await self.host.places.acquire()
+            self._taken = True
+
+    def leave(self) -> None:
+        """Let the next run hold inputs."""
+        if self._taken:
+            self._taken = False
+            self.host.places.release()
 
 
 class Workers:
@@ -48,9 +116,9 @@ class Workers:
         self._background: TaskGroup | None = None
         self._forked: list[Worker] = []
         self._lasting: list[Worker] = []
-        """Workers of this run that a later one may use."""
-        self._idle: list[Worker] = []
-        """Workers that earlier runs left, where runs share them."""
+        """Compile workers of this run, which a later one may use."""
+        self._idle: defaultdict[str, list[Worker]] = defaultdict(list)
+        """Processes that earlier runs passed on, by role, where runs share them."""
         self._files = workload.files
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
@@ -82,21 +150,36 @@ class Workers:
         self._forked = [one for one in (*self._forked, worker) if one.alive]
         return worker
 
-    def share(self, idle: list[Worker]) -> None:
-        """Use workers that are `idle` before new ones are forked."""
+    def share(self, idle: defaultdict[str, list[Worker]]) -> None:
+        """Use processes that are `idle` before new ones are forked."""
         self._idle = idle
+
+    def taken(self, role: str) -> Worker | None:
+        """Take a living process that an earlier run passed on, if there is one."""
+        idle = self._idle[role]
+        while idle:
+            if (worker := idle.pop()).alive:
+                self._forked.append(worker)
+                return worker
+        return None
+
+    def pass_on(self, role: str, worker: Worker) -> None:
+        """Leave an idle process of this run to a later one."""
+        self._forked.remove(worker)
+        worker.passed_on = True
+        self._idle[role].append(worker)
 
     async def end(self, *, well: bool) -> None:
         """Kill the workers of this run, and wait until they have ended. Shielded and bounded.
 
-        If the run ended `well`, those that a later one may use join the idle ones that are shared.
+        If the run ended `well`, its compile workers are passed on.
         """
-        kept = [worker for worker in self._lasting if well and worker.idle]
+        for worker in (one for one in self._lasting if well and one.idle):
+            self.pass_on(COMPILES, worker)
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for worker in (one for one in self._forked if one not in kept):
+                for worker in self._forked:
                     tasks.start_soon(worker.kill, CANCEL_S)
-        self._idle += kept
         self._forked, self._lasting = [], []
 
     def expect(self, loaded_as: str) -> None:
@@ -142,11 +225,7 @@ class Workers:
         """
 
         async def load() -> Worker:
-            while self._idle and not self._idle[-1].alive:
-                self._idle.pop()
-            worker = self._idle.pop() if self._idle else await self.spawn(role, cpus=cpus, nice=nice)
-            if worker not in self._forked:
-                self._forked.append(worker)
+            worker = self.taken(COMPILES) or await self.spawn(role, cpus=cpus, nice=nice)
             self._lasting.append(worker)
             try:
                 await self.begin(worker, session)
