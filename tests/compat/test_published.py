@@ -197,6 +197,20 @@ def test_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
     assert other.generate_cache_key({}, {}) not in keys
 
 
+def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
+    """Lengths, indices and masks decide what a kernel does; floats are often drawn anew in each program."""
+
+    def key_of(*tensors: Any) -> str | None:
+        with set_autotune_inputs(*tensors):
+            return key()
+
+    ones, lengths, mask = torch.ones(64), torch.tensor([3, 5]), torch.tensor([True, False])
+    assert key_of(ones, lengths, mask) == key_of(torch.zeros(64), lengths.clone(), mask)
+    others = [(torch.ones(32), lengths, mask), (ones, lengths.flip(0), mask), (ones, lengths, ~mask), (ones, 3, mask)]
+    assert len({key_of(ones, lengths, mask), *(key_of(*other) for other in others)}) == 5
+    assert key_of(torch.zeros(0, dtype=torch.int32)) != key_of(torch.zeros((), dtype=torch.int32))
+
+
 def test_arguments_that_were_assigned_count() -> None:
     """As tilelang's test does it: the records are set, and not the setters called."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,8 @@ class GivenTensors:
     """An `inputs` function that gives these tensors; they travel in a file, and not to every worker.
 
     The file lives until `discard`, or as long as this object, in the process that made it. `metadata` identifies it:
-    dtypes, shapes and strides of tensors, and scalars by value.
+    dtypes, shapes and strides of tensors, and by value scalars and tensors of integers and booleans, since lengths,
+    indices and masks decide what a kernel does.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -96,8 +98,10 @@ class GivenTensors:
         self._remove = weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
         self._path = file.name
         self.metadata = [
-            (str(v.dtype), tuple(v.shape), v.stride()) if isinstance(v, torch.Tensor) else ("value", repr(v))
-            for v in tensors
+            (str(v.dtype), tuple(v.shape), v.stride(), _content(value))
+            if isinstance(v, torch.Tensor)
+            else ("value", repr(v))
+            for v, value in zip(tensors, values, strict=True)
         ]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,6 +116,12 @@ class GivenTensors:
 
         found: list[Any] = torch.load(self._path, weights_only=True)
         return found
+
+
+def _content(tensor: Any) -> str:
+    """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for others."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return hashlib.sha256(tensor.contiguous().numpy()).hexdigest() if whole else ""
 
 
 class CallInputs(GivenTensors):
