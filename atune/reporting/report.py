@@ -14,7 +14,6 @@ from atune.journal.result import Result
 from atune.journal.state import State
 from atune.reporting.candidates import candidates_section
 from atune.reporting.importance import axis_importance
-from atune.reporting.libraries import scripts
 from atune.reporting.page import (
     environment,
     environment_section,
@@ -27,6 +26,9 @@ from atune.reporting.page import (
 from atune.reporting.plots import plot_data, plot_sections
 from atune.reporting.timeline import Clocks, Timeline
 from atune.reporting.winner import kernel_section, source_section
+
+LIBRARIES = ("d3", "plot.umd")
+"""The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""
 
 
 def report(journal: str | Path) -> str:
@@ -65,11 +67,17 @@ def whole_page(title: str, sections: Iterable[str], data: object, script: str) -
         "@TITLE@": escape(title),
         "@PAGE@": "\n".join(sections),
         "@DATA@": text,
-        "@LIBRARIES@": scripts(),
+        "@LIBRARIES@": "\n".join(map(_script, LIBRARIES)),
         "@SCRIPT@": f"{_file('page.js')}\n{_file(script)}",
     }
     return re.sub("|".join(parts), lambda place: parts[place[0]], _file("report_page.html"))  # texts may hold "@DATA@"
 
 
+def _script(name: str) -> str:
+    """Return a library as a script element. It begins with its licence, which goes where the page goes."""
+    licence = _file(f"vendored/{name.partition('.')[0]}.LICENSE")
+    return f"<script>/*\n{licence}*/\n{_file(f'vendored/{name}.min.js')}</script>"
+
+
 def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -301,7 +301,6 @@ from atune.frontends.cli.main import main
 from atune.reporting.summary import summary
 from atune.reporting.timeline import POINTS, Clocks
 from atune.reporting.importance import axis_importance
-from atune.reporting.libraries import LIBRARIES
 out = ["-o", "/dev/null"]
 for command in (["report", *out], ["export", "--to", "t4", *out], ["merge"]):
     main([command[0], sys.argv[1], *command[1:]])

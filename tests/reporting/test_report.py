@@ -19,8 +19,7 @@ from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.model.measurement import Conditions, Timing
 from atune.reporting.importance import axis_importance
-from atune.reporting.libraries import LIBRARIES
-from atune.reporting.report import report
+from atune.reporting.report import LIBRARIES, report
 from atune.reporting.timeline import POINTS, Clocks
 
 

@@ -21,7 +21,7 @@ from atune.frontends.sets.tuning import read_set
 from atune.journal.set_folder import entered
 from atune.journal.writer import Journal
 from atune.model.problem import Problem
-from atune.reporting.libraries import LIBRARIES
+from atune.reporting.report import LIBRARIES
 from atune.reporting.server import ReportServer
 from atune.reporting.sets.page import served_set, set_report
 
