@@ -82,7 +82,7 @@ def comparable(journal: Path) -> dict[str, Any]:
     outcomes = [
         (r.index, r.status, r.kind, r.same_as, r.latency_ms if r.status == "measured" else 0) for r in result.records
     ]
-    left_out = ("wall_s", "journal", "best_over_time")
+    left_out = ("wall_s", "journal", "best_over_time", "stages")
     figures = {k: v for k, v in summary(result).items() if k not in left_out}
     return {"outcomes": outcomes, "best": result.best_index, **figures}
 
@@ -115,6 +115,17 @@ async def test_cut_after_any_event_the_run_ends_as_the_uninterrupted_one(tmp_pat
         after = measured(part)
         assert len(set(after)) == len(after) and after[: len(before)] == before
         assert not set(before) & set(machine.measured["fake-0"])
+
+
+async def test_a_run_goes_on_with_one_device_fewer(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    await until(journal, nth(CandidateMeasured, 20), fake(devices=2))
+    before = {e.index: e.device for e in read(journal) if isinstance(e, CandidateMeasured)}
+    assert set(before.values()) == {"fake-0", "fake-1"}
+    await resume(journal, machine=fake(devices=1))
+    after = [(e.index, e.device) for e in read(journal) if isinstance(e, CandidateMeasured)]
+    assert len({index for index, _ in after}) == len(after) and after[: len(before)] == list(before.items())
+    assert {device for _, device in after[len(before) :]} == {"fake-0"} and replay(journal).finished
 
 
 async def test_only_the_finalists_are_compiled_again(tmp_path: Path) -> None:
