@@ -68,6 +68,11 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     threads: tuple[str, ...] = ()
     """Which threads do each of a few iterations, as `written_threads` writes them; empty where that is not known."""
 
+    @property
+    def repeated(self) -> float:
+        """How many times its even share of the iterations a thread does."""
+        return self.slots / max(1, self.slots - self.redundant)
+
 
 class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The layouts of a kernel, in the order of its statements; at most `MOST` of each kind."""

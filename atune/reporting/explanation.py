@@ -21,6 +21,7 @@ from atune.model.jobs import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
 from atune.model.measurement import Timing
 from atune.reporting.export import outcome
+from atune.reporting.layout_notes import repeated_lines
 from atune.reporting.summary import failure_groups
 
 
@@ -216,6 +217,7 @@ def report_lines(found: Explained) -> Iterator[str]:
     width = max(len(name) for name, _ in rows(found))
     for name, value in rows(found):
         yield f"{name.ljust(width)}  {value}"
+    yield from (f"{'warning'.ljust(width)}  {line}" for line in repeated_lines(found.facts.layouts))
     if found.facts.layouts is None:
         yield "layouts are not known: layout inference did not run, or atune could not read its result"
 

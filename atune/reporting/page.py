@@ -18,6 +18,7 @@ from atune.model.candidate import Config, printable
 from atune.model.options import options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.hosts import measured_on
+from atune.reporting.layout_notes import layouts_line
 from atune.reporting.progress import duration
 from atune.reporting.summary import (
     PRUNED,
@@ -102,6 +103,8 @@ def winner_notes(result: Result) -> list[str]:
     lines = [f"{line[0].upper()}{line[1:]}." for line in (*lines, ties_line(result)) if line]
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")
+    if line := layouts_line(result):
+        lines.append(f"Layouts: {line}.")
     if result.proven:
         lines.append("Proven: tilelang by itself makes the same code.")
     elif result.finished:

@@ -15,6 +15,7 @@ from atune.model.candidate import describe_config, printable
 from atune.model.device import Target
 from atune.model.roofline import Roofline, rate_text
 from atune.reporting.importance import axis_importance
+from atune.reporting.layout_notes import layouts_line
 from atune.reporting.progress import duration, shortened
 from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
@@ -81,6 +82,8 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
     if not result.finished:
         how = "interrupted" if result.interrupted else "not yet: the run is under way, or was killed"
         lines.append(Line(f"ended      {how}", "attention"))
+    if line := layouts_line(result):
+        lines.append(Line(f"layouts    {line}", "attention"))
     return lines
 
 
