@@ -121,6 +121,11 @@ def is_set_written(folder: Path) -> bool:
         return False
 
 
+def written_at(folder: Path) -> float:
+    """Return when a file of a set's folder was last written, in seconds since 1970. Raises `OSError`."""
+    return max((file.stat().st_mtime for file in folder.iterdir()), default=0.0)
+
+
 def delete_set(folder: Path) -> None:
     """Delete a set's folder, unless a run writes the set or one of its journals. Raises `OSError`."""
     with suppress(JournalError), _locked(folder):

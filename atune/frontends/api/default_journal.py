@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atune.errors import JournalError
-from atune.journal.set_folder import delete_set, is_set
+from atune.journal.set_folder import delete_set, is_set, written_at
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.folders import cache_folder
@@ -40,7 +40,7 @@ def kept_journals() -> list[Path]:
             if path.suffix == ".jsonl":
                 found[path] = path.stat().st_mtime
             elif is_set(path):
-                found[path] = max(file.stat().st_mtime for file in path.iterdir())
+                found[path] = written_at(path)
     return sorted(found, key=lambda path: (found[path], path.name), reverse=True)
 
 

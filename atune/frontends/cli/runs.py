@@ -123,9 +123,9 @@ def _set_data(folder: Path) -> dict[str, Any]:
     """Return a set as ``--json`` prints it. Of its journals only the ends are read: it may have many."""
     from atune.errors import AtuneError
     from atune.journal.reader import JournalReader
-    from atune.journal.set_folder import is_ended, is_set_written, journals_in, listed
+    from atune.journal.set_folder import is_ended, is_set_written, journals_in, listed, written_at
 
-    data = {"journal": str(folder), "written": max(file.stat().st_mtime for file in folder.iterdir())}
+    data = {"journal": str(folder), "written": written_at(folder)}
     try:
         problems, begun = len(listed(folder)), journals_in(folder)
         header = next((event for path in begun[:1] for event in JournalReader(path)), None)

@@ -125,8 +125,7 @@ def _cover_line(found: SetResult) -> str:
         return ""  # what the problems share was measured on too few of them
     count = len(few.configs)
     several = "configurations serve" if count > 1 else "configuration serves"
-    worst = max(regret for regret in few.regret if regret is not None)
-    return f"{count} {several} all, at most {100 * max(worst, 0):.2g} % slower than the winners"
+    return f"{count} {several} all, at most {100 * max(few.worst_regret, 0):.2g} % slower than the winners"
 
 
 def warnings(results: Sequence[Result]) -> list[str]:

@@ -36,6 +36,11 @@ class Cover(msgspec.Struct, frozen=True):
     exact: bool
     """Whether it was found to be the best. Otherwise a better one may exist."""
 
+    @property
+    def worst_regret(self) -> float:
+        """The largest regret of those that are served."""
+        return max((regret for regret in self.regret if regret is not None), default=0.0)
+
 
 def cover(
     matrix: RegretMatrix,

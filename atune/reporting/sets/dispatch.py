@@ -18,6 +18,8 @@ from atune.reporting.sets.rule import AnyRule, Branch, Group, Leaf, NearestRule,
 
 DEPTH = 3
 """Questions that a tree asks at most."""
+PARTS = 64
+"""Fits that leave problems out, at most: of more problems each leaves out several, which are not next to each other."""
 
 Node = Branch | Leaf
 
@@ -48,8 +50,8 @@ def dispatch_rule(
 
     It is the nearest tuned problem, or a decision tree over the sizes of depth 3 at most (Breiman et al.,
     Classification and Regression Trees, 1984): whichever has the smaller regret when each problem in turn is left out
-    of the fit. A rule that chooses what was not measured on a problem left out loses first. `among`: choose from its
-    configurations alone, which are not chosen anew for each problem left out.
+    of the fit; of more than 64 several at once. A rule that chooses what was not measured on a problem left out loses
+    first. `among`: choose from its configurations alone, which are not chosen anew for each problem left out.
 
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem, so a problem alone with its others cannot be left out. Ties go to the nearest rule, to smaller sizes, and
@@ -88,12 +90,13 @@ def _left_out(fit: Fit, fitting: Fitting, problems: Sequence[MatrixColumn], weig
     matrix = fitting.matrix
     rows = {config_key(config): row for row, config in enumerate(matrix.configs)}
     found: list[tuple[float | None, float]] = []
-    for left in problems:
-        others = [problem for problem in problems if problem is not left]
+    for part in range(min(PARTS, len(problems))):
+        others = [problem for i, problem in enumerate(problems) if i % PARTS != part]
         rule = fit(fitting, others) if others else None
-        if rule is not None and (picked := rule.pick(matrix.problems[left.column])) is not None:
-            row = rows[config_key(rule.configs[picked])]
-            found.append((matrix.regret[row][left.column], weights[left.column]))
+        for left in problems[part::PARTS]:
+            if rule is not None and (picked := rule.pick(matrix.problems[left.column])) is not None:
+                row = rows[config_key(rule.configs[picked])]
+                found.append((matrix.regret[row][left.column], weights[left.column]))
     known = [regret for regret, _ in found if regret is not None]
     return replace(
         fit(fitting, problems),

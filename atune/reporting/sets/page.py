@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from atune.errors import UsageError
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, is_set_written, tuned_problems
+from atune.journal.set_folder import NOT_BEGUN, TunedProblem, is_set_written, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.page import (
     breakable,
@@ -26,6 +26,7 @@ from atune.reporting.page import (
     winner_figures,
     winner_notes,
 )
+from atune.reporting.plot import drawable
 from atune.reporting.report import whole_page
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
@@ -67,7 +68,8 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
     begun = [row.result for row in rows if row.result is not None]
     kernel = next((result.header.workload for result in begun if result.header is not None), "a set")
     title = f"{printable(kernel)}: {len(rows)} {'problem' if len(rows) == 1 else 'problems'}"
-    names = _names_of(won, found)
+    letters = [] if found is None else [found.names[winner] for winner in found.matrix.winners]
+    names = {row.problem.key: letter for row, letter in zip(won, letters, strict=True)}
     data = map_data(rows, names)
     sections = [
         _head(title, rows, found),
@@ -75,7 +77,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
         _table(rows, names),
         map_sections(data),
         *([] if found is None else [_configurations(found), _regret(found), _rule(found)]),
-        _each(rows, folder),
+        _each(rows),
         _environment(begun, folder),
     ]
     return whole_page(title, sections, data, "set_page.js")
@@ -100,26 +102,19 @@ def _letters(number: int) -> str:
     return chr(65 + number) if number < 26 else f"{_letters(number // 26 - 1)}{_letters(number % 26)}"
 
 
-def _names_of(won: Sequence[TunedProblem], found: SetFindings | None) -> dict[str, str]:
-    """Return the letter of each problem's winner, by the problem's key."""
-    if found is None:
-        return {}
-    return {row.problem.key: found.names[winner] for row, winner in zip(won, found.matrix.winners, strict=True)}
-
-
 def _head(title: str, rows: Sequence[TunedProblem], found: SetFindings | None) -> str:
     won = [row for row in rows if row.won]
     figures = []
     for name, than in (("default_ratio", "the default configurations"), ("reference_ratio", "the references")):
-        known = [(row.problem.weight, ratio) for row in won if (ratio := getattr(row.result, name))]
+        known = [(row.problem.weight, ratio) for row in won if (ratio := drawable(getattr(row.result, name)))]
         if known:
             mean = math.exp(sum(w * math.log(ratio) for w, ratio in known) / sum(w for w, _ in known))
             figures.append((f"{mean:.2f}×", f"the speed of {than}, geometric mean of {len(known)}"))
     figures.append((f"{len(won)} of {len(rows)}", "problems have a winner"))
     if found is not None and found.few is not None and len(won) > 1:
-        worst = max(regret for regret in found.few.regret if regret is not None)
+        worst = _percent(found.few.worst_regret)
         several = len(found.few.configs) > 1
-        text = f"configuration{'s' * several} serve{'s' * (not several)} all problems, {_percent(worst)} slower at most"
+        text = f"configuration{'s' * several} serve{'s' * (not several)} all problems, {worst} slower at most"
         figures.append((f"{len(found.few.configs)}", text))
     return "\n".join([f"<h1>{unbroken(title)}</h1>", '<section id="winner">', figures_html(figures), "</section>"])
 
@@ -147,11 +142,14 @@ def _row(index: int, row: TunedProblem, weighted: bool, names: dict[str, str]) -
     cells = [f'<td><a href="#problem-{index}">{escape(printable(str(row.problem)))}</a></td>']
     cells += [f'<td class="n">{row.problem.weight:g}</td>'] * weighted
     if result is None or best is None:
-        return f'<tr class="bad">{"".join(cells)}{"<td class=n>–</td>" * 3}<td>{breakable(_why(row))}</td></tr>'
+        waits = row.error == NOT_BEGUN if result is None else not result.finished
+        kind = "" if waits else ' class="bad"'
+        return f"<tr{kind}>{''.join(cells)}{'<td class=n>–</td>' * 3}<td>{breakable(_why(row))}</td></tr>"
     for value in (result.latency_ms, result.default_ratio, result.reference_ratio):
         shown = ">–" if value is None else f' data-v="{value:.9g}">{value:.3g}'
         cells.append(f'<td class="n"{shown}</td>')
-    cells.append(f"<td><b>{names[row.problem.key]}</b> {escape(printable(describe_config(best.config)))}</td>")
+    config = escape(printable(describe_config(best.config))) + " (so far)" * (not result.finished)
+    cells.append(f"<td><b>{names[row.problem.key]}</b> {config}</td>")
     copied = {"problem": row.problem.arguments, "config": best.config, "latency_ms": result.latency_ms}
     return f'<tr data-config="{escape(printable(json.dumps(copied, default=str)))}">{"".join(cells)}</tr>'
 
@@ -178,10 +176,9 @@ def _configurations(found: SetFindings) -> str:
         text = f"No few configurations serve all problems: {found.why}."
     else:
         many, exact = len(few.configs), "" if few.exact else "; fewer may do"
-        worst = max(regret for regret in few.regret if regret is not None)
         those = f"This one serves{exact}" if many == 1 else f"The {many} that serve are the fewest that do{exact}"
-        text = f"{those}: no problem is more than {_percent(worst)} slower than with its own winner, and the mean is "
-        text += f"{_percent(few.mean_regret)}."
+        text = f"{those}: no problem is more than {_percent(few.worst_regret)} slower than with its own winner, "
+        text += f"and the mean is {_percent(few.mean_regret)}."
     return (
         f'<section id="configurations"><h2>Configurations</h2><p class="soft">{escape(text)}</p><div class="scroll">'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
@@ -264,7 +261,7 @@ def _leaf(leaf: Leaf, found: SetFindings) -> str:
     return f"<b>{found.names[found.matrix.configs.index(found.rule.configs[leaf.config])]}</b>"
 
 
-def _each(rows: Sequence[TunedProblem], folder: Path) -> str:
+def _each(rows: Sequence[TunedProblem]) -> str:
     """Return what there is to say of each problem, folded."""
     lines = ['<section id="each"><h2>Each problem</h2>']
     for index, row in enumerate(rows):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from browser import BROWSER
 from event_streams import write
-from reporting.sets.synthetic import stream_of
 from reporting.test_page_in_browser import SCHEMES, WIDTHS, violations
 from reporting.test_report import Links, opened, without_script
+from synthetic import stream_of
 
 from atune.errors import UsageError
 from atune.frontends.cli.main import main
@@ -70,6 +70,19 @@ def test_the_table_names_each_problem_and_leads_to_it(tmp_path: Path) -> None:
         assert f'href="#problem-{index}"' in page and f'id="problem-{index}"' in page
     assert "3 of 5 problems have a winner" in without_script(page)
     assert f"atune report {tmp_path / 's' / '0000.jsonl'}" in without_script(page)
+
+
+def test_a_set_that_is_not_finished_says_so(tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", [THREE[0], ({"M": 2, "N": 8}, {}), ({"M": 4, "N": 8}, {0: []})])
+    (folder / "0000.jsonl").unlink()
+    write(folder / "0000.jsonl", stream_of(*THREE[0]).events[:-1])
+    page = set_report(folder)
+    assert [row[-1][:19] for row in cells(page, "all")[1:]] == [
+        "A block=0 (so far)",
+        "not begun",
+        "no candidate worked",
+    ]
+    assert page.count('<tr class="bad">') == 1
 
 
 def test_the_matrix_has_what_was_measured_and_no_more(tmp_path: Path) -> None:
