@@ -133,7 +133,8 @@ def test_arguments_by_position_go_where_the_signature_says() -> None:
 @pytest.mark.parametrize("function", [AutoTuner.run, AutoTuner.set_profile_args, autotune])
 def test_an_argument_that_does_not_exist_is_named(function: Any) -> None:
     first = None if function is autotune else AutoTuner(scaled, BLOCKS)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'wamup'"):
+    message = rf"^{function.__qualname__}\(\) got an unexpected keyword argument 'wamup'"
+    with pytest.raises(TypeError, match=message):
         function(first, wamup=1, **({"configs": BLOCKS} if function is autotune else {}))
 
 

@@ -255,16 +255,15 @@ def method_takes(
     record: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[Owner, ...], Returned]], Callable[Concatenate[Owner, P], Returned]]:
     """Show the fields of the dataclass `record` as the parameters of a method, as `takes` does."""
-
-    def decorated(method: Callable[Concatenate[Owner, ...], Returned]) -> Callable[Concatenate[Owner, P], Returned]:
-        _show(method, record)
-        return method
-
-    return decorated
+    return takes(record)  # type: ignore[arg-type]
 
 
 def _show(function: Any, record: Any) -> None:
-    """Set the function's signature and annotations. Does not wrap it, because warnings count frames to its caller."""
+    """Set the function's signature and annotations, and its name in what `record` says of a wrong call.
+
+    Does not wrap it, because warnings count frames to its caller.
+    """
+    record.__init__.__qualname__ = function.__qualname__
     signature = inspect.signature(function)
     own = signature.parameters.values()
     named = [p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -127,15 +127,7 @@ class AutotuneResult:
         if found is None:
             warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
             return None
-        return cls(
-            latency=found.latency,
-            config=found.config,
-            ref_latency=found.ref_latency,
-            libcode=found.libcode,
-            func=found.func,
-            kernel=found.kernel,
-            out_idx=out_idx,
-        )
+        return cls(**{name: value for name, value in vars(found).items() if hasattr(cls, name)}, out_idx=out_idx)
 
 
 def _saved(path: Path) -> dict[str, Any]:
