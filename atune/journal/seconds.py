@@ -73,7 +73,7 @@ class Busy:
 class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of compiling, which is lowering and building, and of first timings.
 
-    Builds that failed, and the final, are not in them.
+    What failed to compile, the survey, the proof and the final are not in them.
     """
 
     compile_s: float
