@@ -140,7 +140,11 @@ def apart(arguments: Any, make: Make = local) -> dict[str, Any]:
             if one.latency_ms is not None:
                 alone[one.device, one.x] = one.latency_ms
     clean = spans(tuned(devices, "CLEAN", "clean"))
-    noise = [one.latency_ms / alone[one.device, one.x] for one in clean if one.latency_ms is not None]
+    noise = [
+        one.latency_ms / alone[one.device, one.x]
+        for one in clean
+        if one.latency_ms is not None and (one.device, one.x) in alone
+    ]
     found, twice, kinds = list[tuple[Span, list[float]]](), list[int](), Counter[str]()
     for number in range(arguments.repeats):
         events = tuned(devices, "FAULTY", f"faulty-{number + 1}")
