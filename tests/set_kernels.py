@@ -87,3 +87,4 @@ def failing(mode: str) -> atune.Workload:
 
 
 BAD_WRONG, BAD_SEGV = failing("wrong"), failing("segv")
+FOUR = atune.Workload(scale, atune.Space(block=[16, 32, 64, 128]), arguments={"n": 256}, reference=doubled, name="four")

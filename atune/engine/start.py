@@ -22,7 +22,7 @@ from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice
 from atune.journal.events import SCHEMA, BenchmarkFailed, JournalRepaired, RunResumed, RunStarted, Warned
-from atune.model.candidate import Advice
+from atune.model.candidate import Advice, Config
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -48,6 +48,8 @@ class EngineSettings:
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise = no_advice
+    also: Sequence[Config] = ()
+    """Configurations to try in addition, also where the budget is used up; those outside of the space are left out."""
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
         """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
@@ -161,7 +163,7 @@ class Start:
             accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, settings.accept)
         own = None if isinstance(settings.strategy, str) else settings.strategy
         default = spec.default if before is None else before.default
-        search = Search(own or name, self._drawn_by, settings.budget, default, advice)
+        search = Search(own or name, self._drawn_by, settings.budget, default, advice, settings.also)
         plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
         most = settings.compile.layouts
         self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)

@@ -39,6 +39,7 @@ class Budget(Settings, frozen=True, kw_only=True):
     percent: Annotated[float | None, Option(
         "How many candidates are tried, in percent of the space.", zero=False, check=_percent,
     )] = None
+    share: Annotated[float, Option("A set's problem tries so many times as many candidates.", zero=False)] = 1.0
     # fmt: on
 
     @property
@@ -47,9 +48,13 @@ class Budget(Settings, frozen=True, kw_only=True):
         return any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
-        """Return how many of `total` candidates it admits, at least one; None without such a limit."""
+        """Return how many of `total` candidates it admits, at least one; None without such a limit.
+
+        Shares that are 1 on average admit no more together than as many whole budgets.
+        """
         share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
-        return min((most for most in (self.candidates, share) if most is not None), default=None)
+        most = min((most for most in (self.candidates, share) if most is not None), default=None)
+        return most if most is None or most == 1 else max(1, math.floor(round(most * self.share, 6)))
 
     def used_up(self, wall_s: float) -> bool:
         """Tell whether the time limit is reached, from the run's wall seconds."""

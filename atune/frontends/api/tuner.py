@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -30,6 +31,7 @@ from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
+from atune.model.candidate import Config
 from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -138,7 +140,7 @@ class Tuner:
             refuse_in_worker()
         settings = engine_settings(given)
         check_given(settings.strategy, pipeline=settings.pipeline, own_prior=isinstance(settings.prior, OwnPrior))
-        self._budget = settings.budget
+        self._settings = settings
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(
@@ -146,7 +148,6 @@ class Tuner:
                 compile=settings.compile, benchmark=settings.benchmark,
             )  # fmt: skip
         self._machine = machine
-        self._make = partial(Engine, machine, settings=settings, keep=keep_library, find=find)
         self._journal_path = None if journal is None else Path(journal)
         logger = None if given["log"] is None else event_log(given["log"])
         self._listeners = tuple(listener for listener in (given["on_event"], logger) if listener is not None)
@@ -162,6 +163,10 @@ class Tuner:
         """Run on an open shared server, with other runs at the same time. On a cluster this changes nothing."""
         if isinstance(self._machine, LocalMachine):
             self._machine.place = place
+
+    def also(self, config: Config) -> None:
+        """Try `config` before all others, also where the budget is used up. To be called before entering."""
+        self._settings = replace(self._settings, also=(config,))
 
     async def __aenter__(self) -> Tuner:
         if self._entered:
@@ -226,7 +231,7 @@ class Tuner:
             if self._progress:
                 from atune.reporting.progress import Progress
 
-                with Progress(budget=self._budget) as progress:
+                with Progress(budget=self._settings.budget) as progress:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
@@ -256,7 +261,7 @@ class Tuner:
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
         try:
             await recorder.go_on(past)
-            self._engine = engine = self._make(recorder)
+            self._engine = engine = Engine(self._machine, recorder, self._settings, keep=keep_library, find=find)
             if self._stopped:
                 engine.stop()
             await engine.run()

@@ -22,6 +22,7 @@ from atune.frontends.api.options import RunOptions, completed, named, shows_prog
 from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
+from atune.frontends.sets.budget import lacking, rest, shares
 from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
@@ -29,10 +30,10 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, entered, journals_in, tuned_problems
 from atune.journal.state import State
-from atune.model.candidate import config_key
+from atune.model.candidate import Config, config_key
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
-from atune.model.settings import CompileSettings
+from atune.model.settings import Budget, CompileSettings
 from atune.reporting.sets.reading import manifest_of
 from atune.workers.local.workers import SharedPlace, SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
@@ -52,6 +53,10 @@ class SetOptions(RunOptions, total=False):
     """Options of a run of a set. Those of `tune` hold for each problem."""
 
     # fmt: off
+    budget: Annotated[int | str | Budget | None, Option(
+        "As for `tune`, for each problem on average: of candidates, a problem gets more by the square root of its "
+        "weight. What is left measures winners on other problems, where fewer could then serve all.",
+    )]
     warm: Annotated[Warm, Option(
         "As for `tune`, in addition to what the set itself has found.",
     )]
@@ -156,6 +161,10 @@ class _SetRun:
         if shows_progress(options):
             self._listeners.append(self._print)
         self._options["progress"] = False
+        self._budget = Budget.parse(options.get("budget"))
+        self._shares = shares([problem.weight for problem in problems], self._budget.candidates)
+        self._asked = set[tuple[int, str]]()
+        """Problems, and the configurations that were measured there in addition."""
         self._at_once = 1 if options.get("cluster") else min(AT_ONCE, len(problems))
         self._rows: dict[int, TunedProblem] = {}
         self._tuners: dict[int, Tuner] = {}
@@ -178,17 +187,9 @@ class _SetRun:
                 self._same_work(next(iter(JournalReader(begun[0]))))
             if not self._options.get("cluster"):
                 await stack.enter_async_context(host.open())
-            try:
-                async with anyio.create_task_group() as tasks:
-                    for index in range(len(self._problems)):
-                        place = SharedPlace(host)
-                        await place.take()
-                        tasks.start_soon(self._one, index, place)
-            except BaseExceptionGroup as group:
-                error = unwrapped(group)
-                while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
-                    error = error.exceptions[0]
-                raise error from None
+            await self._each(dict.fromkeys(range(len(self._problems))), host)
+            while more := await self._lacking():
+                await self._each(more, host)
         found = SetResult([self._rows[index] for index in range(len(self._problems))], self._folder)
         if len(self._errors) == len(found):
             raise self._errors[0]
@@ -197,16 +198,44 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
-    async def _one(self, index: int, place: SharedPlace) -> None:
-        problem, result = self._problems[index], None
+    async def _each(self, configs: Mapping[int, Config | None], host: SharedServer) -> None:
+        """Tune the problems of these indices, or measure one more configuration there."""
         try:
-            result = await self._tuned(index, place)
+            async with anyio.create_task_group() as tasks:
+                for index, config in configs.items():
+                    place = SharedPlace(host)
+                    await place.take()
+                    tasks.start_soon(self._one, index, place, config)
+        except BaseExceptionGroup as group:
+            error = unwrapped(group)
+            while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
+                error = error.exceptions[0]
+            raise error from None
+
+    async def _lacking(self) -> dict[int, Config]:
+        """Return what is still to be measured in addition, and the budget has left, by problem; each once."""
+        tried = {index: row.result for index, row in sorted(self._rows.items()) if row.result is not None}
+        left, won = rest(list(tried.values()), self._budget), [index for index in tried if self._rows[index].won]
+        if not left or len(won) < 2:
+            return {}
+        weights = [self._problems[index].weight for index in won]
+        found = await anyio.to_thread.run_sync(lacking, [tried[index] for index in won], weights, left)
+        new = {won[number]: config for number, config in found.items()}
+        new = {index: config for index, config in new.items() if (index, config_key(config)) not in self._asked}
+        self._asked |= {(index, config_key(config)) for index, config in new.items()}
+        return new
+
+    async def _one(self, index: int, place: SharedPlace, config: Config | None) -> None:
+        problem, result = self._problems[index], None if config is None else self._rows[index].result
+        try:
+            result = await self._tuned(index, place, config)
         except NoWinner as error:
             result = error.result
         except (JournalError, MachineError, DevicesLost):
             raise
         except AtuneError as error:
-            self._errors[index] = error
+            if config is None:
+                self._errors[index] = error
         finally:
             place.leave()
         self._tuners.pop(index, None)
@@ -219,7 +248,7 @@ class _SetRun:
         with suppress(OSError):  # nobody reads it
             print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}", file=sys.stderr, flush=True)
 
-    async def _tuned(self, index: int, place: SharedPlace) -> Result:
+    async def _tuned(self, index: int, place: SharedPlace, config: Config | None) -> Result:
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
 
@@ -229,13 +258,16 @@ class _SetRun:
             if on_event is not None:
                 on_event(event)
 
-        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
+        budget = msgspec.structs.replace(self._budget, share=self._shares[index])
+        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard, "budget": budget}
         if fresh:
             options["warm"] = [*self._nearest(problem), *sources(options.get("warm"))]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         self._tuners[index] = tuner
         tuner.share(place)
+        if config is not None:
+            tuner.also(config)
         try:
             with scope:
                 async with tuner:
