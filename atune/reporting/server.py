@@ -59,8 +59,7 @@ class ReportServer(ThreadingHTTPServer):
         """
         with self._lock:
             try:
-                folder = self.journal.is_dir()
-                found = [file.stat() for file in (sorted(self.journal.iterdir()) if folder else [self.journal])]
+                found = [file.stat() for file in (self.journal, *sorted(self.journal.glob("*.jsonl")))]
             except OSError as error:
                 raise JournalError(f"cannot read {self.journal}: {error.strerror}") from error
             if not any(file.st_size for file in found):

@@ -227,8 +227,10 @@ def _rule(found: SetFindings) -> str:
             lines += [f"<h3>{breakable(describe_config(tree.others))}</h3>"] if tree.others else []
             lines.append(f"<ul>{_branches(tree.root, found)}</ul>")
     else:
-        sizes = escape(printable(", ".join(rule.sizes)))
-        lines.append(f"<p>The configuration of the nearest problem, by the sum of the log2 ratios of {sizes}.</p>")
+        sizes, equal = ", ".join(rule.sizes), ", ".join(rule.groups[0].others)
+        same = f" with the same {equal}" if equal else ""
+        text = f"The configuration of the nearest problem{same}, by the sum of the log2 ratios of {sizes}."
+        lines.append(f"<p>{escape(printable(text))}</p>")
     return "\n".join([*lines, "</section>"])
 
 

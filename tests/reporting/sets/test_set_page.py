@@ -72,6 +72,12 @@ def test_the_table_names_each_problem_and_leads_to_it(tmp_path: Path) -> None:
     assert f"atune report {tmp_path / 's' / '0000.jsonl'}" in without_script(page)
 
 
+def test_a_rule_names_what_must_be_equal(tmp_path: Path) -> None:
+    runs = [({"M": m, "dtype": d}, {m % 3: [1.0], 3: [2.0]}) for m in (1, 2, 3) for d in ("half", "float")]
+    text = without_script(set_report(made(tmp_path / "s", runs)))
+    assert "The configuration of the nearest problem with the same dtype, by the sum of the log2 ratios of M." in text
+
+
 def test_a_set_that_is_not_finished_says_so(tmp_path: Path) -> None:
     folder = made(tmp_path / "s", [THREE[0], ({"M": 2, "N": 8}, {}), ({"M": 4, "N": 8}, {0: []})])
     (folder / "0000.jsonl").unlink()
