@@ -14,10 +14,8 @@ from atune.model.candidate import Candidate, Config, config_key
 from atune.model.folders import run_folder
 from atune.model.jobs import Explained, ExplainJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.workers import Workers, how_it_ended, process_folders
+from atune.workers.local.workers import Workers, fork_server, how_it_ended, process_folders
 from atune.workers.processes.messages import DISCOVER, EXPLAIN, LOCATE, SURVEY_SPACE, Discovery, Session
-from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import taken
 from atune.workload.kernel_defaults import KernelSite, Sought
 from atune.workload.workload import FileRef, SpaceSurvey, WorkloadRef
 
@@ -29,8 +27,7 @@ async def asking(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], N
     Leaving kills the workers and removes the folder.
     """
     with run_folder() as run_dir:
-        process, park = taken()
-        async with ForkServer(process=process, park=park) as server:
+        async with fork_server() as server:
             workers = Workers(workload)
             workers.attach(server, process_folders(run_dir))
             yield workers, run_dir
