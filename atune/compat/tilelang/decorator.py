@@ -53,8 +53,9 @@ class AutoTuneImpl(TilelangKernel):
 
     Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
     returns the winner in both modes, and so does a call with ``__return_kernel=True``. If another thread or process
-    tunes the same work, a call waits for it. `results` holds the results by key. The decorator's arguments are
-    attributes, as there; what is assigned holds for calls that have no result yet.
+    tunes the same work, a call waits for it. `results` holds the results by key. The decorator's arguments,
+    such as `configs` and `do_not_specialize`, are attributes, as there; what is assigned holds for calls without a
+    result.
     """
 
     configs: Any
