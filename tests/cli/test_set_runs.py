@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from cli.test_runs import recorded
 from event_streams import Stream
 
+from atune.frontends.cli import tune_set
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.set_folder import entered
@@ -70,18 +69,13 @@ def test_a_set_is_as_old_as_what_was_written_last_in_it(folder: Path) -> None:
     assert find_journal("latest") == find_journal("gemm") == find_journal(NAME) == str(folder)
 
 
-def test_watch_shows_each_problem_as_it_ends_and_then_the_table(folder: Path, capsys: Any) -> None:
+def test_watch_shows_each_problem_as_it_ends_and_then_the_table(
+    folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock = Journal.create(folder / "set.lock")
-
-    def write() -> None:
-        time.sleep(0.8)
-        ended(folder / "0002.jsonl")
-        lock.close()
-
-    writer = threading.Thread(target=write)
-    writer.start()
+    meanwhile = iter([lambda: None, lambda: ended(folder / "0002.jsonl"), lock.close])
+    monkeypatch.setattr(tune_set.time, "sleep", lambda _: next(meanwhile)())
     assert main(["watch", "latest"]) == 0
-    writer.join()
     shown = capsys.readouterr()
     assert shown.err.splitlines() == ["atune: 2 of 3 problems have ended", "atune: [3/3] M=4: 2 ms; block=0"]
     assert "3 of 3 with a winner" in shown.out
