@@ -3,9 +3,11 @@
     python bench/bundle.py [--target c|cuda] [--rounds N] [--out FOLDER]
 
 The kernel's own call is its function from the library, with a `torch.empty` for the output; on the CPU it takes the
-addresses of the tensors. Nobody can leave that out. A round times each once, in an order that rotates. What is reported
-is the median over rounds of the difference in one round, with its 95 % interval. The fresh processes cannot import
-tilelang. Their first call comes once torch is imported and, on a GPU, has its context; the load is apart.
+addresses of the tensors. Nobody can leave that out. «Any size» is a kernel with a symbolic dimension, called with a
+size that was tuned, and with one that the bundle's rule serves and counts. A round times each once, in an order that
+rotates. What is reported is the median over rounds of the difference in one round, with its 95 % interval. The fresh
+processes cannot import tilelang. Their first call comes once torch is imported and, on a GPU, has its context; the load
+is apart.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from overhead import difference, in_turn
 import atune
 
 PROBLEMS = (64, 256, 1024)
+BETWEEN = 192
+"""A size that was not tuned."""
 FRESH = 5
 """Fresh processes."""
 FIRST = """
@@ -51,32 +55,44 @@ print(json.dumps({"import_ms": imported - started, "load_ms": loaded - imported,
 """
 
 
-def double(n: int, block: int = 64) -> Any:
+def double(n: int, any_size: bool = False, block: int = 64) -> Any:
     """Gives the kernel that doubles."""
+    size = T.dynamic("n") if any_size else n
 
     @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
+    def main(A: T.Tensor((size,), "float32"), B: T.Tensor((size,), "float32")):
+        with T.Kernel(T.ceildiv(size, block)) as bx:
             for i in T.serial(block):
                 B[bx * block + i] = A[bx * block + i] * 2
 
     return main
 
 
-def double_on_gpu(n: int, block: int = 64) -> Any:
+def double_on_gpu(n: int, any_size: bool = False, block: int = 64) -> Any:
     """Gives the kernel that doubles, on a GPU."""
+    size = T.dynamic("n") if any_size else n
 
     @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block), threads=block) as bx:
+    def main(A: T.Tensor((size,), "float32"), B: T.Tensor((size,), "float32")):
+        with T.Kernel(T.ceildiv(size, block), threads=block) as bx:
             for i in T.Parallel(block):
                 B[bx * block + i] = A[bx * block + i] * 2
 
     return main
 
 
+def tuned(kernel: Any, target: str, folder: Path, *, any_size: bool) -> list[Any]:
+    """Tune `PROBLEMS`, and write their bundle."""
+    arguments = [{"n": n, "any_size": any_size} for n in PROBLEMS]
+    space = {"block": [32, 64]}
+    found = [atune.run(atune.Workload(kernel, space, arguments=one, out_idx=-1), target=target) for one in arguments]
+    atune.results.save_bundle(folder, found)
+    return found
+
+
 def own_call(bundle: atune.bundle.Bundle, A: Any) -> Callable[[], Any]:
     """Return the call of the first problem's function with a fresh output, without any check."""
+    size = A.shape[0]
     first = bundle.manifest["problems"][0]
     path = str(bundle.folder / f"{first['library']}.so")
     if A.device.type == "cuda":
@@ -85,17 +101,18 @@ def own_call(bundle: atune.bundle.Bundle, A: Any) -> Callable[[], Any]:
         launch = tvm_ffi.load_module(path)[first["symbol"]]
 
         def call() -> Any:
-            B = torch.empty((PROBLEMS[0],), dtype=torch.float32, device=A.device)
+            B = torch.empty((size,), dtype=torch.float32, device=A.device)
             launch(A, B)
             return B
 
         return call
     function = getattr(ctypes.CDLL(path), f"{first['symbol']}_kernel")
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    sizes = [size] * (len(first["calls"]) - 2)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int32 for _ in sizes)]
 
     def call_c() -> Any:
-        B = torch.empty((PROBLEMS[0],), dtype=torch.float32, device=A.device)
-        function(A.data_ptr(), B.data_ptr())
+        B = torch.empty((size,), dtype=torch.float32, device=A.device)
+        function(A.data_ptr(), B.data_ptr(), *sizes)
         return B
 
     return call_c
@@ -121,21 +138,23 @@ def main() -> None:
     kernel = double if on_cpu else double_on_gpu
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "double.bundle"
-        space = {"block": [32, 64]}
-        found = [
-            atune.run(atune.Workload(kernel, space, arguments={"n": n}, out_idx=-1), target=arguments.target)
-            for n in PROBLEMS
-        ]
-        atune.results.save_bundle(folder, found)
-        bundle, A = atune.bundle.load(folder), torch.randn(PROBLEMS[0], device=device)
+        found = tuned(kernel, arguments.target, folder, any_size=False)
+        tuned(kernel, arguments.target, Path(name) / "any.bundle", any_size=True)
+        bundle, any_size = atune.bundle.load(folder), atune.bundle.load(Path(name) / "any.bundle")
+        A, between = torch.randn(PROBLEMS[0], device=device), torch.randn(BETWEEN, device=device)
         result_kernel = found[0].kernel
-        assert torch.equal(bundle(A), A * 2)
+        assert torch.equal(bundle(A), A * 2) and torch.equal(any_size(between), between * 2)
+        assert any_size.misses()[0]["by"] == "rule"
         calls: dict[str, Callable[[], Any]] = {
             "kernel's own": own_call(bundle, A),
             "bundle": lambda: bundle(A),
             "result.kernel": lambda: result_kernel(A),
+            "any size: kernel's own": own_call(any_size, between),
+            "any size: bundle": lambda: any_size(A),
+            "any size: by the rule": lambda: any_size(between),
         }
         assert torch.equal(calls["kernel's own"](), A * 2)
+        assert torch.equal(calls["any size: kernel's own"](), between * 2)
         gc.disable()
         samples = in_turn(calls, arguments.rounds, settle)
         gc.enable()
@@ -143,7 +162,7 @@ def main() -> None:
     rows: list[list[Any]] = [["call", "ns a call", "over the kernel's own"]]
     results: dict[str, Any] = {"target": arguments.target, "rounds": arguments.rounds, "fresh": once}
     for name, values in samples.items():
-        over = difference(samples, name, "kernel's own")
+        over = difference(samples, name, "any size: kernel's own" if name.startswith("any") else "kernel's own")
         rows.append([name, f"{statistics.median(values):.0f}", "{1:+.0f} ({0:+.0f}…{2:+.0f})".format(*over)])
         results[name] = {"ns": statistics.median(values), "over_kernel_ns": over}
     rows += [[f"fresh process: {name.removesuffix('_ms')}", f"{value} ms", ""] for name, value in once.items()]

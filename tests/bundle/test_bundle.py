@@ -318,3 +318,19 @@ def test_the_digest_is_that_of_all(tmp_path: Path) -> None:
     assert load(write(tmp_path / "other")).digest == found.digest == json.loads(json.dumps(found.manifest))["digest"]
     assert load(write(tmp_path / "less", TWO[:1])).digest != found.digest
     assert found.digest[:12] in repr(found) and len(bundles.library()) > 1000
+
+
+def test_the_operator_of_the_recipe_keeps_a_graph_whole(tmp_path: Path) -> None:
+    """docs/torch.md: a custom operator around the bundle, with what tells its output's size."""
+    found = load(write(tmp_path))
+
+    @torch.library.custom_op("atune_tests::of_bundle", mutates_args=())
+    def operator(A: torch.Tensor) -> torch.Tensor:
+        return found(A)
+
+    operator.register_fake(lambda A: A.new_empty(A.shape[0]))
+    whole = torch.compile(lambda A: operator(A).relu() + 1, backend="aot_eager", fullgraph=True)
+    with warnings.catch_warnings(action="ignore"):
+        for n, by in ((64, 2), (1024, 10)):
+            assert torch.equal(whole(ones(n)), by * ones(n) + 1)
+    torch.library.opcheck(operator, (ones(64),))

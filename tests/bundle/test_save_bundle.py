@@ -23,6 +23,7 @@ from atune.bundle import OutsideProblems, load
 from atune.errors import UsageError
 from atune.frontends.api import save_bundle as writer
 from atune.frontends.cli.main import main
+from atune.frontends.sets import tuning as set_tuning
 from atune.frontends.sets.tuning import read_set
 from atune.journal.result import Result
 from atune.model.folders import artifacts_folder
@@ -248,11 +249,18 @@ def test_what_does_not_fit_a_bundle_is_not_added(
 ) -> None:
     results = read_set(doubled).results
     digest = save_bundle(tmp_path / "b", results)
+    found = load(tmp_path / "b")
     with pytest.raises(UsageError, match=r"M=32, N=16 \(.*\) is of another than those in it"):
         save_bundle(tmp_path / "b", replayed(journals, "SMALL"), add=True)
-    with pytest.raises(UsageError, match="into: the bundle has problems of double, and this is other work"):
+    with pytest.raises(UsageError, match="into: the bundle is for c and has problems of double, and this is other"):
         atune.run_set(SMALL, [{"M": 32, "N": 16}], target="c", into=tmp_path / "b", journal=tmp_path / "s")
+    with pytest.raises(UsageError, match="exists and is not empty: give a new folder"):
+        atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=doubled.parent, journal=tmp_path / "s")
+    assert not list((tmp_path / "s").glob("*.jsonl"))
     assert load(tmp_path / "b").digest == digest
+    monkeypatch.setattr(set_tuning, "extensible", lambda folder: found.manifest | {"target": "cuda", "arch": "sm_80"})
+    with pytest.raises(UsageError, match=r"into: the bundle is for cuda \(sm_80\) and has problems"):
+        atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=tmp_path / "b", journal=tmp_path / "t")
     [library, *_] = (tmp_path / "b").glob("*.so")
     library.write_bytes(b"damaged")
     with pytest.raises(UsageError, match=r"\.so is damaged"):

@@ -72,9 +72,9 @@ def save_bundle(
         raise UsageError("a bundle needs at least one result")
     path = Path(folder)
     with _alone(path) if add else nullcontext():
-        before = manifest_of(path) if add else None
-        if before is None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise UsageError(f"{folder} exists and is not empty: give a new folder")
+        before = extensible(path) if add else None
+        if before is None:
+            _check_new(path)
         _check_alike(results, headers, before)
         files: Files = {}
         problems = [_problem(result, header, files, workload) for result, header in zip(results, headers, strict=True)]
@@ -120,6 +120,27 @@ def _manifest(
     return dict(json.loads(json.dumps(manifest)))  # as it is read again: lists, and no tuples
 
 
+def extensible(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of the bundle to which winners can be added here; None for a new or an empty folder.
+
+    Raises `UsageError` for other folders, a damaged bundle, and one with the runtime of another tilelang.
+    """
+    before = manifest_of(folder)
+    if before is None:
+        _check_new(folder)
+        return None
+    now, then = installed_versions().get("tilelang"), before["versions"].get("tilelang")
+    if before["target"] == "cuda" and now != then:
+        raise UsageError(f"{folder} has the runtime of tilelang {then}, and {now} is installed: write a new bundle")
+    return before
+
+
+def _check_new(folder: Path) -> None:
+    """Raise `UsageError` unless a bundle can be written to `folder`."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty: give a new folder")
+
+
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Keep others from adding to the bundle in `folder` at the same time. A new folder needs no lock."""
@@ -150,9 +171,6 @@ def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted], befor
     kernel, target, of = first.kernel, first.target, "the first result"
     if before is not None:
         kernel, target, of = before["kernel"]["fingerprint"], Target(before["target"], before["arch"]), "those in it"
-        now, then = installed_versions().get("tilelang"), before["versions"].get("tilelang")
-        if target.kind == "cuda" and now != then:
-            raise UsageError(f"the bundle has the runtime of tilelang {then}, and {now} is installed: write a new one")
     for result, header in zip(results, headers, strict=True):
         problem = named(plain_problem(header))
         where = f" ({result.journal})" if result.journal else ""

@@ -20,6 +20,7 @@ from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
 from atune.frontends.api.resume import options_of, origin_of
+from atune.frontends.api.save_bundle import extensible
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.budget import lacking, rest, shares
@@ -31,10 +32,10 @@ from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, entered, journals_in, tuned_problems
 from atune.journal.state import State
 from atune.model.candidate import Config, config_key
+from atune.model.device import Target
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
-from atune.reporting.sets.reading import manifest_of
 from atune.workers.local.workers import SharedPlace, SharedServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef, Workload, parse_file_ref
@@ -107,7 +108,7 @@ async def tune_set(
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
-    there = None if into is None else manifest_of(Path(into))
+    there = None if into is None else extensible(Path(into))
     if there is not None:
         has = {config_key(one["problem"]) for one in there["problems"]}
         if not (left := [problem for problem in chosen if problem.key not in has]):
@@ -172,10 +173,11 @@ class _SetRun:
         self._journals: list[Path] = []
         self._of: tuple[str, str] | None = None
         """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
-        self._what = f"journal {folder}: it has"
+        self._what, self._target = f"journal {folder}: it has", ""
         if bundle is not None:
             self._of = bundle["kernel"]["name"], bundle["kernel"]["fingerprint"]
-            self._what = "into: the bundle has"
+            self._target = str(Target(bundle["target"], bundle["arch"]))
+            self._what = f"into: the bundle is for {self._target} and has"
 
     async def all(self) -> SetResult:
         """Tune every problem."""
@@ -287,6 +289,8 @@ class _SetRun:
             return True
         found = event.workload, event.kernel
         self._of = self._of or found
+        if self._target not in ("", str(event.target)):
+            return False
         return found[0] == self._of[0] and (found == self._of or "kernel" in self._options.get("accept", ()))
 
     def _at(self, problem: Problem) -> Workload | FileRef:
