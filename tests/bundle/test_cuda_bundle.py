@@ -18,6 +18,7 @@ from typing import Any
 import fake_cuda
 import msgspec
 import pytest
+import torch
 from event_streams import Stream
 from processes import environment
 
@@ -99,6 +100,53 @@ print("served")
 """
 
 
+ANY = """
+import sys, warnings
+import torch
+(torch.ones(4, device="cuda") + 1).sum().item()
+from atune.bundle import OutsideProblems, load
+bundle = load(sys.argv[1], misses=sys.argv[2])
+[rule] = bundle.manifest["rule"]
+assert rule["tested"] == 3 and rule["sizes"]["M"] == [64, 1024], rule
+B = torch.randn(512, 512, dtype=torch.float16, device="cuda")
+rows = lambda M: torch.randn(M, 512, dtype=torch.float16, device="cuda")
+warnings.simplefilter("error")
+for M in (64, 256, 1024, 65, 100, 700, 1000):
+    A = rows(M)
+    torch.testing.assert_close(bundle(A, B), A @ B, rtol=1e-2, atol=1e-1)
+assert [(one["problem"]["M"], one["by"], one["count"]) for one in bundle.misses()] == [
+    (M, "rule", 1) for M in (65, 100, 700, 1000)
+], bundle.misses()
+warnings.simplefilter("default")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    captured = bundle(A, B)
+A.copy_(rows(1000))
+graph.replay()
+torch.testing.assert_close(captured, A @ B, rtol=1e-2, atol=1e-1)
+try:
+    bundle(rows(1025), B)
+except OutsideProblems as error:
+    assert "outside of its rule" in str(error)
+else:
+    raise SystemExit("1025 rows were served")
+far = load(sys.argv[1], on_miss="nearest")
+A = rows(1500)
+torch.testing.assert_close(far(A, B), A @ B, rtol=1e-2, atol=1e-1)
+assert far.misses()[0]["used"]["M"] == 1024
+
+@torch.library.custom_op("atune_tests::of_bundle", mutates_args=())
+def matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    return bundle(A, B)
+
+matmul.register_fake(lambda A, B: A.new_empty(A.shape[0], B.shape[1]))
+A = rows(256)
+whole = torch.compile(lambda A, B: matmul(A, B).relu(), backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(whole(A, B), (A @ B).relu(), rtol=1e-2, atol=1e-1)
+print("served")
+"""
+
+
 def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
     import tilelang.language as T
 
@@ -115,6 +163,13 @@ def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
             T.copy(c, C[by * block, bx * 64])
 
     return main
+
+
+def any_rows(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
+    """`matmul` for any number of rows: `M` is not in the code."""
+    import tilelang.language as T
+
+    return matmul(T.dynamic("M"), N, K, block)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -258,3 +313,27 @@ def test_on_a_gpu_it_serves_without_tilelang_and_compilers(tmp_path: Path, monke
     ]
     save_bundle(tmp_path / "b", found)
     assert run(WITHOUT + SERVE, tmp_path / "b", PATH="/nowhere").endswith("served\n")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_rule_serves_what_was_not_tuned_and_a_bundle_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of any number of rows: served between, missed beyond, and tuned into the bundle that is in use."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    work = atune.Workload(any_rows, {"block": [64, 128]}, arguments={"M": 64}, out_idx=-1)
+    folder, misses = tmp_path / "b", tmp_path / "m.jsonl"
+    options: Any = {"target": "cuda", "into": folder}
+    found = atune.run_set(work, atune.Problems(M=[64, 256, 1024]), journal=tmp_path / "first", **options)
+    code = WITHOUT + ANY.replace("sys.argv[2]", repr(str(misses)))
+    assert run(code, folder, PATH="/nowhere").endswith("served\n")
+    old = atune.bundle.load(folder)
+    assert old.digest == found.digest
+    missed = atune.Problems(misses)
+    assert sorted(one.arguments["M"] for one in missed) == [65, 100, 700, 1000, 1025]
+    grown = atune.run_set(work, missed, journal=tmp_path / "second", **options)
+    new = atune.bundle.load(folder)
+    assert new.digest == grown.digest != old.digest and len(new.problems) == 8
+    A, B = (torch.randn(n, 512, dtype=torch.float16, device="cuda") for n in (100, 512))
+    assert torch.allclose(old(A, B), new(A, B), rtol=1e-2, atol=1e-1)
+    assert len(old.misses()) == 1 and new.misses() == []

@@ -52,12 +52,11 @@ def bundle_lines(folder: str) -> list[Line]:
     n, rules = len(manifest["problems"]), manifest["rule"] or ()
     lines = [Line(f"bundle     {folder}, {n} problem{'s' * (n > 1)}", "strong")]
     for rule in rules:
-        others = "".join(f", {name}={value}" for name, value in rule["others"].items())
-        sizes = ", ".join(f"{name} {least} to {most}" for name, (least, most) in rule["sizes"].items() if least < most)
+        ranges = [f"{name} {least} to {most}" for name, (least, most) in rule["sizes"].items() if least < most]
+        equal = {name: least for name, (least, most) in rule["sizes"].items() if least == most} | rule["others"]
+        where = ", ".join([*ranges, *(f"{name}={value}" for name, value in equal.items())])
         regret = f"{100 * rule['regret']:.2g} % slower than the best on problems left out"
-        lines.append(
-            Line(f"rule       {rule['kind']}, {sizes}{others}: {regret}, at worst {100 * rule['worst_regret']:.2g} %")
-        )
+        lines.append(Line(f"rule       {rule['kind']}, {where}: {regret}, at worst {100 * rule['worst_regret']:.2g} %"))
     return [*lines, Line(f"digest     {manifest['digest']}")]
 
 
