@@ -148,6 +148,8 @@ def test_results_that_make_no_bundle(journals: dict[str, str], tmp_path: Path) -
     for results, message in refused:
         with pytest.raises(UsageError, match=message):
             save_bundle(tmp_path / "b", results)
+    with pytest.raises(UsageError, match="a bundle of 1 results needs a weight for each, got 2"):
+        save_bundle(tmp_path / "b", replayed(journals, "SMALL"), weights=[1, 2])
     half = tmp_path / "half.jsonl"
     half.write_text("".join(Path(journals["SMALL"]).read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(UsageError, match=r"the run of .*half\.jsonl did not finish: resume it first"):

@@ -70,6 +70,8 @@ def save_bundle(
     headers = [_checked(result) for result in results]
     if not headers:
         raise UsageError("a bundle needs at least one result")
+    if weights is not None and len(weights) != len(results):
+        raise UsageError(f"a bundle of {len(results)} results needs a weight for each, got {len(weights)}")
     path = Path(folder)
     with _alone(path) if add else nullcontext():
         before = extensible(path) if add else None
