@@ -70,6 +70,11 @@ class Engine:
         """Propose and start nothing more. Calls under way end, then the final follows."""
         self._run.stop(reason)
 
+    @property
+    def recalled(self) -> bool:
+        """Whether the result is that of an earlier run, and nothing was done."""
+        return self._start.recalled
+
     async def run(self) -> None:
         """Tune. Cancellation kills every process; what was recorded stays.
 

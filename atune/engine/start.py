@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,7 +21,7 @@ from atune.engine.search.interface import Guarded, Strategy
 from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice
-from atune.journal.events import SCHEMA, BenchmarkFailed, JournalRepaired, RunResumed, RunStarted, Warned
+from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.model.candidate import Advice, Config
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -33,6 +33,16 @@ AT_ONCE = 500
 T = TypeVar("T")
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
+
+
+class Recalled(NamedTuple):
+    """What is kept of earlier runs of the same work: all events of one, which this run need not repeat, or advice."""
+
+    events: Sequence[Event] = ()
+    advice: tuple[Advice, ...] = ()
+
+
+Recall = Callable[[RunStarted, WorkloadSpec], Recalled]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,7 @@ class EngineSettings:
     advise: Advise = no_advice
     also: Sequence[Config] = ()
     """Configurations to try in addition, also where the budget is used up; those outside of the space are left out."""
+    recall: Recall | None = None
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
         """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
@@ -117,6 +128,8 @@ class Start:
         self.strategy: Guarded | None = None
         """None until it is made, which waits for the survey of the space if there is one."""
         self.figures: Figures | None = None
+        self.recalled = False
+        """Whether the run's result was found, so that nothing is left to do."""
         self.layouts: LayoutChoice | None = None
         """Chooses layouts; None where all are tried."""
         self._drawn_by = settings.seed
@@ -155,12 +168,20 @@ class Start:
         name = settings.strategy_in(spec, before, self.figures)
         versions = self.machine.versions()
         header = await computed(spec, partial(settings.header, spec, target, devices, versions, name))
+        started = RunStarted(seq=0, time=0, mono=0.0, **header)
         remarks, accepted, advice = list[str](), tuple[str, ...](), () if before is None else before.advice
         if before is None:
             advise = partial(settings.advise, spec, devices)
             advice, remarks = await computed(spec, advise, quick=settings.advise is no_advice)
+            if settings.recall is not None:
+                found = await anyio.to_thread.run_sync(settings.recall, started, spec)
+                if found.events:
+                    self.recalled = True
+                    await self.recorder.take_over(found.events)
+                    return None
+                advice += found.advice
         else:
-            accepted = check_same_work(state, RunStarted(seq=0, time=0, mono=0, **header), devices, settings.accept)
+            accepted = check_same_work(state, started, devices, settings.accept)
         own = None if isinstance(settings.strategy, str) else settings.strategy
         default = spec.default if before is None else before.default
         search = Search(own or name, self._drawn_by, settings.budget, default, advice, settings.also)

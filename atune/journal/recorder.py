@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import anyio.lowlevel
@@ -46,6 +46,13 @@ class Recorder:
         self._seq = self.state.last_seq + 1
         self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
         self._started = time.monotonic()
+
+    async def take_over(self, events: Sequence[Event]) -> None:
+        """Record the events of another run, whose result is the result of this one."""
+        if self.journal is not None:
+            for event in events:
+                self.journal.append(event)
+        await self.go_on(events)
 
     @property
     def part_s(self) -> float:

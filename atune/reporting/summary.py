@@ -24,7 +24,7 @@ KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "noise", "energy",
-    "stages",
+    "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 NAMED_TIES = 5
@@ -89,7 +89,8 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
 
 def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what else is known: ties, energy, rooflines, the axes that mattered, what was pruned and reused."""
-    lines = [f"ties       {ties_line(result)}"] if result.ties else []
+    lines = [] if (known := known_line(result)) is None else [f"known      {known}"]
+    lines += [f"ties       {ties_line(result)}"] if result.ties else []
     if (energy := result.energy) is not None:
         lines.append(f"energy     {energy.power_w:.0f} W, {energy.call_j:.3g} J a call")
     lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
@@ -100,6 +101,15 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     return [Line(line, "dim") for line in lines]
+
+
+def known_line(result: Result) -> str | None:
+    """Return what the result cache had of this work; None where it had nothing."""
+    if result.cache_hit:
+        return "from the result cache: nothing was run"
+    advice = () if result.header is None else result.header.advice
+    first = next((one.best for one in advice if one.source.startswith("cache ")), None)
+    return None if first is None else f"the result cache had {describe_config(first)}, which was tried first"
 
 
 def next_lines(result: Result) -> list[Line]:

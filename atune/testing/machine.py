@@ -155,6 +155,8 @@ class FakeMachine:
             baseline=self.default if isinstance(self.default, dict) else None,
             no_default=self.no_default,
             fingerprint=self.fingerprint,
+            code=self.fingerprint,
+            problem={},
             out_idx=(-1,),
             space=space_hash(map(config_key, self.described)),
         )

@@ -19,7 +19,7 @@ from atune.errors import JournalError, NoWinner
 from atune.frontends.api.blocking import no_winner_message
 from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed, shows_progress
-from atune.frontends.api.tuner import engine_settings, tune
+from atune.frontends.api.tuner import engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import Result, TuneResult
 from atune.journal.writer import line_of
@@ -187,13 +187,13 @@ async def _tune_again_if_useless(
 ) -> TuneResult:
     """Tune, and once more without `journal`, the cache's own, where that is damaged or of work that looks the same."""
     try:
-        return await tune(work.workload, **options)
+        return await tune_apart(work.workload, **options)
     except JournalError:
         if journal is None:
             raise
         events.clear()
         journal.unlink(missing_ok=True)
-        return await tune(work.workload, **options)
+        return await tune_apart(work.workload, **options)
 
 
 def _drop(journal: Path, result: Result) -> None:

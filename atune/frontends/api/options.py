@@ -147,6 +147,11 @@ class TuneOptions(RunOptions, total=False):
         check=path, flag="--journal", metavar="FILE", unset="a new file in the cache folder",
         group="output", common=True,
     )]
+    cached: Annotated[bool | None, Option(
+        "Return what the result cache has of the same work, and run nothing. None runs, and begins with the winner "
+        "that it has; False ignores it.",
+        unset="begin with its winner", flag="--cached", page="cache.md", group="search", common=True,
+    )]
     warm: Annotated[Warm, Option(
         "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "
         "be a result, too, or a list.",

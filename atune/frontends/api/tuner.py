@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -20,13 +20,14 @@ from atune.engine.plan import check_parts
 from atune.engine.search.prior import OwnPrior
 from atune.engine.search.registry import check_given
 from atune.engine.start import EngineSettings
-from atune.errors import AtuneError, UsageError, name_and_message
+from atune.errors import AtuneError, JournalError, UsageError, name_and_message
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.default_journal import kept_line, opened_journal
 from atune.frontends.api.machines import machine_for
 from atune.frontends.api.options import TuneOptions, completed, named, shows_progress
-from atune.frontends.api.warm_start import adviser, chosen_prior
+from atune.frontends.api.warm_start import adviser, chosen_prior, recaller
 from atune.journal.events import Event, RunInterrupted
+from atune.journal.reader import read
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
@@ -41,6 +42,7 @@ from atune.workers.local.workers import SharedPlace
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import find
 from atune.workers.storage.artifact_store import keep as keep_library
+from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import FileRef, Workload
 
 
@@ -112,6 +114,7 @@ def engine_settings(given: TuneOptions, *, ship: bool = True) -> EngineSettings:
         pipeline=given["pipeline"],
         accept=check_parts(given["accept"]),
         advise=adviser(given["warm"]),
+        recall=None if given["machine"] is not None and given["cached"] is None else recaller(given["cached"]),
     )
 
 
@@ -141,6 +144,8 @@ class Tuner:
         settings = engine_settings(given)
         check_given(settings.strategy, pipeline=settings.pipeline, own_prior=isinstance(settings.prior, OwnPrior))
         self._settings = settings
+        self._cache = ResultCache() if machine is None else None
+        """Where the result is kept."""
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(
@@ -167,6 +172,10 @@ class Tuner:
     def also(self, config: Config) -> None:
         """Try `config` before all others, also where the budget is used up. To be called before entering."""
         self._settings = replace(self._settings, also=(config,))
+
+    def keep_nothing(self) -> None:
+        """Leave it to the caller to put the result into the result cache."""
+        self._cache = None
 
     async def __aenter__(self) -> Tuner:
         if self._entered:
@@ -236,6 +245,9 @@ class Tuner:
             else:
                 await self._record(self._listeners)
             self._result = winning(await self._made_result())
+            self._result.cache_hit = self._engine is not None and self._engine.recalled
+            if not self._result.cache_hit:
+                await anyio.to_thread.run_sync(self._keep_result)
         except OSError as error:
             self._error = of_the_machine(error)
         except Exception as error:
@@ -246,6 +258,12 @@ class Tuner:
         finally:
             self._done.set()
             self._history.end()
+
+    def _keep_result(self) -> None:
+        """Put the result into the result cache. A journal that is gone, or that nobody can write, costs only that."""
+        if self._cache is not None and self._journal_path is not None:
+            with suppress(JournalError):
+                self._cache.put_run(read(self._journal_path))
 
     async def _record(self, listeners: tuple[Listener, ...]) -> None:
         journal: Journal | None = None
@@ -301,9 +319,19 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    given = {**named("tune", options), "progress": shows_progress(options)}
+    return await _finished(await _made(workload, {**named("tune", options), "progress": shows_progress(options)}))
+
+
+async def tune_apart(workload: Workload, **options: Unpack[TuneOptions]) -> TuneResult:
+    """Do what `tune` does, without the result cache: the caller asks it and fills it."""
+    tuner = await _made(workload, {**options, "progress": shows_progress(options), "cached": False})
+    tuner.keep_nothing()
+    return await _finished(tuner)
+
+
+async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
     make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
-    return await _finished(make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True))
+    return make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
 
 
 def _name_of(workload: Workload | FileRef | str | None) -> str:

@@ -19,14 +19,15 @@ from atune.engine.search.warm_start import (
     no_advice,
     same_kernel,
 )
-from atune.engine.start import Advise
+from atune.engine.start import Advise, Recall, Recalled
 from atune.errors import UsageError
+from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import ResultCache
-from atune.workers.storage.result_key import CacheEntry
+from atune.workers.storage.result_key import CacheEntry, result_key
 from atune.workload.pickling import ship_function
 from atune.workload.workload import WorkloadSpec
 
@@ -111,13 +112,40 @@ def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
 
 def _experience(cache: ResultCache, entry: CacheEntry) -> Experience | None:
     """Return an entry's measurements: all of them if it was tuned here, else only the winner's."""
-    source = f"{CACHE} {entry.key}"
     result = cache.find(entry.parts)
-    if result is not None:
-        return experience_of(result, source)
+    return experience_of(result, f"{CACHE} {entry.key}") if result is not None else _winner(entry)
+
+
+def _winner(entry: CacheEntry) -> Experience | None:
+    """Return the measurement of an entry's winner, if it has one."""
     if not entry.latency_ms:
         return None
     parts = entry.parts
-    arguments = parts.problem if isinstance(parts.problem, dict) else {}
+    arguments = parts.tuned_for or parts.problem
     measured = {config_key(entry.config): (entry.config, entry.latency_ms)}
-    return Experience(source, parts.kernel, parts.source, arguments, (parts.device,), measured)
+    return Experience(
+        f"{CACHE} {entry.key}", parts.kernel, parts.source, arguments if isinstance(arguments, dict) else {},
+        (parts.device,), measured,
+    )  # fmt: skip
+
+
+def recaller(cached: bool | None) -> Recall | None:
+    """Return a function that looks for a run's work in the result cache, as `cached` says; None for False."""
+    return None if cached is False else partial(_recall, ResultCache(), bool(cached))
+
+
+def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: WorkloadSpec) -> Recalled:
+    """Return the result of the same work, if `all_of_it` is wanted and there is one, else the winner as advice.
+
+    Runs of the same work with other settings of the search, or another space, have a winner for that, too.
+    """
+    if (key := result_key(header)) is None:
+        return Recalled()
+    if all_of_it and (events := cache.events(key)):
+        return Recalled(events)
+    find = finder(spec)
+    for entry in cache.entries(work=key.work):
+        each = _winner(entry)
+        if each is not None and find(each.measured):
+            return Recalled(advice=advice_of([each], spec)[0])
+    return Recalled()

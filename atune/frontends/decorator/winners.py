@@ -17,7 +17,7 @@ import msgspec
 from atune.errors import CacheMiss, UsageError, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
-from atune.frontends.api.tuner import tune
+from atune.frontends.api.tuner import tune_apart
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
 from atune.frontends.decorator.single_flight import SingleFlight
@@ -97,7 +97,7 @@ class Winners:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), call.options.cache
         try:
             if cache is None:
-                result = await tune(work.workload, **work.options)
+                result = await tune_apart(work.workload, **work.options)
             else:
                 result = await tune_work(work, cache, concurrent=call.options.concurrent, refresh=refresh)
         finally:

@@ -61,6 +61,7 @@ class SetOptions(RunOptions, total=False):
     warm: Annotated[Warm, Option(
         "As for `tune`, in addition to what the set itself has found.",
     )]
+    cached: Annotated[bool | None, Option("As for `tune`.")]
     journal: Annotated[str | os.PathLike[str] | None, Option(
         "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
         "continued: nothing is measured twice, and new problems are added.",

@@ -102,22 +102,8 @@ class ResultCache:
         Returns None if it is missing or was imported.
         """
 
-        def ask(db: sqlite3.Connection) -> bytes | None:
-            row = db.execute("SELECT events FROM results WHERE key = ?", (key.text,)).fetchone()
-            if row is None or row[0] is None:
-                return None
-            db.execute("UPDATE results SET used = ? WHERE key = ?", (time.time(), key.text))
-            return bytes(row[0])
-
-        packed: bytes | None = self._ask(ask, None) or self._shared(key)
-        if packed is None:
-            return None
-        try:
-            result = Result.from_events(_unpacked(packed), replayed=True)
-        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
-            _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
-            self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)
-            return None
+        events = self.events(key)
+        result = Result.from_events(events, replayed=True) if events else None
         if not isinstance(result, TuneResult):
             return None
         result.cache_hit = True
@@ -125,18 +111,27 @@ class ResultCache:
 
     def events(self, key: ResultKey) -> list[Event]:
         """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged."""
-        query = "SELECT events FROM results WHERE key = ?"
-        packed: list[tuple[bytes | None]] = self._ask(lambda db: db.execute(query, (key.text,)).fetchall(), [])
-        if not packed or packed[0][0] is None:
-            return []
+        packed = self._packed(key)
         try:
-            return list(_unpacked(bytes(packed[0][0])))
-        except (zlib.error, msgspec.MsgspecError, ValueError):
+            return [] if packed is None else list(_unpacked(packed))
+        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+            _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
+            self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)
             return []
 
     def find_entry(self, key: ResultKey) -> CacheEntry | None:
         """Return the entry under `key`, even if it was imported."""
         return next(iter(self.entries(key=key.text)), None)
+
+    def _packed(self, key: ResultKey) -> bytes | None:
+        def ask(db: sqlite3.Connection) -> bytes | None:
+            row = db.execute("SELECT events FROM results WHERE key = ?", (key.text,)).fetchone()
+            if row is None or row[0] is None:
+                return None
+            db.execute("UPDATE results SET used = ? WHERE key = ?", (time.time(), key.text))
+            return bytes(row[0])
+
+        return self._ask(ask, None) or self._shared(key)
 
     def _shared(self, key: ResultKey) -> bytes | None:
         """Copy the result under `key` from the shared cache, and return its events, packed. None: it has none."""
@@ -203,9 +198,14 @@ class ResultCache:
                     found[name] = msgspec.json.decode(text, type=Known)
         return found
 
-    def entries(self, *, kernel: str | None = None, key: str | None = None) -> list[CacheEntry]:
-        """Return the results, newest first. `kernel`: only this kernel's name. `key`: only keys that begin with it."""
-        where, values = _where(kernel, key)
+    def entries(
+        self, *, kernel: str | None = None, key: str | None = None, work: str | None = None
+    ) -> list[CacheEntry]:
+        """Return the results, newest first. `kernel`: only this kernel's name. `key`: only keys that begin with it.
+
+        `work`: only results of this work.
+        """
+        where, values = _where(kernel=kernel, key=key, work=work)
         rows: list[_Row] = self._ask(
             lambda db: db.execute(f"{_SELECT} {where} ORDER BY created DESC", values).fetchall(), []
         )
@@ -343,15 +343,9 @@ def _entries(rows: Iterable[_Row]) -> list[CacheEntry]:
     return found
 
 
-def _where(kernel: str | None, key: str | None) -> tuple[str, list[Any]]:
-    conditions: list[str] = []
-    values: list[Any] = []
-    if kernel is not None:
-        conditions.append("kernel = ?")
-        values.append(kernel)
-    if key is not None:
-        conditions.append("substr(key, 1, ?) = ?")
-        values += [len(key), key]
+def _where(**values: str | None) -> tuple[str, dict[str, str | None]]:
+    texts = {"kernel": "kernel = :kernel", "key": "substr(key, 1, length(:key)) = :key", "work": "work = :work"}
+    conditions = [text for name, text in texts.items() if values[name] is not None]
     return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
 
 
