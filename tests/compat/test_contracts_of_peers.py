@@ -138,7 +138,7 @@ def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(options["benchmark"])
         raise NoWinner("enough", atune.results.Result(atune.journal.result.State()))
 
-    monkeypatch.setattr(cached, "tune", tune)
+    monkeypatch.setattr(cached, "tune_apart", tune)
     profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")
     profiled.set_profile_args(warmup=7, rep=11, timeout=13)
     for options in ({}, {"rep": 17}):

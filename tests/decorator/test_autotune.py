@@ -39,7 +39,7 @@ def forbid_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("this would tune")
 
-    monkeypatch.setattr(cached, "tune", refuse)
+    monkeypatch.setattr(cached, "tune_apart", refuse)
 
 
 def test_lazy_kernels_come_back_compiled(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,8 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     fake = Engine()
-    monkeypatch.setattr(cached, "tune", fake)
-    monkeypatch.setattr(winners, "tune", fake)
+    monkeypatch.setattr(cached, "tune_apart", fake)
+    monkeypatch.setattr(winners, "tune_apart", fake)
     return fake
 
 

@@ -44,7 +44,7 @@ def tuned(tmp_path: Path, compiled_here: list[str]) -> Decorate:
 
 def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
     """Let nothing be tuned; and with `workers` start none to compile."""
-    patch.delattr(cached_tune, "tune")
+    patch.delattr(cached_tune, "tune_apart")
     if workers:
         patch.delattr("atune.frontends.api.compile_all._built")
 

@@ -17,6 +17,7 @@ from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.model.candidate import Advice, config_key
+from atune.reporting.summary import summary_text
 from atune.testing import FakeMachine, Script
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import WorkloadSpec
@@ -221,3 +222,30 @@ async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest
     assert proposals(tmp_path / "here")[:4] == BEST_THERE
     found = Result.from_events(read(tmp_path / "here"))
     assert found.header is not None and [a.source[:6] for a in found.header.advice] == ["cache "]
+
+
+async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled or measured for it, and the new journal has what the earlier run recorded."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    journal, again = await recorded(tmp_path / "there"), tmp_path / "again"
+    assert ResultCache().put_run(read(journal)) == ""
+    found = await tune(machine=FakeMachine(N), cached=True, journal=again)
+    assert found.cache_hit and found.best_config == {"x": 21} and read(again) == read(journal)
+    assert "from the result cache: nothing was run" in summary_text(found)
+    measured = await tune(machine=FakeMachine(N), journal=tmp_path / "anew")
+    assert not measured.cache_hit and proposals(tmp_path / "anew")[0] == 0
+
+
+@pytest.mark.parametrize("differs", ["budget", "space"])
+async def test_the_winner_of_the_same_work_is_tried_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str
+) -> None:
+    """The work is the same with another budget, and with another space that has the winner."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    ResultCache().put_run(read(await recorded(tmp_path / "there")))
+    options, configs = ({"budget": 8}, N) if differs == "budget" else ({}, 30)
+    result = await tune(machine=FakeMachine(configs), cached=True, journal=tmp_path / "here", **options)
+    assert not result.cache_hit and proposals(tmp_path / "here")[0] == 21
+    assert "the result cache had x=21, which was tried first" in summary_text(result)
+    small = await tune(machine=FakeMachine(10), cached=True)  # its space lacks the winner
+    assert small.header is not None and not small.header.advice

@@ -355,7 +355,7 @@ def test_a_second_tuning_is_a_look_up(cache: ResultCache, monkeypatch: pytest.Mo
     first = run_here(cache)
     assert not first.cache_hit and first.best_config is not None and first.best_config["factor"] == 2
     with monkeypatch.context() as patch:
-        patch.delattr(cached, "tune")  # nothing may be tuned
+        patch.delattr(cached, "tune_apart")  # nothing may be tuned
         again = run_here(cache)
     assert again.cache_hit and again.best_config == first.best_config
     assert again.records == first.records
@@ -481,7 +481,7 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
     assert other.acquire()
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(cached, "tune", standing_in(calls))
+    monkeypatch.setattr(cached, "tune_apart", standing_in(calls))
     result = run_here(cache, concurrent="tune")
     assert not result.cache_hit and "journal" not in calls[0]
     other.release()
@@ -495,7 +495,7 @@ def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monke
     for name, days in (("old", 30), ("young", 1)):
         (running / f"{name}.jsonl").write_text("")
         os.utime(running / f"{name}.jsonl", (time.time() - days * 86400,) * 2)
-    monkeypatch.setattr(cached, "tune", standing_in([]))
+    monkeypatch.setattr(cached, "tune_apart", standing_in([]))
     run_here(cache)
     assert [path.name for path in running.iterdir()] == ["young.jsonl"]
 
@@ -503,7 +503,7 @@ def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monke
 def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(cached, "tune", standing_in(calls))
+    monkeypatch.setattr(cached, "tune_apart", standing_in(calls))
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         assert not run_here(ResultCache(tmp_path / "file" / "results")).cache_hit
     assert "journal" not in calls[0]
