@@ -42,7 +42,7 @@ from vs_tilelang import SPACES
 
 from atune.model.settings import ACCELERATORS
 
-ON, PROOF = "auto", "proof"
+ON = "auto"
 EARNS = 1.10
 """The ratio of wall seconds from which on, on any space, an accelerator earns its place."""
 
@@ -56,11 +56,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--spaces", default="gemm288,roller20@2,attention", help=f"of {known}, FILE.py:NAME; each @CORES")
     made.add_argument(
         "--accelerators",
-        help="which are turned off, by default each; 'all': --accelerate off; 'proof': none, with --proof",
+        help="which are turned off, by default each; 'all': --accelerate off",
     )
     add_options(made, rounds=5, limit_s=math.inf)
     made.add_argument("--cores", type=int, help="restrict tunings to the first N cores, where the space names none")
-    made.add_argument("--proof", action="store_true", help="have every run prove its winner; left out by default")
     made.add_argument("--tune-options", default="", help="more of atune tune, for every run, such as '--seed 3'")
     return made
 
@@ -68,9 +67,9 @@ def parser() -> argparse.ArgumentParser:
 def variants_of(options: argparse.Namespace) -> list[Variant]:
     """Return what a round runs: first what the others are compared with."""
     off = ACCELERATORS if options.accelerators is None else names(options.accelerators)
-    if unknown := [name for name in off if name not in ("all", PROOF) and name not in ACCELERATORS]:
+    if unknown := [name for name in off if name != "all" and name not in ACCELERATORS]:
         raise SystemExit(f"--accelerators: {unknown[0]!r} is unknown; there are {', '.join(ACCELERATORS)}")
-    how = {"all": ("--accelerate", "off"), PROOF: ("--accelerate", ON, "--proof")}
+    how = {"all": ("--accelerate", "off")}
     without = [Variant(name, how.get(name, ("--accelerate", f"{ON},-{name}"))) for name in off]
     return [Variant(ON, ("--accelerate", ON)), *without]
 
@@ -79,8 +78,6 @@ def command_of(options: argparse.Namespace, space: Space, variant: Variant, jour
     command = [sys.executable, "-m", "atune", "tune", space.ref, "--target", options.target]
     command += ["--rep", str(options.rep), "--journal", str(journal)]
     command += [*variant.arguments, *shlex.split(options.tune_options)]
-    if not options.proof and variant.label != PROOF:
-        command.append("--no-proof")
     return [*command, "--quiet", "--json"]
 
 
@@ -94,7 +91,7 @@ def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
     lines = [f"`{result['command']}`", "", f"{where['gpu']}; tilelang {where['versions']['tilelang']}."]
     lines += [
         "",
-        f"Every run is a fresh process with empty caches. The proof of the winner is {result['proof']}. "
+        "Every run is a fresh process with empty caches, and proves its winner. "
         "Ratios are off over auto, within a round: their median, "
         "in brackets its distribution-free interval by order statistics.",
     ]
@@ -175,7 +172,7 @@ def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = ti
     """Measure and report. Returns 1 where a run failed or none was done."""
     options = parser().parse_args(arguments)
     spaces, variants = spaces_of(options.spaces, options.cores), variants_of(options)
-    common = {name: getattr(options, name) for name in ("target", "cores", "proof", "rep", "tune_options")}
+    common = {name: getattr(options, name) for name in ("target", "cores", "rep", "tune_options")}
 
     def command(space: Space, variant: Variant, journal: Path) -> list[str]:
         return command_of(options, space, variant, journal)
@@ -185,7 +182,6 @@ def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = ti
 
     result = {
         "command": " ".join(["python", "bench/accelerators.py", *(sys.argv[1:] if arguments is None else arguments)]),
-        "proof": "included" if options.proof else "left out",
     }
     settings = common | {"variants": [variant.label for variant in variants]}
     return carry_out(Bench(options, command, write, settings), spaces, variants, result, clock)

@@ -35,6 +35,7 @@ def tuned(target: str, devices: Any, cluster: str | None) -> dict[str, Any]:
         target=target,
         devices=devices,
         cluster=cluster,
+        cached=False,
         on_event=events.append,
         compile=CompileSettings(store=False),
         benchmark=QUICK if target == "c" else BenchmarkSettings(),

@@ -33,6 +33,7 @@ def main() -> None:
             f"{ROOT / 'bench' / 'kernels.py'}:FULL",
             target="cuda",
             devices=["0"],
+            cached=False,
             benchmark=BenchmarkSettings(adaptive=adaptive),
             journal=journal(arguments, f"effort-{name}"),
             on_event=listen,

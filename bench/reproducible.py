@@ -45,7 +45,12 @@ def main() -> None:
     arguments = options(__doc__ or "", 580, runs=10)
     quick = BenchmarkSettings(n_final=0)
     everything = atune.run(
-        f"{KERNELS}:FULL", target="cuda", devices=["0"], benchmark=quick, journal=journal(arguments, "reproducible-all")
+        f"{KERNELS}:FULL",
+        target="cuda",
+        devices=["0"],
+        benchmark=quick,
+        cached=False,
+        journal=journal(arguments, "reproducible-all"),
     )
     records = sorted((r for r in everything.records if r.latency_ms), key=lambda r: r.latency_ms or 0.0)
     configs = [r.config for r in records[:N_BEST]]
@@ -53,7 +58,7 @@ def main() -> None:
     winners: list[tuple[int, float, float]] = []
     for number in range(arguments.runs):
         path = journal(arguments, f"reproducible-{number}")
-        result = atune.run(f"{KERNELS}:CHOSEN", target="cuda", devices=["0"], journal=path)
+        result = atune.run(f"{KERNELS}:CHOSEN", target="cuda", devices=["0"], journal=path, cached=False)
         winners.append((result.best_index or 0, result.latency_ms or 0.0, result.wall_s))
         print(
             f"run {number}: candidate {result.best_index}, {result.latency_ms:.5f} ms, {result.wall_s:.1f} s",

@@ -78,7 +78,7 @@ def arguments(job: dict[str, Any], space: str, candidates: int, group: int | Non
     budget = candidates or None
     compile = atune.CompileSettings(workers=job["workers"], group_size=group, accelerate=job["accelerate"])
     if job["target"] == "cuda":
-        return {"workload": space, "target": "cuda", "budget": budget, "compile": compile}
+        return {"workload": space, "target": "cuda", "budget": budget, "compile": compile, "cached": False}
     benchmark = atune.BenchmarkSettings(n_final=0)
     ref = parse_file_ref(space)
     machine = CompileOnly(

@@ -93,6 +93,7 @@ def tune(arguments: Sequence[str]) -> None:
         devices=given.devices,
         pipeline=given.pipeline,
         budget=given.budget,
+        cached=False,
         journal=given.journal,
         compile=atune.CompileSettings(group_size=given.group_size or None, accelerate=given.accelerate),
         benchmark=atune.BenchmarkSettings(n_repeat=given.rep),

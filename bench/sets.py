@@ -38,7 +38,7 @@ FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
-    given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False}
+    given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False, "cached": False}
     began = time.perf_counter()
     if job["way"] == "set":
         found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)

@@ -209,7 +209,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     )] = "auto"
     prove: Annotated[bool, Option(
         "Compile the winner again with every accelerator off, and compare sources and code.",
-        flag="--proof", page="design/proof.md",
+        page="design/proof.md",
     )] = True
     store: Annotated[bool, Option(
         "Use libraries that earlier runs built from the same code, and keep new ones.",

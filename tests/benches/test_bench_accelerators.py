@@ -122,7 +122,7 @@ def test_each_round_begins_with_another_and_every_run_is_its_own(scripted: Scrip
     assert places[3:6] == [(1, 0, "swizzle_lowering"), (1, 1, "cicc"), (1, 2, "auto")]
     text = " ".join(scripted.commands[0])
     assert text.startswith(f"{sys.executable} -m atune tune {ROOT}/examples/gemm_roller.py:WORKLOAD --target cuda")
-    assert text.endswith("--accelerate auto --no-store --no-proof --quiet --json")
+    assert text.endswith("--accelerate auto --no-store --quiet --json")
     assert len({env["XDG_CACHE_HOME"] for env in scripted.environments}) == 12
 
 

@@ -128,7 +128,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
         "--target sm_90 --devices 1,0 --strategy random --seed 7 --budget 2m --workers 3 --compile-timeout 9.5"
-        " --timeout 8 --rep 5 --skip-check --quiet --accelerate cicc --no-proof --no-store"
+        " --timeout 8 --rep 5 --skip-check --quiet --accelerate cicc --no-store --cached"
         " --layouts 2 --warm cache"
     )
     assert main(["tune", workload, *options.split()]) == 0
@@ -139,10 +139,10 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     }  # fmt: skip
     assert given["budget"].seconds == 120.0
     assert given["compile"] == CompileSettings(
-        workers=3, compile_timeout_s=9.5, accelerate="cicc", prove=False, store=False, layouts=2
+        workers=3, compile_timeout_s=9.5, accelerate="cicc", store=False, layouts=2
     )
     assert given["benchmark"] == BenchmarkSettings(n_repeat=5, benchmark_timeout_s=8.0, check=False)
-    assert given["warm"] == ["cache"]
+    assert given["warm"] == ["cache"] and given["cached"] is True
 
 
 def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:

@@ -156,7 +156,6 @@ class TuneOptions(RunOptions, total=False):
         "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "
         "be a result, too, or a list.",
         flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
-        common=True,
     )]
     # fmt: on
 
