@@ -2,8 +2,8 @@
 
     python bench/record.py --spaces gemm_square,rms_norm --devices 0 --time-limit 540 --resume
 
-Each space of bench/spaces is tuned by a fresh `atune tune`, one after the other, with empty caches, and with the artifact
-store off. Its journal becomes NAME.jsonl.xz in --out, with paths of this machine cut to what is below the
+Each space of bench/spaces is tuned by a fresh `atune tune`, one after the other, with empty caches and
+the artifact store off. Its journal becomes NAME.jsonl.xz in --out, with paths of this machine cut to what is below the
 repository, and table.md tells of all recordings there.
 
 A space that a limit cuts short leaves NAME.jsonl. `--resume` continues such a journal, also on another machine with
