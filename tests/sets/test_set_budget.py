@@ -30,6 +30,7 @@ from atune.journal.set_folder import TunedProblem
 from atune.model.settings import Budget
 from atune.reporting.sets.cover import cover
 from atune.reporting.sets.regret import regret_matrix
+from atune.workers.storage.result_key import result_key
 
 ROOT = Path(__file__).parents[2]
 FAST: dict[str, Any] = {
@@ -147,6 +148,8 @@ def test_a_set_tries_more_where_it_weighs_more_and_measures_a_winner_elsewhere_o
     assert [name for name, _ in events(tmp_path / "s", RunResumed)] == ["0000.jsonl"]
     assert found[0] is rows[-1] and found[0].result.measured == 3
     assert [row.result.header.settings["budget"]["candidates"] for row in found] == [3, 3, 3]
+    keys = [result_key(row.result.header) for row in found]
+    assert [key and key.search["budget"] for key in keys] == [{"candidates": 3, "seconds": None, "percent": None}] * 3
     again = asyncio.run(resume_set(tmp_path / "s"))
     assert str(again) == str(found) and events(tmp_path / "s", CandidateMeasured) == measured
 
@@ -154,7 +157,8 @@ def test_a_set_tries_more_where_it_weighs_more_and_measures_a_winner_elsewhere_o
 def test_a_set_that_was_ended_while_a_winner_was_measured_elsewhere_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problems, options = Problems([{"n": 256}, {"n": 512}, {"n": 1024}], weights=[1, 1, 2]), {"budget": 3, **FAST}
+    """Of nine candidates the problems try 1, 1 and all 4 by their weights, so that their strategies differ, too."""
+    problems, options = Problems([{"n": 256}, {"n": 512}, {"n": 1024}], weights=[1, 1, 9]), {"budget": 3, **FAST}
     wanted: dict[int, Any] = {}
 
     def both_lack(results: Sequence[Result], weights: Sequence[float], most: int) -> dict[int, Any]:
@@ -171,10 +175,11 @@ def test_a_set_that_was_ended_while_a_winner_was_measured_elsewhere_goes_on(
 
     monkeypatch.setattr(tuning, "lacking", both_lack)
     asyncio.run(tune())
-    assert len(events(tmp_path / "s", CandidateMeasured)) < 9
-    found = atune.run_set(f"{KERNELS}:FOUR", problems, journal=tmp_path / "s", **options)
+    assert len(events(tmp_path / "s", CandidateMeasured)) < 8
+    found = asyncio.run(resume_set(tmp_path / "s"))
     measured = events(tmp_path / "s", CandidateMeasured)
-    assert len(set(measured)) == len(measured) == 9 and len(found.winners) == 3
+    assert len(set(measured)) == len(measured) == 8 and len(found.winners) == 3
+    assert {row.result.header.strategy for row in found} == {"random", "exhaustive"}
     assert [config in [r.config for r in found[number].result.records] for number, config in wanted.items()] == [
         True
     ] * 2

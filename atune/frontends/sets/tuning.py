@@ -340,9 +340,11 @@ async def resume_set(folder: str | os.PathLike[str], **options: Unpack[RunOption
     {options}
     """
     found = read_set(folder)
-    header = next((row.result.header for row in found if row.result is not None), None)
-    if header is None:
+    headers = [row.result.header for row in found if row.result is not None and row.result.header is not None]
+    if not headers:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
     problems = Problems.of(row.problem for row in found)
-    chosen: dict[str, Any] = {**options_of(header), **named("resume_set", options, RunOptions)}
-    return await tune_set(origin_of(header), problems, journal=folder, **chosen)
+    chosen: dict[str, Any] = {**options_of(headers[0]), **named("resume_set", options, RunOptions)}
+    if "strategy" not in options and len({header.strategy for header in headers}) > 1:
+        del chosen["strategy"]  # their shares of the budget led to several: each journal keeps its own
+    return await tune_set(origin_of(headers[0]), problems, journal=folder, **chosen)
