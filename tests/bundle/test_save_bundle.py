@@ -248,7 +248,11 @@ def test_problems_are_added_while_the_old_bundle_serves(doubled: Path, tmp_path:
 
 
 def test_what_does_not_fit_a_bundle_is_not_added(
-    doubled: Path, journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    doubled: Path,
+    journals: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = read_set(doubled).results
     digest = save_bundle(tmp_path / "b", results)
@@ -259,6 +263,21 @@ def test_what_does_not_fit_a_bundle_is_not_added(
         atune.run_set(SMALL, [{"M": 32, "N": 16}], target="c", into=tmp_path / "b", journal=tmp_path / "s")
     with pytest.raises(UsageError, match="exists and is not empty: give a new folder"):
         atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=doubled.parent, journal=tmp_path / "s")
+    command = [
+        "tune",
+        f"{KERNELS}:SMALL",
+        "--arg",
+        "M=32",
+        "--arg",
+        "N=16",
+        "--into",
+        str(tmp_path / "b"),
+        "--target",
+        "c",
+    ]
+    assert main([*command, "--journal", str(tmp_path / "s"), "--quiet"]) == 2
+    printed = capsys.readouterr().err
+    assert "and this is other work" in printed and "the journals are kept" not in printed
     assert not list((tmp_path / "s").glob("*.jsonl"))
     assert load(tmp_path / "b").digest == digest
     monkeypatch.setattr(set_tuning, "extensible", lambda folder: found.manifest | {"target": "cuda", "arch": "sm_80"})

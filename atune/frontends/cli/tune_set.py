@@ -25,7 +25,7 @@ from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, row_line, set_data, set_lines
 from atune.frontends.sets.tuning import read_set, resume_set, tune_set
 from atune.journal.replay import POLL_S
-from atune.journal.set_folder import is_ended, is_set_written, listed, tuned_problem
+from atune.journal.set_folder import is_ended, is_set_written, journals_in, listed, tuned_problem
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -100,6 +100,7 @@ def drive_set(
             show_set(read_set(folder), arguments)
     if ended is None:
         kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
+        kept += f", then atune bundle {folder} --into {options['into']}" if options.get("into") else ""
         print_message(f"interrupted; {kept}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
@@ -107,8 +108,8 @@ def drive_set(
         return NO_WINNER
     if isinstance(ended, BaseException):
         status = report_error(ended, debug=arguments.debug, json=arguments.json)
-        if options.get("into") and os.path.isdir(folder):
-            print_message(f"the journals are in {folder}: atune bundle {folder} --into {options['into']}", kind="")
+        if options.get("into") and journals_in(Path(folder)):
+            print_message(f"the journals are kept: atune bundle {folder} --into {options['into']}", kind="")
         return status
     return show_set(ended, arguments)
 
