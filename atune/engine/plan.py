@@ -154,7 +154,7 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
         baseline is not None and not used_up and not tried.key,
         to_survey=prior and state.surveyed is None and uses_prior(search.strategy, total),
     )
-    asked = {config_key(config) for config in search.also}
+    asked = set() if used_up else {config_key(config) for config in search.also}
     plan.also = [one for one in candidates.values() if one.key in asked and not state.entry(one.index).key]
     plan.proposable = max(0, plan.proposable - len(plan.also))
     _sort_out(plan, state, [*before, tried] if tried.key else before)

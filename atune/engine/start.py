@@ -59,7 +59,7 @@ class EngineSettings:
     accept: Sequence[str] = ()
     advise: Advise = no_advice
     also: Sequence[Config] = ()
-    """Configurations to try in addition, also where the budget is used up; those outside of the space are left out."""
+    """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
     recall: Recall | None = None
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:

@@ -30,6 +30,7 @@ from atune.journal.set_folder import TunedProblem
 from atune.model.settings import Budget
 from atune.reporting.sets.cover import cover
 from atune.reporting.sets.regret import regret_matrix
+from atune.testing import FakeMachine
 from atune.workers.storage.result_key import result_key
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,24 @@ def test_the_rest_is_what_no_problem_tried() -> None:
     assert rest(results, Budget(candidates=3, share=0.5)) == 3
     assert rest(results, Budget(candidates=1)) == 0 == rest(results, Budget()) == rest(results, Budget(seconds=9))
     assert rest(results, Budget(percent=100)) == 2 * 10 - 3
+
+
+@pytest.mark.parametrize(("budget", "config", "more"), [
+    (3, {"x": 6}, [6]), (3, {"x": 0}, []), (3, {"x": 99}, []), (Budget(candidates=3, seconds=1e-9), {"x": 6}, []),
+])  # fmt: skip
+def test_one_more_configuration_is_measured_once_and_in_time(
+    budget: Any, config: dict[str, int], more: list[int], tmp_path: Path
+) -> None:
+    async def measured(budget: Any, *, also: bool) -> list[int]:
+        tuner = atune.Tuner(machine=FakeMachine(8), strategy="exhaustive", journal=tmp_path / "j", budget=budget)
+        if also:
+            tuner.also(config)
+        async with tuner:
+            return [record.index for record in (await tuner.result()).records if record.status == "measured"]
+
+    assert asyncio.run(measured(3, also=False)) == [0, 1, 2]
+    assert asyncio.run(measured(budget, also=True)) == [0, 1, 2, *more]
+    assert asyncio.run(measured(budget, also=True)) == [0, 1, 2, *more]
 
 
 KERNELS = Path(__file__).parents[1] / "set_kernels.py"

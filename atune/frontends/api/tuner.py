@@ -170,7 +170,7 @@ class Tuner:
             self._machine.place = place
 
     def also(self, config: Config) -> None:
-        """Try `config` before all others, also where the budget is used up. To be called before entering."""
+        """Try `config` before all others, also beyond a number of candidates. To be called before entering."""
         self._settings = replace(self._settings, also=(config,))
 
     def keep_nothing(self) -> None:

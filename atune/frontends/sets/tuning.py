@@ -219,7 +219,7 @@ class _SetRun:
         """Return what is still to be measured in addition, and the budget has left, by problem; each once."""
         tried = {index: row.result for index, row in sorted(self._rows.items()) if row.result is not None}
         left, won = rest(list(tried.values()), self._budget), [index for index in tried if self._rows[index].won]
-        if not left or len(won) < 2:
+        if not left or len(won) < 2 or self._options.get("cached"):  # that runs nothing
             return {}
         weights = [self._problems[index].weight for index in won]
         found = await anyio.to_thread.run_sync(lacking, [tried[index] for index in won], weights, left)
