@@ -114,9 +114,14 @@ class Workload:
         return f"Workload({', '.join([self.name, repr(self.space), *parts])})"
 
 
+def is_autotuned(kernel: Any) -> bool:
+    """Tell whether a kernel is under a tuning decorator. Its `workload_for` then returns a problem's workload."""
+    return getattr(type(kernel), "is_autotuned", False) is True
+
+
 def tuned_by_calls(kernel: Any) -> str:
     """Return why a kernel is tuned when it is called, and is no workload's; empty for others."""
-    if getattr(kernel, "is_autotuned", False):
+    if is_autotuned(kernel):
         return (
             "is under @atune.autotune, which tunes by itself: call it, or give its .kernel, the function under the "
             "decorator"

@@ -29,6 +29,7 @@ from atune.workload.definition import (
     annotation_names,
     function_of,
     functions_of,
+    is_autotuned,
     meant,
     parts_of,
     tuned_by_calls,
@@ -202,10 +203,16 @@ def load(ref: WorkloadRef) -> Workload:
             _place(function, annotations)
     else:
         workload = load_named(ref := chosen(ref))
-        if not isinstance(workload, Workload):
+        if is_autotuned(workload):
+            try:
+                workload = workload.workload_for(ref.arguments)
+            except TypeError as error:
+                raise WorkloadError(f"{ref.origin}: {error}; --arg NAME=VALUE gives an argument") from error
+        elif not isinstance(workload, Workload):
             why = tuned_by_calls(workload) or f"is {type_of(workload)} and must be an atune.Workload"
             raise WorkloadError(f"{ref.origin} {why}")
-        workload = workload.at(ref.arguments)
+        else:
+            workload = workload.at(ref.arguments)
     assert isinstance(workload, Workload)
     return workload
 
@@ -222,6 +229,8 @@ def load_named(ref: FileRef) -> Any:
 
 def chosen(ref: FileRef) -> FileRef:
     """Return `ref` with a name: where it has none, that of its file's only workload, or WORKLOAD.
+
+    Without a workload, the only decorated kernel is meant.
 
     Runs the file. Raises `WorkloadError`, with what to type, if it has several or none.
     """
@@ -241,8 +250,10 @@ PREFERRED = "WORKLOAD"
 
 
 def _workloads_of(module: ModuleType) -> list[str]:
-    """Return the names of a module's workloads, in its order, each workload once."""
-    found = {id(value): name for name, value in reversed(vars(module).items()) if isinstance(value, Workload)}
+    """Return the names of a module's workloads, or else of its decorated kernels, in its order, each once."""
+    names = list(reversed(vars(module).items()))
+    found = {id(value): name for name, value in names if isinstance(value, Workload)}
+    found = found or {id(value): name for name, value in names if is_autotuned(value)}
     return list(reversed(found.values()))
 
 

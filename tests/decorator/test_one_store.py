@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decorated import QUICK, TUNING, doubled, scale, workload
 
 import atune
 from atune.frontends.api import cached_tune
+from atune.frontends.cli.main import main
 from atune.workers.storage.result_cache import ResultCache
 
 
@@ -38,3 +41,30 @@ def test_a_run_takes_what_a_decorated_kernel_found() -> None:
     result = kernel.tune(256)
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == result.latency_ms
+
+
+FILE = """
+import tilelang
+from decorated import scale
+import atune
+
+scaled = atune.autotune(space={"factor": [1, 2], "block": [16, 64]}, target="c", key=lambda n: n // 256)(scale)
+"""
+
+
+def test_the_command_line_tunes_a_decorated_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its call then tunes nothing. The shape that was tuned stands for all of the key, and is named."""
+    (tmp_path / "scaled_kernel.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    assert main(["tune", f"{tmp_path}/scaled_kernel.py", "--arg", "n=256", "--target", "c", "--quiet"]) == 0
+    assert main(["cache", "ls"]) == 0
+    assert "key=1 (tuned for n=256)" in capsys.readouterr().out
+    monkeypatch.delattr(cached_tune, "tune_apart")  # nothing may be tuned
+    kernel: Any = importlib.import_module("scaled_kernel").scaled
+    assert kernel.tune(320).cache_hit
+    assert "(tuned for n=256)" in repr(atune.tunings())
+    assert main(["tune", f"{tmp_path}/scaled_kernel.py:scaled", "--target", "c", "--quiet"]) == 2
+    assert "scale lacks the argument 'n'; --arg NAME=VALUE gives an argument" in capsys.readouterr().err

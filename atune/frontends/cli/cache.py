@@ -154,10 +154,10 @@ def _plain(entry: CacheEntry) -> dict[str, Any]:
 
 def _problem(parts: ResultKey) -> str:
     """Return the problem's key as text, with the sizes that it leaves open and that were tuned."""
-    key, tuned = parts.problem, parts.tuned_for
-    text = _text(key) or "no arguments"
-    stood = {name: value for name, value in tuned.items() if name not in key} if isinstance(tuned, dict) else {}
-    return f"{text} (tuned for {_text(stood)})" if stood else text
+    from atune.workers.storage.result_key import open_sizes
+
+    text, tuned = _text(parts.problem) or "no arguments", open_sizes(parts.problem, parts.tuned_for)
+    return f"{text} (tuned for {_text(tuned)})" if tuned else text
 
 
 def _text(value: Any) -> str:

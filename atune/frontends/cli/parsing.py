@@ -110,7 +110,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     )
 
 
-WORKLOAD = "the file, and the name of its atune.Workload if it has several"
+WORKLOAD = "the file, and the name of its atune.Workload or decorated kernel if it has several"
 
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -22,9 +22,10 @@ from atune.frontends.decorator.prewarm import of_kernel
 from atune.frontends.decorator.winners import Winner, Winners, winner_of
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact
-from atune.model.candidate import PASS_CONFIGS, Config, thaw
+from atune.model.candidate import PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
+from atune.workers.storage.result_key import same_problem
 from atune.workload.definition import function_of
 from atune.workload.workload import Workload
 
@@ -35,7 +36,14 @@ Entry = Callable[..., Any]
 def measured(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
     header = winner.result.header if winner.result is not None else None
-    if winner.result is None or header is None or text_of(thaw(header.arguments)) != text_of(call.arguments):
+    if winner.result is None or header is None:
+        return None
+    defaults = {  # which a workload's arguments may leave out
+        name: call.owner.data(p.default, name)
+        for name, p in call.owner.signature.parameters.items()
+        if name in call.arguments and name not in header.arguments and p.default is not p.empty
+    }
+    if not same_problem({**defaults, **header.arguments}, call.arguments):
         return None
     return winner.result.artifact
 
@@ -136,6 +144,10 @@ class TunedKernel(TunableKernel):
             entry = self._entry(args, kwargs)
         return entry(args, kwargs)
 
+    def workload_for(self, arguments: Mapping[str, Any]) -> Workload:
+        """Return what a call with these arguments tunes. Raises as the call does."""
+        return self._open_call((), arguments).workload
+
     def forget(self, key: Any = None) -> None:
         """Forget all winners in memory, or the winner of the encoded `key`."""
         with self._lock:
@@ -156,6 +168,13 @@ class TunedKernel(TunableKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Return the analysed call."""
         raise NotImplementedError
+
+    def _open_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Return the analysed call. Raises `UsageError` where it leaves nothing to tune."""
+        call = self.call_of(args, kwargs)
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner; leave it to the space")
+        return call
 
     def entry_of(self, call: Call, form: Hashable) -> Entry:
         """Return what calls of this form do from now on."""
@@ -333,13 +352,6 @@ class Autotuned(TunedKernel):
         if winner.source == "default":
             self._provisional.add(form)
         return self.launched(call, self.kernel_of(call, winner))
-
-    def _open_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Return the analysed call. Raises `UsageError` where it leaves nothing to tune."""
-        call = self.call_of(args, kwargs)
-        if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner; leave it to the space")
-        return call
 
     def _tuning_call(self, call: Call) -> Call:
         """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""

@@ -20,6 +20,7 @@ from atune.frontends.decorator.winners import Winner
 from atune.model.candidate import describe_config, printable
 from atune.model.options import documents, refuse_unknown
 from atune.reporting.export import aligned
+from atune.workers.storage.result_key import open_sizes
 from atune.workload.source_text import parse_module
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
@@ -89,6 +90,8 @@ class TunedTable(tuple[Tuned, ...]):
         for one in self:
             times = ("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
             key = describe_config(one.key) if isinstance(one.key, dict) else printable(repr(one.key))
+            if tuned := open_sizes(one.key, one.tuned_for):
+                key += f" (tuned for {describe_config(tuned)})"
             rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
         return aligned(rows)
 

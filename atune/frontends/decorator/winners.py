@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio.to_thread
 import msgspec
@@ -29,7 +29,7 @@ from atune.workers.storage.result_key import CacheEntry, read_exported, same_pro
 class Winner(msgspec.Struct, frozen=True):
     """The configuration for a key, and its origin.
 
-    `result`: the whole tuning, if it ran on this machine.
+    `result`: the whole tuning, if it ran on this machine. `tuned_for`: the problem that was tuned.
     """
 
     config: Config
@@ -37,6 +37,7 @@ class Winner(msgspec.Struct, frozen=True):
     latency_ms: float | None = None
     reference_ms: float | None = None
     result: TuneResult | None = None
+    tuned_for: Any = None
 
 
 class Winners:
@@ -88,9 +89,9 @@ class Winners:
         if cache is not None and (result := cache.find(call.work.key)) is not None:
             found = winner_of(result)
         elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
-            found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
+            found = _winner_in(entry, "cache")
         elif (entry := find_shipped(call.options.shipped, call.work)) is not None:
-            found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
+            found = _winner_in(entry, "shipped")
         return None if found is None else self._flights.keep(call.key_text, found)
 
     async def _tune(self, call: Call, refresh: bool) -> Winner:
@@ -110,7 +111,13 @@ class Winners:
 def winner_of(result: TuneResult) -> Winner:
     """Return the winner of a tuning."""
     source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
-    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, result)
+    tuned_for = None if result.header is None else result.header.arguments
+    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, result, tuned_for)
+
+
+def _winner_in(entry: CacheEntry, source: Literal["cache", "shipped"]) -> Winner:
+    times = entry.latency_ms, entry.reference_ms
+    return Winner(entry.config, source, *times, tuned_for=entry.parts.tuned_for)
 
 
 def _hit(result: TuneResult) -> TuneResult:

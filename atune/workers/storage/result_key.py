@@ -97,6 +97,12 @@ def plain_dtypes(value: Any) -> Any:
     return tuple(map(plain_dtypes, value)) if isinstance(value, list | tuple) else value
 
 
+def open_sizes(problem: Any, tuned_for: Any) -> dict[str, Any]:
+    """Return what a problem's key leaves open, as it was tuned: the shape that stands for all of that key."""
+    key = problem if isinstance(problem, Mapping) else {}
+    return {n: value for n, value in tuned_for.items() if n not in key} if isinstance(tuned_for, Mapping) else {}
+
+
 def same_problem(one: Any, other: Any) -> bool:
     """Tell whether two problems' keys are the same. The order of names does not count."""
     first, second = (msgspec.json.encode(plain_dtypes(each), order="deterministic") for each in (one, other))
