@@ -92,11 +92,12 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
         return build(group, path, steps)
     except BaseException as error:
         message = message_of(error).strip()
-        check_compiled(error, message.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
+        output = message.rpartition("Compilation error:\n")[2]  # tilelang puts the source before it
+        check_compiled(error, output)
         if len(group) > 1:
             raise
         if isinstance(error, CompileError) or "Compilation error" in message:
-            first = _alike(_first_error(message)).strip()[:MESSAGE_CHARACTERS]
+            first = _alike(_first_error(output)).strip()[:MESSAGE_CHARACTERS]
             return [Failure(group[0].index, "compile", first, message[-DETAIL_CHARACTERS:])]
         return [Failure(group[0].index, "codegen", in_one_line(error), message[-DETAIL_CHARACTERS:])]
 
@@ -105,7 +106,7 @@ def _first_error(text: str) -> str:
     """Return the most informative line of compiler output: the linker's missing symbol, the first error, or the first
     that names a cause."""
     lines = [line for line in text.splitlines() if cause_in(line)]
-    for wanted in ("undefined reference", "multiple definition", "error: ", "error", "fatal"):
+    for wanted in ("undefined reference", "multiple definition", "error: ", "fatal", "error"):
         if found := next((line for line in lines if wanted in line.lower()), None):
             return found
     return cause_in(text)
@@ -114,7 +115,7 @@ def _first_error(text: str) -> str:
 def _alike(line: str) -> str:
     """Return a compiler's line without names of temporary files and offsets: failures of one kind count together."""
     named = re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", re.sub(r"\S*/tvm_kernels(?=\.cu\b)", "kernel", line))
-    return re.sub(r":\(\.text[^)]*\)", "", named)
+    return re.sub(r":\(\.text[^)]*\)| at line \d+ in function \w+", "", named)
 
 
 def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from atune.errors import cause_in, in_one_line
+from atune.model.artifact import Failure, Lowered, StaticFacts
+from atune.stages.compile import codegen
 from atune.stages.compile.codegen import _alike, _first_error
+from atune.stages.compile.steps import Steps
 
 SHOWN = """Check failed: layout_map.count(C) != 0 (0 vs. 0) : The layout for fragment C can not be inferred correctly.
   --> /tmp/bad.py:49:1
@@ -74,3 +79,16 @@ def test_the_class_is_named_unless_it_is_tvms_own() -> None:
 )
 def test_of_a_compilers_output_the_line_that_names_the_cause_is_taken(output: str, line: str) -> None:
     assert _alike(_first_error(output)) == line
+
+
+def test_of_nvccs_message_its_output_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tilelang puts the source before it. Where ptxas stopped is left out, so that failures of one kind are alike."""
+    said = "ptxas fatal   : (C7602) Insufficient registers (128) to compile instruction{}. Try a target of 154."
+    output = said.format(" at line 2266 in function atune_kernel_4b_kernel") + "\nptxas fatal   : aborted due to errors"
+
+    def build(*_: object) -> NoReturn:
+        raise RuntimeError(f"float error;\nCompilation error:\n{output}\n")
+
+    monkeypatch.setattr(codegen, "build", build)
+    [failure] = codegen.answer([Lowered(0, "", "", (), StaticFacts(), 0.0, b"")], "", Steps())
+    assert isinstance(failure, Failure) and failure.message == said.format("")
