@@ -123,13 +123,13 @@ def by_value(tile: int = 128) -> Any:
     return main
 
 
-def crowded(blocks: int = 1) -> Any:
+def crowded(occupancy: int = 1) -> Any:
     """A product with warps of its own for copies, and room for so many blocks on a multiprocessor. Two never return."""
 
     @T.prim_func
     def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
         with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 128), threads=128) as (bx, by):
-            T.annotate_min_blocks_per_sm(blocks)
+            T.annotate_min_blocks_per_sm(occupancy)
             A_shared = T.alloc_shared((128, 64), "float16")
             B_shared = T.alloc_shared((64, 64), "float16")
             C_local = T.alloc_fragment((128, 64), "float32")
@@ -147,7 +147,7 @@ def workload(kernel: Any, **axes: Any) -> atune.Workload:
     return atune.Workload(kernel, atune.Space(**axes))
 
 
-CROWDED = workload(crowded, blocks=[1, 2])
+CROWDED = workload(crowded, occupancy=[1, 2])
 PRODUCT = workload(product, num_stages=[0, 3], order=[0, 4])
 MOVED = workload(moved, width=[2, 4])
 TRIANGLE = workload(triangle, half=[False, True])

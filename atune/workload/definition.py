@@ -174,6 +174,17 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
+OCCUPANCY = "; a kernel that takes it annotates its launch bounds: T.annotate_min_blocks_per_sm(occupancy)"
+"""The hint of cuTile's tuner: blocks that a multiprocessor must have room for, which limits a thread's registers."""
+
+
+def not_taken(name: str, parameters: Iterable[str]) -> str:
+    """Return that a kernel takes no argument `name`, but `parameters`, and what to do."""
+    known = list(parameters)
+    hint = meant(name, known) or (OCCUPANCY if name == "occupancy" else "")
+    return f"takes no argument {name!r}; it takes {', '.join(known)}{hint}"
+
+
 class Fit:
     """Checks that configurations fit the kernel's parameters, and finds the default among them."""
 
@@ -224,10 +235,8 @@ class Fit:
         arguments = self._workload.arguments
         wrong = (n for n in names if n not in self._parameters and n not in RESERVED and not self._takes_any)
         if unknown := sorted(wrong):
-            raise SpaceError(
-                f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
-                f"{', '.join(n for n in self._parameters if n not in arguments)}{meant(unknown[0], self._parameters)}"
-            )
+            free = (n for n in self._parameters if n not in arguments)
+            raise SpaceError(f"{where}: the kernel {not_taken(unknown[0], free)}")
 
     def _check_names(self, config: Config, where: str) -> None:
         names, arguments = config.keys() - RESERVED, self._workload.arguments

@@ -42,6 +42,7 @@ class NoStrategy:
         ({"default": {"blok": 16}}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
         ({"symbols": {"n": "128"}}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got {'n': '128'}"),
         ({"space": [{"block": 16}, {"blok": 64}]}, "shift takes no argument 'blok'"),
+        ({"space": {"occupancy": [1, 2]}}, "a kernel that takes it annotates its launch bounds: T.annotate_min_blocks"),
         ({"on_miss": "guess"}, "on_miss: give 'tune', 'default' or 'error'"),
         ({"concurrent": "fight"}, "concurrent must be 'wait' or 'tune'"),
         ({"target": "rocm"}, "not supported"),

@@ -21,7 +21,7 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.workload.definition import function_of, meant
+from atune.workload.definition import function_of, not_taken
 from atune.workload.workload import Workload
 
 
@@ -53,10 +53,7 @@ class TunableKernel:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         if unknown := sorted(set(names) - parameters.keys()):
-            raise SpaceError(
-                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(parameters)}"
-                f"{meant(unknown[0], parameters)}"
-            )
+            raise SpaceError(f"{self.__name__} {not_taken(unknown[0], parameters)}")
 
 
 class Call:
