@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from atune.errors import SpaceError
@@ -76,9 +76,17 @@ DANGEROUS = {
 """Pass configurations that are no axes, and why."""
 
 
-def fragments() -> tuple[str, ...]:
-    """Return alternatives for `hold`: the compiler's own layout, and all of the fragment in every thread."""
-    return LayoutAxis((COMPILER, REPLICATED))
+def fragments(*own: str) -> tuple[str, ...]:
+    """Return alternatives for `hold`: the compiler's own layout, all of the fragment in every thread, and your `own`.
+
+    `own`: names, for which `hold` is given functions. Raises `SpaceError` for one that cannot be a keyword there.
+    """
+    for name in own:
+        if not str(name).isidentifier() or name in (COMPILER, REPLICATED, "how", "threads") or own.count(name) > 1:
+            raise SpaceError(
+                f"layout.fragments: {name!r} is no name for a layout of your own; use such as layout.fragments('rows')"
+            )
+    return LayoutAxis((COMPILER, REPLICATED, *own))
 
 
 def loops(*widths: int) -> tuple[str, ...]:
@@ -86,15 +94,24 @@ def loops(*widths: int) -> tuple[str, ...]:
 
     Without `widths` these are 1, 2, 4 and 8. Raises `SpaceError` for one that is no power of two.
     """
-    for width in widths:
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
-            raise SpaceError(f"layout.loops: width {width!r} is no power of two; use such as layout.loops(1, 2, 4, 8)")
-    return LayoutAxis((COMPILER, *(f"vector{width}" for width in widths or (1, 2, 4, 8))))
+    return LayoutAxis((COMPILER, *(f"vector{width}" for width in _widths("loops", widths))))
 
 
 def coalesced_widths(*widths: int) -> tuple[int, ...]:
-    """Return alternatives for `parallel` and `copy`: 0, which is the compiler's own, and `widths` elements."""
-    return LayoutAxis((0, *(widths or (1, 2, 4, 8))))
+    """Return alternatives for `parallel` and `copy`: 0, which is the compiler's own, and `widths` elements.
+
+    The same `widths` as for `loops`, and the same errors.
+    """
+    return LayoutAxis((0, *_widths("coalesced_widths", widths)))
+
+
+def _widths(axis: str, widths: Sequence[int]) -> Sequence[int]:
+    for width in widths:
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
+            raise SpaceError(
+                f"layout.{axis}: width {width!r} is no power of two; use such as layout.{axis}(1, 2, 4, 8)"
+            )
+    return widths or (1, 2, 4, 8)
 
 
 def policies() -> tuple[str, ...]:
@@ -139,10 +156,13 @@ def _check_pass_config(name: str, values: Sequence[Any]) -> None:
             )
 
 
-def hold(how: str, *buffers: Any, threads: int) -> Any:
-    """In a kernel: lay the fragments `buffers` out as `how` (of `fragments`) says. `threads`: those of the block."""
-    _check("hold", how, fragments())
-    return None if how == COMPILER else _makers().replicate(buffers, threads)
+def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
+    """In a kernel: lay the fragments `buffers` out as `how` (of `fragments`) says. `threads`: those of the block.
+
+    `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`.
+    """
+    _check("hold", how, (COMPILER, REPLICATED, *own))
+    return None if how == COMPILER else _makers().hold(own.get(how), buffers, threads)
 
 
 def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) -> Any:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def replicate(buffers: Sequence[Any], threads: int) -> Any:
-    """Annotate fragments as held whole by each of `threads`."""
+def hold(make: Callable[[Any, int], Any] | None, buffers: Sequence[Any], threads: int) -> Any:
+    """Annotate fragments with the layouts that `make` returns; without it each of `threads` holds them whole."""
     import tilelang.language as T
     from tilelang.layout import make_fully_replicated_layout_fragment
 
-    return T.annotate_layout({buffer: make_fully_replicated_layout_fragment(buffer, threads) for buffer in buffers})
+    make = make or make_fully_replicated_layout_fragment
+    return T.annotate_layout({buffer: make(buffer, threads) for buffer in buffers})
 
 
 def loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:

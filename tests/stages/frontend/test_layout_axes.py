@@ -24,7 +24,7 @@ EXAMPLES = TESTS.parent / "examples"
 
 
 def test_every_alternative_is_plain_data() -> None:
-    axes = (layout.fragments(), layout.loops(), layout.coalesced_widths(), layout.policies(), layout.copies())
+    axes = (layout.fragments("rows"), layout.loops(), layout.coalesced_widths(), layout.policies(), layout.copies())
     for axis in (*axes, layout.swizzles()):
         assert normalise(axis, "axis") == axis and len(set(axis)) == len(axis) > 1
 
@@ -54,12 +54,34 @@ def test_what_is_dangerous_or_unknown_is_refused_by_name(name: str, value: Any, 
 
 
 def test_a_width_that_is_no_power_of_two_is_refused() -> None:
-    with pytest.raises(SpaceError, match="width 3 is no power of two"):
-        layout.loops(2, 3)
+    for axis in (layout.loops, layout.coalesced_widths):
+        for width in (3, 0, True, "2"):
+            with pytest.raises(SpaceError, match=f"layout.{axis.__name__}: width {width!r} is no power of two"):
+                axis(2, width)
+
+
+@pytest.mark.parametrize("names", [("compiler",), ("threads",), ("two words",), ("rows", "rows"), (3,)])
+def test_a_name_that_cannot_be_a_layout_of_the_user_s_is_refused(names: tuple[Any, ...]) -> None:
+    with pytest.raises(SpaceError, match=f"{names[0]!r} is no name for a layout of your own"):
+        layout.fragments(*names)
+
+
+def test_a_list_of_the_user_s_own_fragments_is_an_axis(tmp_path: Path) -> None:
+    """Four numbers in 128 threads: 32 neighbours hold each, or every fourth; a name without a function is refused."""
+    with session_of(FileRef(str(TESTS / "layout_axes_kernels.py"), "HELD"), tmp_path) as candidates:
+        *own, unknown = [one for one in candidates if one.config["held"] not in ("compiler", "replicated")]
+        lowered = [lower(candidate, registry.compose(())) for candidate in own]
+        with pytest.raises(ValueError, match=r"'missing' is no alternative; .*'replicated', 'near', 'far'"):
+            lower(unknown, registry.compose(()))
+    assert [one.config["held"] for one in own] == ["near", "far"] and len({one.code_key for one in lowered}) == 2
+    for each in lowered:
+        assert each.facts.layouts is not None
+        [held] = each.facts.layouts.fragments
+        assert (held.slots, held.replication) == (1, 32)
 
 
 def test_a_value_of_another_axis_is_refused() -> None:
-    with pytest.raises(ValueError, match="'vector2' is no alternative; use 'compiler', 'replicated'"):
+    with pytest.raises(ValueError, match=r"'vector2' is no alternative; use 'compiler', 'replicated'$"):
         layout.hold("vector2", threads=128)
     for wrong in ("replicated", "2", "vector"):
         with pytest.raises(ValueError, match=f"'{wrong}' is no value of layout.loops"):
