@@ -82,6 +82,11 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shared: tuple[SharedFacts, ...] = ()
 
     @property
+    def slots(self) -> int:
+        """Elements of all fragments that fit one thread's part."""
+        return sum(fragment.slots for fragment in self.fragments)
+
+    @property
     def registers(self) -> int:
         """32-bit registers that all fragments take of a thread, if they all lived at once."""
         return sum(fragment.registers for fragment in self.fragments)
