@@ -66,7 +66,7 @@ def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, other = tmp_path / "results.json", str(tmp_path / "other")
     printed(capsys, "export", "--kernel", "gemm", "-o", str(file))
-    assert printed(capsys, "import", str(file), "--folder", other) == "1 new results imported\n"
+    assert printed(capsys, "import", str(file), "--folder", other) == "1 results imported\n"
     assert as_json(capsys, "import", str(file), "--folder", other) == {"imported": 0}
     assert "The result was imported" in printed(capsys, "show", key().text, "--folder", other)
     assert json.loads(printed(capsys, "export", "--folder", other)) == json.loads(file.read_text())
@@ -94,7 +94,7 @@ def test_journals_are_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str
     packed.write_bytes(lzma.compress(journal(tmp_path / "x.jsonl", events(2.0), {"M": 6}).read_bytes()))
     assert main(["cache", "import", str(folder), str(plain), str(packed), "--folder", there]) == 0
     out, err = capsys.readouterr()
-    assert out == "3 new results imported\n"
+    assert out == "3 results imported\n"
     assert [line.rpartition(": ")[2] for line in err.splitlines()] == [
         "it has no winner", "an older atune began the run, and did not record what its result depends on",
         "it has not ended", "it has no winner",

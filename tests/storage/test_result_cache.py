@@ -30,15 +30,18 @@ from atune.journal.events import (
     CandidateMeasured,
     CandidateProposed,
     Event,
+    RunFinished,
     RunResumed,
+    RunStarted,
 )
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
+from atune.model.settings import CompileSettings
 from atune.workers.storage.result_cache import ResultCache
-from atune.workers.storage.result_key import ResultKey
+from atune.workers.storage.result_key import ResultKey, result_key
 from atune.workers.system.locks import TuningLock
 from atune.workload.packing import LazyCallback
 from atune.workload.workload import Workload, fingerprint
@@ -84,6 +87,51 @@ def test_a_run_without_end_leaves_its_measurements_and_no_result(cache: ResultCa
     known = cache.known(key(space="another"), [{"block": 16}, {"block": 32}, {"block": 64}])
     assert sorted(k.config["block"] for k in known.values()) == [16, 32]
     assert cache.known(key(measuring={"n_repeat": 9}), [{"block": 16}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason", "why"),
+    [
+        ({}, "stopped", "it was stopped"),
+        ({}, "budget", "it was continued with a smaller budget"),
+        ({"candidates": 3}, "budget", "it was continued with a smaller budget"),
+        ({"candidates": 2}, "budget", ""),
+        ({}, "exhausted", ""),
+    ],
+)
+def test_a_run_that_tried_less_than_its_header_asks_for_has_no_result(
+    cache: ResultCache, budget: dict[str, int], reason: str, why: str
+) -> None:
+    """It was stopped, or resumed with another budget, of which its header says nothing."""
+    header, *others = events(3.0, 1.0, finished=False)
+    assert isinstance(header, RunStarted)
+    header = msgspec.structs.replace(header, total=9, settings={**header.settings, "budget": budget})
+    ends = [
+        RunResumed(seq=9, time=2.0, mono=9.0, part=1, versions={}),
+        RunFinished(seq=10, time=3.0, mono=10.0, wall_s=1.0, reason=reason),
+    ]
+    assert cache.put_run([header, *others, *ends]) == why
+    made = result_key(header)
+    assert made is not None and (cache.find(made) is None) == bool(why)
+    assert len(cache.known(made, [{"block": 16}, {"block": 32}])) == 2
+
+
+def test_an_older_run_replaces_no_later_measurement(cache: ResultCache) -> None:
+    """It may be imported after the later one."""
+    cache.put(key(), [msgspec.structs.replace(event, time=9.0) for event in events(1.0)])
+    cache.put(key(), events(5.0, 2.0))
+    known = cache.known(key(), [{"block": 16}, {"block": 32}]).values()
+    assert sorted(k.outcome.timing.latency_ms for k in known if isinstance(k.outcome, CandidateMeasured)) == [1.0, 2.0]
+
+
+def test_a_winner_that_was_not_proven_is_none_where_proof_is_asked_for() -> None:
+    header = events(1.0)[0]
+    assert isinstance(header, RunStarted)
+    unproven = msgspec.structs.replace(
+        header, settings={**header.settings, "compile": msgspec.to_builtins(CompileSettings(prove=False))}
+    )
+    proven, other = result_key(header), result_key(unproven)
+    assert proven is not None and other is not None and proven.text != other.text and proven.work == other.work
 
 
 def test_a_failure_that_may_pass_is_not_kept(cache: ResultCache) -> None:

@@ -122,17 +122,17 @@ def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.runs import find_journal
     from atune.journal.reader import is_journal, read
 
-    cache, new = _cache(arguments), 0
+    cache, count = _cache(arguments), 0
     for path in map(Path, map(find_journal, arguments.files)):
         journals = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if is_journal(path) else []
         if not journals:
-            new += cache.merge(read_input(str(path)))
+            count += cache.merge(read_input(str(path)))
         for journal in journals:
             why = cache.put_run(read(journal)) if journal.stat().st_size else "it has no winner"
-            new += not why
+            count += not why
             if why:
                 print_message(f"{journal} is left out: {why}", kind="")
-    print_out(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
+    print_out(json.dumps({"imported": count}) if arguments.json else f"{count} results imported")
     return 0
 
 

@@ -36,6 +36,7 @@ from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
+from atune.model.settings import Budget
 from atune.workers.storage import shared_cache
 from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported, result_key, same_problem
 
@@ -161,8 +162,8 @@ class ResultCache:
         state = State.of(events)
         result, now = Result.of(state, replayed=True), events[-1].time  # an imported journal may be a stranger's
         measured = list(known_of(state))
-        row = None
-        if result.best is not None and result.finished:
+        why_not, row = _incomplete(result, state), None
+        if not why_not:
             row = (
                 key.text, key.work, _text(key), key.kernel, _text(result.best_config), result.latency_ms,
                 result.reference_ms, now, time.time(), _packed(events),
@@ -170,11 +171,12 @@ class ResultCache:
 
         def write(db: sqlite3.Connection) -> str:
             db.executemany(
-                "INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?)",
+                "INSERT INTO measurements VALUES (?, ?, ?, ?) ON CONFLICT (work, config_key) DO UPDATE "
+                "SET known = excluded.known, created = excluded.created WHERE excluded.created >= created",
                 [(key.work, config_key(k.config), msgspec.json.encode(k), now) for k in measured],
             )
             if row is None:
-                return "it has not ended" if result.best is not None else "it has no winner"
+                return why_not
             later = "SELECT 1 FROM results WHERE key = ? AND created > ? AND events IS NOT NULL"
             if db.execute(later, (key.text, now)).fetchone():
                 return "a later result of the same work is there"
@@ -322,6 +324,22 @@ class ResultCache:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
         _warn(f"the result cache was damaged ({error}): it was moved to {aside}, and a new one was started")
+
+
+def _incomplete(result: Result, state: State) -> str:
+    """Return why a run's winner is not the result of the whole search that its header asks for; empty where it is."""
+    if result.best is None:
+        return "it has no winner"
+    if not result.finished:
+        return "it has not ended"
+    if result.reason == "stopped":
+        return "it was stopped"
+    if state.header is not None and state.resumed is not None and result.reason == "budget":
+        from atune.engine.plan import finished
+
+        if not finished(state, msgspec.convert(state.header.settings["budget"], Budget)):
+            return "it was continued with a smaller budget"
+    return ""
 
 
 _SELECT = "SELECT parts, config, latency_ms, reference_ms, created FROM results"
