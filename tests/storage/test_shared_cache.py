@@ -234,6 +234,16 @@ def test_a_store_that_raises_costs_no_run(tmp_path: Path, shared: Path) -> None:
         assert host(tmp_path, "a").find(key()) is None
 
 
+def test_a_store_that_returns_no_bytes_costs_no_run(tmp_path: Path, shared: Path) -> None:
+    class Text(Memory):
+        def get(self, key: str) -> bytes | None:
+            return "of a client that decodes"  # type: ignore[return-value]
+
+    atune.set_shared_cache(Text())
+    with pytest.warns(RuntimeWarning, match="cannot read the shared cache .*TypeError: .* not 'str'"):
+        assert host(tmp_path, "a").find(key()) is None
+
+
 def test_a_store_that_hangs_is_left_alone(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     end = threading.Event()

@@ -116,7 +116,7 @@ def share(key: str, events: bytes, artifact: Artifact | None) -> None:
 
 def find(key: str) -> SharedResult | None:
     """Return the result under `key` in the shared store, if there is one. A damaged one is left out with a warning."""
-    if (store := _store()) is None or (value := store.ask("read", lambda it: it.get(key))) is None:
+    if (store := _store()) is None or (value := store.ask("read", lambda it: _bytes(it.get(key)))) is None:
         return None
     digest, body = value[:32], value[32:]
     with suppress(msgspec.MsgspecError):
@@ -124,6 +124,11 @@ def find(key: str) -> SharedResult | None:
             return msgspec.msgpack.decode(body, type=SharedResult)
     store.warn(key, f"the result {key} in the shared cache {store.store} is damaged and left out")
     return None
+
+
+def _bytes(value: bytes | None) -> bytes | None:
+    """Return what a store returned. Raises `TypeError` for anything but bytes, such as a text."""
+    return None if value is None else bytes(memoryview(value))
 
 
 def set_shared_cache(store: SharedStore | str | os.PathLike[str] | None) -> None:
