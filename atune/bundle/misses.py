@@ -68,6 +68,8 @@ class Misses:
         try:
             self._tell(miss.plain() | {"weight": weight})
         except Exception as error:  # the call is more important
+            with self._lock:
+                miss.told -= weight  # told with the next
             warnings.warn(f"a miss could not be told: {error!r}", RuntimeWarning, stacklevel=4)
 
     def __call__(self) -> list[dict[str, Any]]:
@@ -89,11 +91,12 @@ class MissFile:
 
     def __call__(self, miss: Mapping[str, Any]) -> None:
         """Append a line. Raises `OSError` where it cannot be written."""
-        if not self._names or miss["problem"].keys() != self._names:
+        problem = {name: value for name, value in miss["problem"].items() if name in self._names}
+        if not problem or problem.keys() != self._names:
             raise ValueError(
                 f"the shapes {miss['shapes']} do not tell the problem: name {sorted(self._names)} in the call"
             )
-        line = _line({**miss["problem"], "weight": miss["weight"]})
+        line = _line({**problem, "weight": miss["weight"]})
         with self._open(fcntl.LOCK_SH) as fd:
             full = os.fstat(fd).st_size + len(line) > MOST_BYTES
             if not full:

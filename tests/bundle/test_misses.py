@@ -55,6 +55,33 @@ def test_a_listener_that_raises_does_not_end_a_call(tmp_path: Path) -> None:
         assert float(found(torch.ones(100))[0]) == 2
 
 
+def test_calls_that_could_not_be_told_are_told_with_the_next() -> None:
+    heard: list[int] = []
+
+    def busy_at_first(miss: dict[str, Any]) -> None:
+        if miss["count"] <= 2:
+            raise TimeoutError("the file is locked by another process")
+        heard.append(miss["weight"])
+
+    counted = Misses(busy_at_first)
+    entry = counted.entry(misses.Miss([[1]], {"n": 1}, None, "error"))
+    with pytest.warns(RuntimeWarning, match="could not be told"):
+        for _ in range(9):
+            counted.count(entry)
+    assert heard == [4, 4]
+
+
+def test_dimensions_that_are_no_arguments_are_not_written(tmp_path: Path) -> None:
+    """Such as a batch's, or a stride, that the kernel takes as they come."""
+    rows_of = {"dtype": "float32", "shape": ["m", "n"], "strides": ["stride", 1]}
+    params = [rows_of, {"dtype": "float32", "shape": ["m", 2], "strides": None}]
+    sums = [entry("sums", {"n": n}, params=params, outputs=[1], calls=[0, "stride", 1, "m", "n"]) for n in (4, 8)]
+    path = tmp_path / "misses.jsonl"
+    with pytest.raises(OutsideProblems):
+        load(write(tmp_path / "b", sums), misses=path)(torch.ones(3, 6))
+    assert rows(path) == [{"n": 6, "weight": 1}]
+
+
 def test_many_processes_append_to_one_file_that_a_set_reads(tmp_path: Path) -> None:
     write(tmp_path / "b", rule=[RULE])
     path = tmp_path / "misses.jsonl"
