@@ -131,6 +131,9 @@ def read_manifest(folder: Path) -> Manifest:
         rules = tuple(_rule(rule, len(kernels)) for rule in plain["rule"] or ())
         for name, digest in plain["files"].items():
             _check_file(folder, name, digest)
+        for path in (folder / RUNTIME).glob("*.so"):
+            if f"{RUNTIME}/{path.name}" not in plain["files"]:
+                raise DamagedBundle(f"{path} is no part of the bundle: remove it")
         if not kernels or not all(f"{kernel.library}.so" in plain["files"] for kernel in kernels):
             raise ValueError("no problems, or no library of one")
     except (KeyError, TypeError, ValueError, AttributeError) as error:

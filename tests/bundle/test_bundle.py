@@ -220,6 +220,14 @@ def test_a_damaged_file_is_named_by_its_digest(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_library_of_the_runtime_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+    """Loading it would run what the bundle's digest does not vouch for."""
+    (write(tmp_path) / "runtime").mkdir()
+    (tmp_path / "runtime" / "libstub_other.so").write_bytes(b"")
+    with pytest.raises(DamagedBundle, match=r"libstub_other\.so is no part of the bundle: remove it"):
+        load(tmp_path)
+
+
 def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "manifest.json"
     path.write_text(path.read_text().replace('"n"', '"m"', 1))

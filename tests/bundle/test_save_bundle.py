@@ -280,6 +280,9 @@ def test_what_does_not_fit_a_bundle_is_not_added(
     assert "and this is other work" in printed and "the journals are kept" not in printed
     assert not list((tmp_path / "s").glob("*.jsonl"))
     assert load(tmp_path / "b").digest == digest
+    with monkeypatch.context() as elsewhere, pytest.raises(UsageError, match="and this machine is arm"):
+        elsewhere.setattr(writer, "this_cpu", lambda: {"machine": "arm", "name": "", "features": []})
+        save_bundle(tmp_path / "b", results, add=True)
     monkeypatch.setattr(set_tuning, "extensible", lambda folder: found.manifest | {"target": "cuda", "arch": "sm_80"})
     with pytest.raises(UsageError, match=r"into: the bundle is for cuda \(sm_80\) and has problems"):
         atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=tmp_path / "b", journal=tmp_path / "t")
@@ -322,6 +325,26 @@ def test_misses_are_tuned_into_the_bundle(
     shown = capsys.readouterr()
     assert f"every problem is in {folder}" in shown.err and json.loads(shown.out)["problems"] == []
     assert load(folder).digest == found.digest
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_of_two_that_make_the_same_bundle_one_fails(
+    doubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: bool
+) -> None:
+    """The other one's winners would be gone."""
+    first, second, _ = read_set(doubled).results
+    made = writer._manifest
+
+    def late(*given: Any) -> dict[str, Any]:
+        monkeypatch.setattr(writer, "_manifest", made)
+        save_bundle(tmp_path / "b", [first], add=add)
+        return made(*given)
+
+    monkeypatch.setattr(writer, "_manifest", late)
+    with pytest.raises(UsageError, match=r"cannot write .*/b: Directory not empty"):
+        save_bundle(tmp_path / "b", [second], add=add)
+    assert load(tmp_path / "b").problems == SIZES[:1]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_a_bundle_that_two_add_to_has_both(doubled: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def save_bundle(
             problem["weight"] = weight
         manifest = _manifest(results, headers, with_regret(problems, results, before), files, before)
         manifest["digest"] = manifest_digest(manifest)
-        _write(path, {**files, MANIFEST: json.dumps(manifest, indent=1).encode() + b"\n"})
+        _write(path, {**files, MANIFEST: json.dumps(manifest, indent=1).encode() + b"\n"}, new=before is None)
     return str(manifest["digest"])
 
 
@@ -125,12 +125,14 @@ def _manifest(
 def extensible(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of the bundle to which winners can be added here; None for a new or an empty folder.
 
-    Raises `UsageError` for other folders, a damaged bundle, and one with the runtime of another tilelang.
+    Raises `UsageError` for other folders, a damaged bundle, another CPU's, and one with another tilelang's runtime.
     """
     before = manifest_of(folder)
     if before is None:
         _check_new(folder)
         return None
+    if (there := before["cpu"]["machine"]) != (here := this_cpu()["machine"]):
+        raise UsageError(f"{folder} is for {there}, and this machine is {here}: write a new bundle")
     now, then = installed_versions().get("tilelang"), before["versions"].get("tilelang")
     if before["target"] == "cuda" and now != then:
         raise UsageError(f"{folder} has the runtime of tilelang {then}, and {now} is installed: write a new bundle")
@@ -314,25 +316,24 @@ def _required(package: str) -> str:
     return asked or f"=={metadata.version(package)}"
 
 
-def _write(folder: Path, files: Files) -> None:
+def _write(folder: Path, files: Files, *, new: bool) -> None:
     """Write `files`, the last of which is the manifest, and rename them into `folder`. Raises `UsageError`.
 
-    A new folder is renamed whole. In a bundle that is there each file is, the manifest last: until then it is the old
-    bundle. Files that it no longer names stay, because a program that has loaded it may still want them.
+    A new folder is renamed whole, unless another program has made one since. In a bundle that is there each file is,
+    the manifest last: until then it is the old bundle. Files that it no longer names stay, because a program that has
+    loaded it may still want them.
     """
-    part = folder.parent / f".{folder.name}.{os.getpid()}.part"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        part.mkdir()
-        for name, data in files.items():
-            (part / name).parent.mkdir(exist_ok=True)
-            (part / name).write_bytes(data)
-        if not (folder / MANIFEST).exists():
-            os.rename(part, folder)
-        else:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as made:
+            part = Path(made) / "bundle"
+            for name, data in files.items():
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
+                (part / name).write_bytes(data)
+            if new:
+                os.rename(part, folder)
+                return
             for name in files:
                 os.replace(part / name, folder / name)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
