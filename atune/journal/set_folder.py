@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import msgspec
 
 from atune.errors import JournalError, UsageError
 from atune.journal.events import RunFinished
-from atune.journal.reader import last_event
+from atune.journal.reader import MAX_LINE_BYTES, last_event, unpacked
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.journal.writer import Journal, is_written
@@ -25,11 +25,12 @@ LOCK = "set.lock"
 NOT_BEGUN = "not begun"
 
 
-class SetEntry(msgspec.Struct, frozen=True):
-    """A problem of a set, and the name of its journal in the set's folder."""
+class SetEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A problem of a set, and the name of its journal in the set's folder. `error`: why it could not be tuned."""
 
     problem: Problem
     journal: str
+    error: str = ""
 
     def path(self, folder: Path) -> Path:
         """Return the journal's path, also of one that was compressed since."""
@@ -58,8 +59,9 @@ def is_set(path: Path) -> bool:
 def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Journal]:
     """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
 
-    Also returns what keeps other runs out of the folder, until it is closed. Raises `UsageError` if the folder is
-    another thing, or cannot be written, and `JournalError` while another run writes it.
+    A journal that a killed run left without a whole line is removed. Also returns what keeps other runs out of the
+    folder, until it is closed. Raises `UsageError` if the folder is another thing, or cannot be written, and
+    `JournalError` while another run writes it.
     """
     with ExitStack() as stack:
         try:
@@ -72,12 +74,27 @@ def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Jour
                 before = known.get(problem.key)
                 known[problem.key] = SetEntry(problem, f"{len(known):04}.jsonl" if before is None else before.journal)
             check_same_names([one.problem for one in known.values()])
-            with whole_file(folder / INDEX) as part:
-                Path(part).write_bytes(msgspec.json.format(msgspec.json.encode(list(known.values()))) + b"\n")
+            _write(folder, known.values())
+            journals = [known[problem.key].path(folder) for problem in problems]
+            for journal in journals:
+                if not is_begun(journal):
+                    journal.unlink(missing_ok=True)
         except OSError as error:
             raise UsageError(f"journal {folder}: the folder of a set's journals cannot be written: {error}") from error
         stack.pop_all()
-        return [known[problem.key].path(folder) for problem in problems], lock
+        return journals, lock
+
+
+def keep_errors(folder: Path, errors: Mapping[str, str]) -> None:
+    """Keep in a set's folder why problems, by their keys, could not be tuned. A full disk costs only that."""
+    known = listed(folder)
+    with suppress(OSError):
+        _write(folder, [msgspec.structs.replace(one, error=errors.get(key, one.error)) for key, one in known.items()])
+
+
+def _write(folder: Path, entries: Iterable[SetEntry]) -> None:
+    with whole_file(folder / INDEX) as part:
+        Path(part).write_bytes(msgspec.json.format(msgspec.json.encode(list(entries))) + b"\n")
 
 
 def _locked(folder: Path) -> Journal:
@@ -104,13 +121,17 @@ def listed(folder: Path) -> dict[str, SetEntry]:
 
 
 def is_begun(journal: Path) -> bool:
-    """Tell whether a problem's run has begun."""
-    return journal.exists() and journal.stat().st_size > 0
+    """Tell whether a problem's run has begun: its journal's first line is whole. Raises `OSError`."""
+    if not journal.exists():
+        return False
+    with unpacked(str(journal)) as file:
+        return file.readline(MAX_LINE_BYTES).endswith(b"\n")
 
 
-def is_ended(journal: Path) -> bool:
-    """Tell whether a problem's run has ended in order. Raises `OSError`."""
-    return is_begun(journal) and isinstance(last_event(journal), RunFinished)
+def is_ended(one: SetEntry, folder: Path) -> bool:
+    """Tell whether a problem's run has ended: in order, or with an error. Raises `OSError`."""
+    journal = one.path(folder)
+    return bool(one.error) or (is_begun(journal) and isinstance(last_event(journal), RunFinished))
 
 
 def is_set_written(folder: Path) -> bool:
@@ -134,7 +155,7 @@ def delete_set(folder: Path) -> None:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return the journals of a folder that are not empty: of a set those of its problems, else its files by name."""
+    """Return the journals of a folder that have begun: of a set those of its problems, else its files by name."""
     if is_set(folder):
         paths = [one.path(folder) for one in listed(folder).values()]
     else:
@@ -153,4 +174,6 @@ def tuned_problems(folder: Path) -> list[TunedProblem]:
 def tuned_problem(one: SetEntry, folder: Path) -> TunedProblem:
     """Return a problem of a set's folder with its result."""
     path = one.path(folder)
-    return TunedProblem(one.problem, replay(path)) if is_begun(path) else TunedProblem(one.problem, None, NOT_BEGUN)
+    if is_begun(path):
+        return TunedProblem(one.problem, replay(path))
+    return TunedProblem(one.problem, None, one.error or NOT_BEGUN)

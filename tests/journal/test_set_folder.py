@@ -10,7 +10,7 @@ from event_streams import Stream, write
 
 import atune.sets
 from atune.errors import JournalError, UsageError
-from atune.journal.set_folder import entered, journals_in, tuned_problems
+from atune.journal.set_folder import entered, is_ended, journals_in, keep_errors, listed, tuned_problems
 from atune.model.problem import Problem
 
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
@@ -62,3 +62,29 @@ def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
         entered(tmp_path, PROBLEMS)
     (tmp_path / "set.json").unlink()
     entered(tmp_path, PROBLEMS)[1].close()
+
+
+@pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])
+def test_a_problem_whose_run_was_killed_in_its_first_line_is_not_begun(left: bytes, tmp_path: Path) -> None:
+    """It begins anew, and the other problems can be read."""
+    paths, lock = entered(tmp_path, PROBLEMS[:2])
+    lock.close()
+    finished(paths[0])
+    paths[1].write_bytes(left)
+    assert journals_in(tmp_path) == [paths[0]]
+    assert [row.error for row in tuned_problems(tmp_path)] == ["", "not begun"]
+    entered(tmp_path, PROBLEMS[:2])[1].close()
+    assert paths[0].exists() and not paths[1].exists()
+
+
+def test_why_a_problem_could_not_be_tuned_is_kept_until_it_is_tuned_again(tmp_path: Path) -> None:
+    paths, lock = entered(tmp_path, PROBLEMS[:2])
+    finished(paths[0])
+    keep_errors(tmp_path, {PROBLEMS[1].key: "no such argument"})
+    lock.close()
+    assert [row.error for row in tuned_problems(tmp_path)] == ["", "no such argument"]
+    assert [is_ended(one, tmp_path) for one in listed(tmp_path).values()] == [True, True]
+    entered(tmp_path, PROBLEMS[2:])[1].close()
+    assert [row.error for row in tuned_problems(tmp_path)] == ["", "no such argument", "not begun"]
+    entered(tmp_path, PROBLEMS)[1].close()
+    assert [row.error for row in tuned_problems(tmp_path)] == ["", "not begun", "not begun"]

@@ -160,6 +160,7 @@ def test_a_set_without_any_winner_raises(tmp_path: Path) -> None:
         atune.run_set(FREE, [{"n": "x"}, {"n": "y"}], journal=tmp_path / "s", **FAST)
     with pytest.raises(WorkloadError, match="takes no argument 'm'"):
         atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", **FAST)
+    assert ["takes no argument 'm'" in row.error for row in read_set(tmp_path / "t")] == [True, True]
 
 
 def test_wrong_options_are_refused() -> None:

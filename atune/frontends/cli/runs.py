@@ -127,17 +127,17 @@ def _set_data(folder: Path) -> dict[str, Any]:
 
     data = {"journal": str(folder), "written": written_at(folder)}
     try:
-        problems, begun = len(listed(folder)), journals_in(folder)
+        problems, begun = listed(folder).values(), journals_in(folder)
         header = next((event for path in begun[:1] for event in JournalReader(path)), None)
     except AtuneError as error:
         return {**data, "state": "unreadable", "error": str(error)}
-    ended = sum(map(is_ended, begun))
+    ended = sum(is_ended(one, folder) for one in problems)
     return {
         **data,
         "kernel": getattr(header, "workload", ""),
-        "problems": problems,
+        "problems": len(problems),
         "ended": ended,
-        "state": FINISHED if ended == problems else _unfinished(is_set_written(folder)),
+        "state": FINISHED if ended == len(problems) else _unfinished(is_set_written(folder)),
     }
 
 

@@ -68,7 +68,7 @@ def watch_set_command(arguments: argparse.Namespace) -> int:
     while True:
         written, problems = is_set_written(folder), listed(folder)
         for key, one in problems.items():
-            if key not in ended and is_ended(one.path(folder)):
+            if key not in ended and is_ended(one, folder):
                 ended.add(key)
                 if not first:
                     print_message(f"[{len(ended)}/{len(problems)}] {row_line(tuned_problem(one, folder))}", kind="")

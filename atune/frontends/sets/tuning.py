@@ -29,7 +29,7 @@ from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, entered, journals_in, tuned_problems
+from atune.journal.set_folder import TunedProblem, entered, journals_in, keep_errors, tuned_problems
 from atune.journal.state import State
 from atune.model.candidate import Config, config_key
 from atune.model.device import Target
@@ -193,6 +193,8 @@ class _SetRun:
             await self._each(dict.fromkeys(range(len(self._problems))), host)
             while more := await self._lacking():
                 await self._each(more, host)
+            errors = {self._problems[index].key: str(error) for index, error in self._errors.items()}
+            await anyio.to_thread.run_sync(keep_errors, self._folder, errors)
         found = SetResult([self._rows[index] for index in range(len(self._problems))], self._folder)
         if len(self._errors) == len(found):
             raise self._errors[0]
