@@ -9,6 +9,7 @@ import stat
 import threading
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -262,7 +263,10 @@ def _lock(fd: int, path: str) -> None:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise JournalError(f"the journal {path} must be a regular file: give another path")
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            with suppress(BlockingIOError):
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # no writer has it, but `is_written` looks
     except BlockingIOError as error:
         os.close(fd)
         raise JournalError(

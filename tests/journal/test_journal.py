@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.from_thread
@@ -211,6 +213,22 @@ def test_another_writer_is_refused_until_it_is_gone_also_by_sigkill(tmp_path: Pa
     journal, events = Journal.reopen(path)
     journal.close()
     assert len(events) == 1
+
+
+def test_a_look_at_whether_a_journal_is_written_refuses_no_writer(tmp_path: Path, monkeypatch: Any) -> None:
+    """Somebody looks while the writer tries for the first time."""
+    (tmp_path / "run.jsonl").touch()
+    looks, lock = (tmp_path / "run.jsonl").open("rb"), fcntl.flock
+
+    def locking(fd: int, how: int) -> None:
+        try:
+            lock(fd, how)
+        finally:
+            looks.close()
+
+    lock(looks, fcntl.LOCK_SH)
+    monkeypatch.setattr(fcntl, "flock", locking)
+    Journal.create(tmp_path / "run.jsonl").close()
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
