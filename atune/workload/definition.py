@@ -302,9 +302,10 @@ def function_of(kernel: Any) -> Any:
 
 
 def annotation_names(function: Any) -> list[str]:
-    """Return the names in the annotations of `function` and of its inner functions, from their source.
+    """Return the global names in the annotations of `function` and of its inner functions, from their source.
 
-    Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them.
+    Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them. A name that is
+    local to `function` is none of them, even if a script has a variable of that name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
@@ -315,7 +316,8 @@ def annotation_names(function: Any) -> list[str]:
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if isinstance(annotation, ast.expr):
             found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
-    return list(found)
+    code = function.__code__
+    return [name for name in found if name not in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}]
 
 
 def signature_of(kernel: Any) -> inspect.Signature:

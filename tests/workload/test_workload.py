@@ -29,6 +29,7 @@ from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
+from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
 
 HERE = Path(__file__).parents[1]
@@ -265,6 +266,19 @@ def test_the_fingerprint_follows_the_kernel(one: Any, other: Any) -> None:
     """Its source, what it closes over, and the globals that the functions inside it use."""
     prints = [fingerprint(Workload(f, Space(block=[1]), arguments={"N": 1})) for f in (one, one, other)]
     assert prints[0] == prints[1] != prints[2]
+
+
+def annotated(A: Any, block: int = 1) -> Any:
+    rows = block * 2
+    B: list[rows] = []  # type: ignore[valid-type]
+    return A, B
+
+
+def test_a_scripts_variable_of_a_kernels_local_name_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as M in the annotations of an eager kernel, and a script's loop over M."""
+    before = kernel_fingerprint(annotated)
+    monkeypatch.setitem(globals(), "rows", 64)
+    assert kernel_fingerprint(annotated) == before
 
 
 def test_the_fingerprint_of_a_lambda_is_its_own_source_and_not_the_statement_around_it() -> None:
