@@ -270,6 +270,7 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         seeds=arguments.seeds,
         workers=arguments.workers,
         devices=arguments.devices,
+        prior=arguments.prior,
         seconds=budget.seconds,
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
