@@ -114,7 +114,7 @@ def of_this_thread() -> tuple[float, float]:
 
 def clock_of(pace: float) -> Any:
     """Return a clock in which all sleep at once: `pace` real seconds a second."""
-    from atune.testing import InstantClock
+    from idle import InstantClock
 
     class PacedClock(InstantClock):
         async def sleep(self, seconds: float) -> None:

@@ -72,8 +72,10 @@ def appending(folder: Path, synced: bool) -> dict[str, Any]:
 
 def tuning(folder: Path, total: int, journal: bool) -> dict[str, Any]:
     """Run the engine over `total` candidates that take no time."""
+    from idle import InstantClock
+
     from atune.frontends.api.tuner import tune
-    from atune.testing import FakeMachine, InstantClock, Script
+    from atune.testing import FakeMachine, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
     machine = FakeMachine(total, script, workers=4, devices=2, clock=InstantClock())
@@ -99,8 +101,10 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
 
     `busy_ms`: processor time that its thread took meanwhile; `waited_ms` has what the machine's other work took, too.
     """
+    from idle import InstantClock
+
     from atune.frontends.api.tuner import tune
-    from atune.testing import FakeMachine, InstantClock, Script
+    from atune.testing import FakeMachine, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
     busy, waited = [0.0], [0.0]
@@ -125,10 +129,12 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
 
 def budgeting(folder: Path, digits: int) -> dict[str, Any]:
     """Tune 100 of 10**digits points; `first_ms`: to the first proposal."""
+    from idle import InstantClock
+
     from atune.frontends.api.tuner import tune
     from atune.journal.events import CandidateProposed, Event
     from atune.model.space import Space
-    from atune.testing import FakeMachine, InstantClock
+    from atune.testing import FakeMachine
 
     first: list[float] = []
 

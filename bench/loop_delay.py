@@ -149,8 +149,10 @@ def again(folder: Path) -> Callable[[], Awaitable[Any]]:
 
 def many(total: int, folder: Path, *, resumed: bool = False) -> Callable[[], Awaitable[Any]]:
     """The engine with candidates that take no time; `resumed`: with their journal, once more."""
+    from idle import InstantClock
+
     import atune
-    from atune.testing import FakeMachine, InstantClock, Script
+    from atune.testing import FakeMachine, Script
 
     def machine() -> FakeMachine:
         script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)

@@ -33,23 +33,14 @@ from typing import Any
 import anyio
 from common import ROOT, options, report
 from counted import empty_caches, run_counted
+from idle import CompileOnly
 
 import atune
 from atune.frontends.api.tuner import Tuner
 from atune.journal.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
 from atune.model.folders import artifacts_folder
 from atune.model.settings import ACCELERATE
-from atune.testing import IdleDeviceWorker
-from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef, parse_file_ref
-
-
-class CompileOnly(LocalMachine):
-    """Compile workers, and a device that does nothing."""
-
-    def device_workers(self) -> Any:
-        return [IdleDeviceWorker()]
-
 
 FIRST = f"{ROOT}/examples/gemm.py:WORKLOAD"
 SECOND = f"{ROOT}/bench/kernels.py:EVEN"

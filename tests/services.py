@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
@@ -15,19 +14,11 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, Config, config_key, thaw
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.testing import IdleDeviceWorker
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
-
-
-class CompileOnly(LocalMachine):
-    """Compile workers, and a device that does nothing."""
-
-    def device_workers(self) -> Any:
-        return [IdleDeviceWorker()]
 
 
 async def lowered_by(worker: LocalCompileWorker, *configs: Config) -> list[Lowered]:

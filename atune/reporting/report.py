@@ -19,13 +19,14 @@ from atune.reporting.page import (
     environment_section,
     failures_section,
     head_section,
+    kernel_section,
     page_title,
     parts_of,
+    source_section,
     warnings_section,
 )
 from atune.reporting.plots import plot_data, plot_sections
 from atune.reporting.timeline import Clocks, Timeline
-from atune.reporting.winner import kernel_section, source_section
 
 LIBRARIES = ("d3", "plot.umd")
 """The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""

@@ -34,13 +34,13 @@ class ReportServer(ThreadingHTTPServer):
     `made` returns the page for it, and whether that is the last one; with another one `journal` may be a folder.
 
     Other users of the machine can reach the port, and web pages can have a browser ask it. So the path has a secret,
-    and a request that names another host is refused. Raises `OSError` if the port is taken; 0 takes any.
+    and a request that names another host is refused.
     """
 
     daemon_threads = True
 
-    def __init__(self, journal: Path, port: int = 0, made: Callable[[Path], tuple[str, bool]] = served_run) -> None:
-        super().__init__((LOOPBACK, port), _Handler)
+    def __init__(self, journal: Path, made: Callable[[Path], tuple[str, bool]] = served_run) -> None:
+        super().__init__((LOOPBACK, 0), _Handler)
         self.journal, self._made = journal, made
         self.path = f"/{secrets.token_urlsafe(16)}/"
         self._seen: list[tuple[int, int]] = []

@@ -307,11 +307,6 @@ def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
     ]
 
 
-def failure_summary(records: Iterable[Record]) -> list[tuple[str, str, int]]:
-    """Return (kind, message, count) of failed and pruned candidates, the most frequent first."""
-    return [(group.kind, group.message, group.count) for group in failure_groups(records)]
-
-
 def failures_data(result: Result) -> list[dict[str, Any]]:
     """Return the groups as ``--json`` prints them: kind, count, message, where and example."""
     return [

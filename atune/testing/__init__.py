@@ -9,16 +9,14 @@ script. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the cont
 """
 
 from atune.testing.machine import FakeMachine
-from atune.testing.script import FakeClock, InstantClock, Script, Stage
-from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, IdleDeviceWorker
+from atune.testing.script import FakeClock, Script, Stage
+from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker
 
 __all__ = [
     "FakeClock",
     "FakeCompileWorker",
     "FakeDeviceWorker",
     "FakeMachine",
-    "IdleDeviceWorker",
-    "InstantClock",
     "Script",
     "Stage",
 ]

@@ -189,16 +189,3 @@ class FakeClock:
             await anyio.lowlevel.checkpoint()
             quiet = quiet + 1 if self._activity == seen else 0
             seen = self._activity
-
-
-class InstantClock(FakeClock):
-    """Virtual time in which every finite sleep ends at once, even if others sleep. For measuring the engine's own cost.
-
-    An infinite sleep does not end.
-    """
-
-    async def sleep(self, seconds: float) -> None:
-        if math.isinf(seconds):
-            await anyio.sleep_forever()
-        self.now += seconds
-        await anyio.lowlevel.checkpoint()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -271,27 +270,6 @@ class FakeDeviceWorker:
     def _check_alive(self) -> None:
         if not self.alive:
             raise WorkerLost(f"device {self.name} was not started, or was lost")
-
-
-class IdleDeviceWorker:
-    """A device worker without a device. It counts a delivered library as measured, for runs that only compile."""
-
-    name, alive = "none", False
-
-    async def run(self, job: Job[A]) -> A:
-        answer: Any = None
-        match job:
-            case StartJob():
-                self.alive, answer = True, Started(DeviceInfo(id="none", name="none"))
-            case PrepareJob():
-                answer = Prepared(None)
-            case MeasureJob(artifact=artifact):
-                if not os.path.getsize(artifact.path):
-                    raise ValueError(f"{artifact.path} is empty")
-                answer = Measurement(artifact.index, Timing.of([1.0], "none"))
-            case FinalJob():
-                answer = Finals((), None)
-        return cast(A, answer)
 
 
 def symbol_of(index: int) -> str:

@@ -14,7 +14,7 @@ from atune import Space, layout
 from atune.engine.run_state import Run
 from atune.engine.screen import layout_choice
 from atune.frontends.api.compile_all import compiled
-from atune.frontends.cli.layout_preview import LayoutRows, layout_lines, layout_rows
+from atune.frontends.cli.preview import LayoutRows, layout_lines, layout_rows
 from atune.model.artifact import Artifact, Failure, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.layouts import NARROW, REDUNDANT, FragmentFacts, Layouts, LoopFacts

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+from idle import InstantClock
 
 from atune.frontends.api.tuner import tune
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.testing import FakeMachine, InstantClock, Script
+from atune.testing import FakeMachine, Script
 
 LIMIT_MS = 1.0
 """Of processor time, a candidate."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from fake_runs import finish
+from idle import InstantClock
 
 from atune import tune
 from atune.engine.scheduler import CompileState
 from atune.journal.events import ArtifactBuilt, WinnerProven
-from atune.testing import FakeClock, FakeMachine, InstantClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from atune.journal.reader import MAX_DEPTH, JournalReader, read
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.reporting.export import table
-from atune.reporting.summary import failure_summary, summary
+from atune.reporting.summary import summary
 
 STREAM = Stream(total=4, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0).candidate(2)
 STREAM.proposed(3).lowered(3, "c1").aliased(3, 1)
@@ -112,7 +112,6 @@ import resource, sys
 from atune.errors import JournalError
 from atune.journal.replay import replay
 from atune.reporting.summary import summary
-from atune.reporting.summary import failure_summary
 from atune.reporting.export import table
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try: print(replay(sys.argv[1]).total)
@@ -144,7 +143,7 @@ def test_a_journal_whose_events_make_no_sense_is_folded_without_a_traceback(tmp_
     ]
     path.write_bytes(b"".join(lines))
     result = replay(path)
-    assert table(result) and summary(result) and failure_summary(result.records)
+    assert table(result) and summary(result)
     _ = (result.speedup_over_default, result.speedup_over_slowest, result.best)
 
 

@@ -13,7 +13,6 @@ from workloads import scale
 
 from atune.frontends.api.tuner import tune
 from atune.model.settings import CompileSettings
-from atune.reporting.summary import failure_summary
 from atune.workers.local import machine as machines
 from atune.workers.local.machine import LocalMachine
 from atune.workload.packing import LARGE_BYTES
@@ -51,5 +50,5 @@ async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pyte
     machine = Watched(ship(workload), spec=describe(workload), target="c", compile=settings)
     result = await tune(machine=machine, compile=settings)
     assert result.best_config == space[0]
-    assert [kind for kind, _, _ in failure_summary(result.records)] == ["mismatch"]
+    assert [record.kind for record in result.failures] == ["mismatch"]
     assert (len(machine.sent) < LARGE_BYTES) == room

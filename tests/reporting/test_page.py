@@ -28,13 +28,12 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.candidates import LONG, MOST, candidates_section, columns, differs, facts
 from atune.reporting.export import ranking
 from atune.reporting.importance import axis_importance
-from atune.reporting.page import command_of
+from atune.reporting.page import command_of, kernel_section, source_section
 from atune.reporting.plot import linear_ticks, log_ticks
 from atune.reporting.plots import plot_data, plot_sections
 from atune.reporting.report import page_of, report
-from atune.reporting.summary import failure_summary
+from atune.reporting.summary import failure_groups
 from atune.reporting.timeline import Clocks, Timeline
-from atune.reporting.winner import kernel_section, source_section
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
@@ -111,8 +110,8 @@ def test_a_stranger_s_text_is_escaped_in_the_table(tmp_path: Path) -> None:
 def test_failures_stand_open_with_their_output_and_an_example() -> None:
     page = report(DATA)
     text, result = without_script(page), replay(DATA)
-    for kind, message, count in failure_summary(result.records):
-        assert f"{count:,} {what_failed(kind)}" in text and message in html.unescape(text)
+    for group in failure_groups(result.records):
+        assert f"{group.count:,} {what_failed(group.kind)}" in text and group.message in html.unescape(text)
     assert "For example candidate" in text
     assert "For example candidate 40: block_rows=2" in without_script(report(LAYOUTS))
 
@@ -289,7 +288,7 @@ def test_the_source_is_on_the_page_where_it_was_kept(monkeypatch: pytest.MonkeyP
     result.__dict__["kernel_source"] = "int a<b;\n" * 3
     section = source_section(result)
     assert "3 lines" in section and "int a&lt;b;" in section
-    monkeypatch.setattr("atune.reporting.winner.SOURCE", 9)
+    monkeypatch.setattr("atune.reporting.page.SOURCE", 9)
     assert "… 18 more characters" in source_section(result)
 
 
