@@ -27,7 +27,7 @@ class Misfit(NamedTuple):
     why: str
 
 
-COUNT, KIND, DEVICE, DTYPE, SHAPE, LAYOUT = range(6)
+COUNT, KIND, DEVICE, DTYPE, RANK, SHAPE, LAYOUT = range(7)
 
 
 def positions(kernel: BundledKernel, count: int) -> tuple[int, ...] | None:
@@ -70,13 +70,16 @@ def _fit_one(
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype != torch_dtype(param.dtype):
         return Misfit(DTYPE, f"{where}: the kernel takes {param.dtype}; got {dtype}")
-    if len(shape) != len(param.shape) or not _bind(param.shape, shape, sizes):
+    if len(shape) != len(param.shape):
+        wanted = f"{len(param.shape)} dimension{'s' * (len(param.shape) != 1)}"
+        return Misfit(RANK, f"{where}: the kernel takes {wanted}; got {dtype} {list(shape)}")
+    if not _bind(param.shape, shape, sizes):
         return Misfit(SHAPE, f"{where}: no kernel takes {dtype} {list(shape)} here")
     declared: Sizes = contiguous(shape) if param.strides is None else param.strides
     kept = [(w, got) for w, got, size in zip(declared, strides, shape, strict=True) if size > 1]
     if 0 not in shape and not _bind([w for w, _ in kept], [got for _, got in kept], sizes):
-        how = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
-        return Misfit(LAYOUT, f"{where}: the kernel takes a tensor {how}; got one with strides {list(strides)}")
+        wanted = "a contiguous tensor" if param.strides is None else f"a tensor with strides {list(param.strides)}"
+        return Misfit(LAYOUT, f"{where}: the kernel takes {wanted}; got one with strides {list(strides)}")
     return None
 
 

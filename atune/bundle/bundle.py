@@ -139,7 +139,8 @@ class Bundle:
     def _chosen(self, arguments: Sequence[Any], problem: Mapping[str, Any]) -> tuple[Taking, Miss | None]:
         """Return the kernel that a call runs, and the miss that the call is, if it is one."""
         if unknown := [name for name in problem if not any(name in one.problem for one in self._kernels)]:
-            raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}; it has {self._listed()}")
+            names = ", ".join(self._kernels[0].problem) or "nothing"
+            raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: by name a call gives {names}")
         taking, misfits = dict[int, Taking](), list[Misfit]()
         for position, kernel in enumerate(self._kernels):
             found = fit(kernel, arguments, self._target)

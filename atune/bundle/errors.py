@@ -16,7 +16,7 @@ class WrongMachine(BundleError):
 
 
 class WrongArguments(BundleError, TypeError):
-    """No kernel of the bundle takes arguments of this number, device, dtype or layout."""
+    """No kernel of the bundle takes arguments of this number, device, dtype, layout or number of dimensions."""
 
 
 class OutsideProblems(BundleError, LookupError):

@@ -70,7 +70,7 @@ class Misses:
         except Exception as error:  # the call is more important
             with self._lock:
                 miss.told -= weight  # told with the next
-            warnings.warn(f"a miss could not be told: {error!r}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"a miss could not be told: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=4)
 
     def __call__(self) -> list[dict[str, Any]]:
         with self._lock:
@@ -81,7 +81,7 @@ class MissFile:
     """A file of problems that were missed, one a line with its ``weight``: how many calls. `Problems` reads it.
 
     Many processes may write it. A problem stands in several lines, whose weights add up. `names`: the arguments of a
-    problem; a miss of which they are not all known cannot be tuned, and is not written.
+    problem; a miss of which they are not all known cannot be tuned, and is not written. Nor are empty tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str], names: Sequence[str]) -> None:
@@ -91,11 +91,12 @@ class MissFile:
 
     def __call__(self, miss: Mapping[str, Any]) -> None:
         """Append a line. Raises `OSError` where it cannot be written."""
+        if any(0 in shape for shape in miss["shapes"]):
+            return  # nothing is computed, so there is nothing to tune
         problem = {name: value for name, value in miss["problem"].items() if name in self._names}
         if not problem or problem.keys() != self._names:
-            raise ValueError(
-                f"the shapes {miss['shapes']} do not tell the problem: name {sorted(self._names)} in the call"
-            )
+            names = ", ".join(sorted(self._names))
+            raise ValueError(f"the shapes {miss['shapes']} do not tell the problem: name {names} in the call")
         line = _line({**problem, "weight": miss["weight"]})
         with self._open(fcntl.LOCK_SH) as fd:
             full = os.fstat(fd).st_size + len(line) > MOST_BYTES
