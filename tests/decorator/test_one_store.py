@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,16 @@ def test_the_command_line_tunes_a_decorated_kernel(
     assert main(["tune", f"{tmp_path}/scaled_kernel.py", "--arg", "n=256", "--target", "c", "--quiet"]) == 0
     assert main(["cache", "ls"]) == 0
     assert "key=1 (tuned for n=256)" in capsys.readouterr().out
+    again = ["tune", f"{tmp_path}/scaled_kernel.py", "--target", "c", "--quiet", "--cached", "--json", "--arg"]
+    for n, known in (("256", True), ("320", False)):  # of the same key, but with another library and latency
+        before = ResultCache().entries()[0].created
+        assert main([*again, f"n={n}"]) == 0
+        result = atune.replay(json.loads(capsys.readouterr().out)["journal"])
+        assert result.header and result.header.arguments == {"n": int(n)}
+        assert (ResultCache().entries()[0].created == before) == known
     monkeypatch.delattr(cached_tune, "tune_apart")  # nothing may be tuned
     kernel: Any = importlib.import_module("scaled_kernel").scaled
-    assert kernel.tune(320).cache_hit
-    assert "(tuned for n=256)" in repr(atune.tunings())
+    assert kernel.tune(256).cache_hit
+    assert "(tuned for n=320)" in repr(atune.tunings())
     assert main(["tune", f"{tmp_path}/scaled_kernel.py:scaled", "--target", "c", "--quiet"]) == 2
     assert "scale lacks the argument 'n'; --arg NAME=VALUE gives an argument" in capsys.readouterr().err

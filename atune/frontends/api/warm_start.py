@@ -27,7 +27,7 @@ from atune.journal.result import Result
 from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import ResultCache
-from atune.workers.storage.result_key import CacheEntry, result_key
+from atune.workers.storage.result_key import CacheEntry, result_key, same_problem
 from atune.workload.pickling import ship_function
 from atune.workload.workload import WorkloadSpec
 
@@ -137,12 +137,15 @@ def recaller(cached: bool | None) -> Recall | None:
 def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: WorkloadSpec) -> Recalled:
     """Return the result of the same work, if `all_of_it` is wanted and there is one, else the winner as advice.
 
-    Runs of the same work with other settings of the search, or another space, have a winner for that, too.
+    Runs of the same work with other settings of the search, another space, or another problem of the same key, have a
+    winner for that, too.
     """
     if (key := result_key(header)) is None:
         return Recalled()
     if all_of_it and (events := cache.events(key)):
-        return Recalled(events)
+        first = events[0]
+        if isinstance(first, RunStarted) and same_problem(first.arguments, header.arguments):
+            return Recalled(events)
     find = finder(spec)
     for entry in cache.entries(work=key.work):
         each = _winner(entry)
