@@ -20,7 +20,7 @@ from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded
 from atune.engine.search.prior import OwnPrior, check_answers, estimates
 from atune.engine.search.recording import latency_or_reason
-from atune.engine.search.registry import EXHAUSTIVE, kind_of
+from atune.engine.search.registry import EXHAUSTIVE, learns
 from atune.engine.search.survey_columns import columns
 from atune.engine.start import Start
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
@@ -234,14 +234,13 @@ class ProposeStage:
 
 
 class StrategyDriver:
-    """Tells the strategy of outcomes, and asks it for candidates. Strategies not known to be quick run in a thread."""
+    """Tells the strategy of outcomes, and asks it for candidates. Strategies that learn are asked in a thread."""
 
     def __init__(self, run: Run, plan: Plan, scheduled: CompileState, strategy: Guarded | None) -> None:
         self._run, self._scheduled = run, scheduled
         self.strategy = strategy
         """None until it is made, which may wait until the space is surveyed."""
-        kind = kind_of(plan.search.name)
-        self._learns, self._quick = kind.learns, kind.quick
+        self._learns = learns(plan.search.name)
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._pending = deque[Outcome]()
@@ -270,7 +269,7 @@ class StrategyDriver:
     async def ask(self) -> int | None:
         """Return the next index, or None. Raises `StrategyError`."""
         assert self.strategy is not None
-        if self._quick:
+        if not self._learns:
             return self.strategy.ask()
         return await anyio.to_thread.run_sync(self.strategy.ask, abandon_on_cancel=True)
 

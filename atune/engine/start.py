@@ -74,7 +74,7 @@ class EngineSettings:
             spec.total,
             self.budget.most(spec.total),
             limited=self.budget.limited,
-            learns=self.pipeline,
+            pipeline=self.pipeline,
             prior=there_is(self.prior, figures),
             own_prior=isinstance(self.prior, OwnPrior),
         )
@@ -138,7 +138,7 @@ class Start:
     async def preload(self) -> None:
         """Import what the strategy may need, while the machine starts."""
         settings = self.settings
-        if registry.may_be_forest(settings.strategy, settings.budget, learns=settings.pipeline):
+        if registry.may_be_forest(settings.strategy, settings.budget, pipeline=settings.pipeline):
             await anyio.to_thread.run_sync(forest.preload, abandon_on_cancel=True)
 
     async def begin(self) -> Plan | None:
@@ -189,7 +189,7 @@ class Start:
         most = settings.compile.layouts
         self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
         if not plan.to_survey:
-            quick = registry.kind_of(plan.search.name).quick  # others may import libraries, and fit models
+            quick = not registry.learns(plan.search.name)  # others may import libraries, and fit models
             self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
         if before is not None and finished(state, settings.budget) and plan.empty:
             return None

@@ -35,10 +35,9 @@ class Script:
     A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to the stage that
     never ends for it; the deadlines of the settings end it. Failures of a kind in `FATAL` end the device's process.
 
-    Configurations with an equal `code_key` are duplicates. Only those with an equal `merge_key` share a library.
-    `start_failures` is the number of times that a device, by its name, fails to start at first (`math.inf`: always).
-    `prepare_error` makes the user's inputs or reference fail. Lowering returns `facts` of a candidate, and so does
-    elaborating, which takes `elaborate_s`.
+    Configurations with an equal `code_key` are duplicates. `start_failures` is the number of times that a device, by
+    its name, fails to start at first (`math.inf`: always). `prepare_error` makes the user's inputs or reference fail.
+    Lowering returns `facts` of a candidate, and so does elaborating, which takes `elaborate_s`.
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
     killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
@@ -51,8 +50,8 @@ class Script:
 
     `accelerated` uses accelerators in every library, so that the winner needs a proof. Otherwise all are plain.
     Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls.
-    An earlier run left the proofs of those in `proven_before`. The code of those in `differs` differs: their plain
-    library has the latency `plain_ms` (by default the candidate's), and measuring it fails for those in `plain_fails`.
+    The code of those in `differs` differs: their plain library has the latency `plain_ms` (by default the candidate's),
+    and measuring it fails for those in `plain_fails`.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -68,7 +67,6 @@ class Script:
     hangs: Mapping[int, Stage] = field(default_factory=dict)
     facts: Callable[[Config], StaticFacts] = lambda config: StaticFacts()
     code_key: Callable[[Config], str] = config_key
-    merge_key: Callable[[Config], str] = lambda config: ""
     start_failures: Mapping[str, float] = field(default_factory=dict)
     kills: Mapping[int, tuple[Stage, int]] = field(default_factory=dict)
     doubts: Mapping[int, int] = field(default_factory=dict)
@@ -83,7 +81,6 @@ class Script:
     prove_s: float = 1.0
     prove_fails: Collection[int] = ()
     prove_losses: int = 0
-    proven_before: Collection[int] = ()
     differs: Collection[int] = ()
     plain_ms: Callable[[Config], float] | None = None
     plain_fails: Mapping[int, FailureKind] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import pytest
 
 from atune.engine.search.fixed_orders import Exhaustive
 from atune.engine.search.interface import Searched
-from atune.engine.search.registry import KINDS, Kind
+from atune.engine.search.registry import MAKERS
 from atune.errors import JournalError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
@@ -89,7 +89,7 @@ async def test_a_slow_disk_does_not_hold_the_device_up(
     """Each sync takes 0.2 s; twenty candidates are measured during a few of them, which they share."""
     disk.slow_s = 0.2
     monkeypatch.setattr(Listening, "name", "exhaustive")  # which is not waited for
-    monkeypatch.setitem(KINDS, "exhaustive", Kind(Listening))
+    monkeypatch.setitem(MAKERS, "exhaustive", Listening)
     path = tmp_path / "j"
     events: list[Event] = []
     with anyio.fail_after(20):

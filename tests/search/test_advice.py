@@ -11,7 +11,7 @@ from atune.engine.search.fixed_orders import FIRST, AdvisedFirst, Random, first_
 from atune.engine.search.forest import POLISHED
 from atune.engine.search.interface import Searched
 from atune.engine.search.recording import Recording, Tried
-from atune.engine.search.registry import KINDS, make_strategy
+from atune.engine.search.registry import MAKERS, make_strategy
 from atune.engine.search.simulation import simulate_run, summary_of
 from atune.model.candidate import Config
 
@@ -63,7 +63,7 @@ def test_a_random_order_is_only_put_off_by_advice() -> None:
     assert asked[FIRST:] == [index for index in iter(plain.ask, None) if index not in first]
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("name", list(MAKERS))
 def test_everything_is_still_asked_for_once(name: str) -> None:
     strategy, asked = make_strategy(name, Searched(CONFIGS, 0, 40, elsewhere=RIGHT)), []
     while (index := strategy.ask()) is not None:

@@ -15,7 +15,7 @@ from atune.engine.search import registry as choosing
 from atune.engine.search.encoding import Encoding
 from atune.engine.search.fixed_orders import spread_order
 from atune.engine.search.interface import DUPLICATE, Guarded, Searched, Strategy
-from atune.engine.search.registry import KINDS, check_given, chosen, make_strategy
+from atune.engine.search.registry import MAKERS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 
@@ -64,7 +64,7 @@ def made(name: str, seed: int = 0, **options: Any) -> Strategy:
     return make_strategy(name, Searched(CONFIGS, seed, **options))
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("name", list(MAKERS))
 def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
     one, other = (list(play(made(name, 5, budget=50), 60)) for _ in range(2))
     assert one == other
@@ -86,13 +86,13 @@ def test_exhaustive_begins_with_the_neighbourhoods_of_the_best_estimates_and_the
     assert order == first + [index for index in rest if index not in {*first, 131}]
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("name", list(MAKERS))
 def test_everything_is_asked_for_once_and_then_nothing(name: str) -> None:
     asked = [what for call, what in play(made(name), 10_000) if call == "ask"]
     assert sorted(asked) == sorted(CONFIGS)
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("name", list(MAKERS))
 @pytest.mark.parametrize("configs", [{}, {7: {}}, {7: {"x": 1}}, {0: {"x": 1}, 1: {"x": None}, 2: {"y": (1, 2)}}])
 def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int, Config]) -> None:
     strategy = make_strategy(name, Searched(configs))
@@ -246,4 +246,4 @@ def test_auto_takes_what_fits_the_budget() -> None:
     assert chosen(1000, 100, limited=True) == "forest" == chosen(1000, None, limited=True)
     assert chosen(1000, choosing.FEW, limited=True) == "random"
     assert chosen(10**9, 100, limited=True) == "forest" and chosen(10**9, 8, limited=True) == "random"
-    assert chosen(1000, 100, limited=True, learns=False) == "random"
+    assert chosen(1000, 100, limited=True, pipeline=False) == "random"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from atune.engine.search.fixed_orders import LARGE, AdvisedFirst, Exhaustive, Random, Ranked, first_of
 from atune.engine.search.interface import Searched, Strategy, check_strategy
@@ -17,24 +16,14 @@ def _forest(searched: Searched) -> Strategy:
     return Forest(searched)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One of atune's strategies. `learns`: from outcomes. `quick`: it answers within about a millisecond."""
-
-    make: Callable[[Searched], Strategy] | None = None
-    """None for a strategy of the user's."""
-    learns: bool = False
-    quick: bool = True
-
-
 AUTO, EXHAUSTIVE, RANDOM, PRIOR, FOREST = "auto", Exhaustive.name, Random.name, Ranked.name, "forest"
-KINDS = {
-    EXHAUSTIVE: Kind(Exhaustive),
-    RANDOM: Kind(Random),
-    PRIOR: Kind(Ranked),
-    FOREST: Kind(_forest, learns=True, quick=False),
+MAKERS: dict[str, Callable[[Searched], Strategy]] = {
+    EXHAUSTIVE: Exhaustive,
+    RANDOM: Random,
+    PRIOR: Ranked,
+    FOREST: _forest,
 }
-SHOWN = (AUTO, *KINDS)
+SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
 FEW = 8
 """With budgets of up to this many candidates, learning does not help."""
@@ -42,9 +31,9 @@ FEW_RANKED = 16
 """With a prior, budgets of up to this many candidates follow it alone: all are compiled at once."""
 
 
-def kind_of(name: str) -> Kind:
-    """Return what is known of the strategy called `name`."""
-    return KINDS.get(name, Kind(learns=True, quick=False))
+def learns(name: str) -> bool:
+    """Tell whether the strategy called `name` learns from outcomes, as a user's may; only such take long to answer."""
+    return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
 def check_known(strategy: str | Strategy) -> None:
@@ -77,7 +66,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
     name = strategy if isinstance(strategy, str) else strategy.name
     if own_prior and (name == RANDOM or not (isinstance(strategy, str) or hasattr(strategy, "begin"))):
         raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {PRIOR}, {EXHAUSTIVE}, {FOREST}")
-    if not pipeline and name != AUTO and kind_of(name).learns:
+    if not pipeline and name != AUTO and learns(name):
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
 
 
@@ -91,10 +80,8 @@ def uses_prior(strategy: str | Strategy, total: int) -> bool:
 def make_strategy(name: str, searched: Searched) -> Strategy:
     """Return the strategy called `name`. Raises `UsageError` as `check_name` does."""
     check_name(name)
-    kind = KINDS[name]
-    assert kind.make is not None
-    strategy = kind.make(searched)
-    if kind.learns or not searched.elsewhere:  # those that learn begin with the advised ones by themselves
+    strategy = MAKERS[name](searched)
+    if learns(name) or not searched.elsewhere:  # those that learn begin with the advised ones by themselves
         return strategy
     return AdvisedFirst(strategy, first_of(searched.elsewhere, searched.budget))
 
@@ -104,13 +91,13 @@ def chosen(
     budget: int | None,
     *,
     limited: bool,
-    learns: bool = True,
+    pipeline: bool = True,
     prior: bool = False,
     own_prior: bool = False,
 ) -> str:
     """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
-    `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `learns`: whether
+    `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `pipeline`: whether
     outcomes come before all is proposed. `prior`: whether there is any prior. `own_prior`: whether the user gave one.
     """
     from atune.engine.search.forest import available
@@ -119,12 +106,12 @@ def chosen(
         return PRIOR if own_prior else EXHAUSTIVE
     ranked = own_prior or prior
     few = budget is not None and budget <= (FEW_RANKED if ranked else FEW)
-    if learns and not few and available():
+    if pipeline and not few and available():
         return FOREST
     return PRIOR if ranked else RANDOM
 
 
-def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, learns: bool) -> bool:
+def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, pipeline: bool) -> bool:
     """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
     few = budget.candidates is not None and budget.candidates <= FEW
-    return strategy == FOREST or (strategy in (None, AUTO) and learns and budget.limited and not few)
+    return strategy == FOREST or (strategy in (None, AUTO) and pipeline and budget.limited and not few)

@@ -23,7 +23,7 @@ import msgspec
 
 from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
 from atune.engine.search.recording import Recording
-from atune.engine.search.registry import AUTO, check_name, chosen, kind_of, make_strategy, uses_prior
+from atune.engine.search.registry import AUTO, check_name, chosen, learns, make_strategy, uses_prior
 from atune.engine.search.survey_columns import fields_of_facts, figures_for
 
 ELABORATING = 0.1
@@ -86,7 +86,7 @@ def simulate_run(
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
-    ahead = AHEAD * workers if kind_of(strategy.name).learns else most
+    ahead = AHEAD * workers if learns(strategy.name) else most
     order: list[int] = []
     settled: list[int] = []
     curve: list[float] = []
