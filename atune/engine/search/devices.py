@@ -1,8 +1,7 @@
 """Figures of devices for the prior: from NVIDIA's data sheets, overridden by what the device reports.
 
 Other sources are NVIDIA's white papers on the architectures A100 (GA100), GA102, AD102 and H100 (GH100). Rates of
-tensor cores are for dense operands, accumulated in float32. Shared memory, threads and blocks of a multiprocessor are
-those of its compute capability (CUDA C++ Programming Guide, table «Technical Specifications per Compute Capability»).
+tensor cores are for dense operands, accumulated in float32.
 """
 
 from __future__ import annotations
@@ -12,19 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from atune.model.device import DeviceInfo
+from atune.model.device import MULTIPROCESSORS, DeviceInfo, Multiprocessor
 from atune.model.roofline import Peaks
 
 
 class Architecture(NamedTuple):
-    """Figures of one multiprocessor (SM) of an architecture."""
+    """Rates of one multiprocessor (SM) of an architecture."""
 
     tensor_flops: int
     """Tensor core operations a clock in bfloat16; those of gaming boards, if server boards do more."""
-    smem_bytes: int
-    """Bytes of shared memory."""
-    threads: int
-    blocks: int
     lanes: int
     """Float32 operations a clock, one for each lane."""
     warp_groups: bool = False
@@ -32,12 +27,12 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
-    "80": Architecture(2048, 164 << 10, 2048, 32, 64),  # 312 TFLOP/s of 108 at 1.41 GHz
-    "86": Architecture(512, 100 << 10, 1536, 16, 128),  # 71 TFLOP/s of 82 at 1.70 GHz
-    "89": Architecture(512, 100 << 10, 1536, 24, 128),  # 165 TFLOP/s of 128 at 2.52 GHz
-    "90": Architecture(4096, 228 << 10, 2048, 32, 128, True),  # 989 TFLOP/s of 132 at 1.83 GHz
-    "100": Architecture(8192, 228 << 10, 2048, 32, 128),  # 2.25 PFLOP/s of 148 at 1.85 GHz
-    "120": Architecture(512, 100 << 10, 1536, 24, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
+    "80": Architecture(2048, 64),  # 312 TFLOP/s of 108 at 1.41 GHz
+    "86": Architecture(512, 128),  # 71 TFLOP/s of 82 at 1.70 GHz
+    "89": Architecture(512, 128),  # 165 TFLOP/s of 128 at 2.52 GHz
+    "90": Architecture(4096, 128, True),  # 989 TFLOP/s of 132 at 1.83 GHz
+    "100": Architecture(8192, 128),  # 2.25 PFLOP/s of 148 at 1.85 GHz
+    "120": Architecture(512, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
 }
 """By compute capability. An unknown one uses the next older entry."""
 
@@ -80,8 +75,7 @@ class Figures(msgspec.Struct, frozen=True):
     memory_bytes_s: float
     l2_bytes: int
     architecture: Architecture
-    registers: int = 65536
-    """32-bit registers of an SM, on all architectures here."""
+    sm: Multiprocessor
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
@@ -104,6 +98,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
         memory_bytes_s=(device.memory_bytes_s if device else 0.0) or sheet.memory_bytes_s,
         l2_bytes=sheet.l2_bytes,
         architecture=architecture,
+        sm=MULTIPROCESSORS[capability],
     )
 
 

@@ -173,16 +173,16 @@ def estimate(facts: StaticFacts, figures: Figures) -> float | None:
 
 def residency(facts: StaticFacts, work: BlockWork, figures: Figures) -> int:
     """Return how many blocks an SM holds at once."""
-    threads, arch = facts.threads or 1, figures.architecture
+    threads, sm = facts.threads or 1, figures.sm
     if threads > work.threads:  # producers and consumers share out the registers among themselves
-        registers = figures.registers // threads // 8 * 8 if threads < 1024 else 64
+        registers = sm.registers // threads // 8 * 8 if threads < 1024 else 64
     else:
         registers = min(MOST_REGISTERS, held(facts, work) + OTHER_REGISTERS)
     most = (
-        figures.registers // (max(registers, 1) * threads),
-        arch.threads // threads,
-        arch.smem_bytes // ((facts.smem_bytes or 0) + 1024),  # 1 KiB of each block is the system's
-        arch.blocks,
+        sm.registers // (max(registers, 1) * threads),
+        sm.threads // threads,
+        (sm.smem_kib << 10) // ((facts.smem_bytes or 0) + (sm.reserved_kib << 10)),
+        sm.blocks,
     )
     return max(1, min(most))
 
