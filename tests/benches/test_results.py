@@ -93,13 +93,6 @@ def test_bundle() -> None:
         says("bundle", *(f"{found['fresh'][part]:.1f} ms" for part in ("load_ms", "first_ms")))
 
 
-def test_second_tune() -> None:
-    found = stored("second_tune/second_tune.json")["auto"]
-    over = sorted(run["over_s"] for run in found["runs"])
-    middle = found["median"]
-    says("second_tune", f"{middle['first_artifact_s']:.2f} s", f"{over[1]:.3f} s ({over[0]:.3f}–{over[-1]:.3f})")
-
-
 def test_resume() -> None:
     half, whole = journal("resume/half.jsonl"), journal("resume/whole.jsonl")
     events = [json.loads(line)["event"] for line in (RESULTS / "resume" / "half.jsonl").read_text().splitlines()]

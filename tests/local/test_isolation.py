@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from idle import CompileOnly
+from services import CompileOnly
 
 from atune.engine.engine import Engine
 from atune.engine.start import EngineSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from idle import CompileOnly
+from services import CompileOnly
 
 from atune.engine.engine import Engine
 from atune.engine.start import EngineSettings

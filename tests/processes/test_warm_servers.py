@@ -54,7 +54,7 @@ def test_the_second_run_starts_at_once() -> None:
     built = next(e for e in events if isinstance(e, ArtifactBuilt))
     lowered = [e for e in events if isinstance(e, CandidateLowered) and e.mono < built.mono]
     overhead = built.mono - built.seconds - sum(e.seconds for e in lowered)
-    assert overhead < 0.5  # bench/second_tune.py measures it; a cold start takes seconds of imports
+    assert overhead < 0.5  # a cold start takes seconds of imports
     started = next(e for e in events if isinstance(e, RunStarted))
     assert started.mono < 0.5
 
