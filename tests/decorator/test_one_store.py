@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from decorated import QUICK, TUNING, doubled, scale, workload
 
 import atune
+from atune.errors import NoWinner
 from atune.frontends.api import cached_tune
+from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.cli.main import main
+from atune.journal.events import BenchmarkFailed
 from atune.workers.storage.result_cache import ResultCache
 
 
@@ -76,3 +80,18 @@ def test_the_command_line_tunes_a_decorated_kernel(
     assert "(tuned for n=320)" in repr(atune.tunings())
     assert main(["tune", f"{tmp_path}/scaled_kernel.py:scaled", "--target", "c", "--quiet"]) == 2
     assert "scale lacks the argument 'n'; --arg NAME=VALUE gives an argument" in capsys.readouterr().err
+
+
+def test_a_run_without_a_winner_keeps_why() -> None:
+    """A decorated kernel does not try again what failed."""
+    wrong = atune.Workload(scale, {"block": [16, 64]}, arguments={"n": 256}, reference=halved)
+    with pytest.raises(NoWinner):
+        atune.run(wrong, target="c", benchmark=QUICK)
+    work = CachedWork(wrong, target="c", benchmark=QUICK)
+    known = ResultCache().known(work.key, work.configs.values())
+    assert ResultCache().entries() == [] and len(known) == 2
+    assert {one.outcome.kind for one in known.values() if isinstance(one.outcome, BenchmarkFailed)} == {"mismatch"}
+
+
+def halved(A: torch.Tensor) -> torch.Tensor:
+    return A / 2

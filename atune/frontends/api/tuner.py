@@ -244,10 +244,11 @@ class Tuner:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
-            self._result = winning(await self._made_result())
-            self._result.cache_hit = self._engine is not None and self._engine.recalled
-            if not self._result.cache_hit:
+            made, hit = await self._made_result(), self._engine is not None and self._engine.recalled
+            if not hit:
                 await anyio.to_thread.run_sync(self._keep_result)
+            self._result = winning(made)
+            self._result.cache_hit = hit
         except OSError as error:
             self._error = of_the_machine(error)
         except Exception as error:
