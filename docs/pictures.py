@@ -132,8 +132,8 @@ def report(picture: Path) -> None:
     """Write the picture of the top of ``atune report``'s page as PNG."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        with contextlib.redirect_stdout(io.StringIO()):
-            atune(["report", str(ROOT / JOURNAL), "-o", str(page)])
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(ROOT):
+            atune(["report", JOURNAL, "-o", str(page)])
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
         flags += ["--disable-background-networking"]
         flags += [f"--user-data-dir={folder}/profile", f"--window-size={PAGE[0]},{PAGE[1]}"]
