@@ -19,7 +19,7 @@ from processes import MARK, environment, gone, marked, new_mark, wait_until
 import atune
 from atune.frontends.cli.main import main
 from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunStarted
-from atune.workers.local import machine
+from atune.workers.local import workers
 from atune.workers.processes import server as servers
 from atune.workers.processes import server_main
 from atune.workers.processes.pool import ForkServer
@@ -414,7 +414,7 @@ def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv(servers.WARM_VARIABLE, raising=False)
     monkeypatch.setattr(servers, "_started_early", False)
     started, start = [], servers.started
-    for module in (servers, machine):
+    for module in (servers, workers):
         monkeypatch.setattr(module, "started", lambda *preload: (started.append(1), start(*preload))[1])
     workload = SCALE.replace("SCALE", "SLICED")
     assert main(["tune", workload, "--target", "c", "--budget", "1", "--journal", str(tmp_path / "j")]) == 0
