@@ -111,13 +111,19 @@ def test_two_problems_hold_inputs_also_while_winners_are_proven(
     """No proof ends before the last problem has begun, so that no problem waits for a proof either."""
     devices, held = set[LocalDeviceWorker](), list[int]()
     under_way, all_began = Counter[type[Event]](), False
-    prepare, prove = LocalDeviceWorker._prepare, ProofStage._prove_winner
+    prepare, leave, prove = LocalDeviceWorker._prepare, LocalDeviceWorker.leave, ProofStage._prove_winner
 
     async def counting(device: LocalDeviceWorker, job: PrepareJob) -> Any:
         prepared = await prepare(device, job)
         devices.add(device)
         held.append(sum(one._prepared for one in devices))
         return prepared
+
+    async def after_the_next_has_inputs(device: LocalDeviceWorker) -> None:
+        with anyio.fail_after(100):
+            while max(held) < 2:
+                await anyio.sleep(0.01)
+        await leave(device)
 
     async def late(stage: ProofStage) -> bool:
         with anyio.fail_after(100):
@@ -132,6 +138,7 @@ def test_two_problems_hold_inputs_also_while_winners_are_proven(
         assert all_began or not under_way[RunFinished]
 
     monkeypatch.setattr(LocalDeviceWorker, "_prepare", counting)
+    monkeypatch.setattr(LocalDeviceWorker, "leave", after_the_next_has_inputs)
     monkeypatch.setattr(ProofStage, "_prove_winner", late)
     assert len(tuned(tmp_path / "s", "SCALE", 256, 512, 1024, 2048, 4096, on_event=on_event).winners) == 5
     assert len(devices) == 5 and max(held) == 2
