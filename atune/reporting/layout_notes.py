@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from atune.journal.result import Record, Result
 from atune.layout import COMPILER
@@ -30,12 +31,11 @@ def repeated_lines(layouts: Layouts | None) -> list[str]:
 def layouts_line(result: Result) -> str:
     """Return what the winner's layouts repeat, or by how much they beat the compiler's own; empty for neither."""
     best = result.best
-    if best is None or result.best_index is None or result.latency_ms is None:
+    if best is None or result.latency_ms is None:
         return ""
-    record = next((one for one in result.records if one.index == result.best_index), None)
-    if record is not None and record.facts is not None and (lines := repeated_lines(record.facts.layouts)):
-        return f"{lines[0]}; {_explain(result, result.best_index)}"
-    own = _compilers_own(result)
+    if best.facts is not None and (lines := repeated_lines(best.facts.layouts)):
+        return f"{lines[0]}; {_explain(result, best.index)}"
+    own = _compilers_own(result.records, best)
     if own is None or own.latency_ms is None:
         return ""
     ratio = own.latency_ms / result.latency_ms
@@ -43,16 +43,15 @@ def layouts_line(result: Result) -> str:
         return ""
     chosen = {name: value for name, value in best.config.items() if own.config.get(name) == COMPILER != value}
     faster = f"{describe_config(chosen)}: {ratio:.3g} times faster than the compiler's own layouts at their best"
-    return f"{faster}; {_explain(result, result.best_index, own.index)}"
+    return f"{faster}; {_explain(result, best.index, own.index)}"
 
 
-def _compilers_own(result: Result) -> Record | None:
+def _compilers_own(records: Sequence[Record], best: Record) -> Record | None:
     """Return the fastest candidate whose layouts are the compiler's own; None if the winner's are, or none ran."""
-    assert result.best is not None
-    names = {name for one in result.records for name, value in one.config.items() if value == COMPILER}
-    if not any(result.best.config.get(name, COMPILER) != COMPILER for name in names):
+    names = {name for one in records for name, value in one.config.items() if value == COMPILER}
+    if not any(best.config.get(name, COMPILER) != COMPILER for name in names):
         return None
-    timed = [one for one in result.records if one.latency_ms is not None]
+    timed = [one for one in records if one.latency_ms is not None]
     own = [one for one in timed if all(one.config.get(name) == COMPILER for name in names)]
     return min(own, key=lambda one: one.latency_ms or 0.0, default=None)
 

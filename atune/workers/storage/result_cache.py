@@ -102,7 +102,6 @@ class ResultCache:
 
         Returns None if it is missing or was imported.
         """
-
         events = self.events(key)
         result = Result.from_events(events, replayed=True) if events else None
         if not isinstance(result, TuneResult):
