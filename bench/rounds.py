@@ -27,6 +27,7 @@ from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,
     CandidateMeasured,
+    DeviceExcluded,
     FinalOrdered,
     RunFinished,
     RunStarted,
@@ -80,6 +81,8 @@ class Run(msgspec.Struct, kw_only=True):
     stages: dict[str, float] = {}
     """Seconds of compiling and of measuring, as the run's ``--json`` has them."""
     devices: int = 0
+    excluded: list[str] = []
+    """Devices that took no part, as their references' seconds differ, and why."""
     measuring_s: float = 0.0
     """From the first begin of a first timing to the last one's end."""
     load_average: float = 0.0
@@ -182,6 +185,8 @@ def read_journal(run: Run, journal: Path, started: float) -> None:
             start_s, run.devices = event.time - event.mono - started, len(event.devices)
         elif isinstance(event, BenchmarkStarted):
             began_s = min(began_s, event.mono)
+        elif isinstance(event, DeviceExcluded):
+            run.excluded.append(event.reason)
         elif isinstance(event, (CandidateMeasured, BenchmarkFailed)):
             run.measuring_s = round(max(0.0, event.mono - began_s), 3)
         elif isinstance(event, FinalOrdered):
@@ -227,8 +232,8 @@ def _environment(env: dict[str, str]) -> dict[str, str]:
 
 
 def waited(run: Run) -> float | None:
-    """Return the share of `measuring_s` in which the devices had nothing to measure; None where nothing was."""
-    could_s = run.devices * run.measuring_s
+    """Return the share of `measuring_s` in which the devices in use had nothing to measure; None where none was."""
+    could_s = (run.devices - len(run.excluded)) * run.measuring_s
     return 1 - run.stages["benchmark_s"] / could_s if could_s and run.stages else None
 
 

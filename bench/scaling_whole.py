@@ -72,7 +72,7 @@ def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
         counts = [str(own[-1].outcomes.get(key, 0)) for key in ("measured", "failed")]
         cells = [name, str(len(own)), first, ratio, *further, f"{100 * idle:.0f} %", *counts]
         lines.append(f"| {' | '.join([*cells, f'{own[-1].latency_ms:.4f}'])} |")
-    lines += [f"\n{run.variant}: {run.error}" for run in runs if run.error]
+    lines += [f"\n{run.variant}: {why}" for run in runs for why in (run.error, *run.excluded) if why]
     return "\n".join([*lines, ""])
 
 

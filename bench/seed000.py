@@ -137,9 +137,9 @@ def markdown(result: dict[str, Any], runs: Sequence[Run], labels: Sequence[str])
             last = own[-1]
             cells += [str(last.outcomes.get(name, 0)) for name in ("measured", "failed")]
             lines.append(f"| {label} | {len(own)} | {' | '.join(cells)} | {last.latency_ms:.4f} |")
-    if failed := [run for run in runs if run.error]:
-        lines += ["", "## Runs that failed", ""]
-        lines += [f"- {run.space}, round {run.round + 1}, {run.variant}: {run.error}" for run in failed]
+    if notes := [(run, why) for run in runs for why in (run.error, *run.excluded) if why]:
+        lines += ["", "## Runs that failed, and devices that were excluded", ""]
+        lines += [f"- {run.space}, round {run.round + 1}, {run.variant}: {why}" for run, why in notes]
     return "\n".join([*lines, ""])
 
 

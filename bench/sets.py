@@ -4,8 +4,8 @@
 
 56 problems: the four (N, K) of a layer of a model with seven billion parameters, and 14 batch sizes. Each has 144
 configurations and the same budget. `--sample` problems of them are tuned both ways, `--pairs` times; then the whole
-set is tuned. `--exhaustive` problems are also tuned without a budget: how far from the best is the set's winner, by
-the figures of that run. tilelang's tuner on one problem, 144 configurations:
+set is tuned, unless `--whole 0`. `--exhaustive` problems of the last set are also tuned without a budget: how far from
+the best is the set's winner, by the figures of that run. tilelang's tuner on one problem, 144 configurations:
 
     ATUNE_BENCH_PROBLEM='{"M": 64, "N": 4096, "K": 4096}' python bench/vs_tilelang.py --space bench/kernels.py:SHAPES
 """
@@ -86,9 +86,11 @@ def main() -> None:
     ]
     whole = tuned("set", problems, given.budget, given, "whole") if given.whole else None
     gaps = []
-    if whole is not None and given.exhaustive:
-        by_problem = {json.dumps(row["problem"]): row for row in whole["rows"]}
-        chosen = problems[1 :: max(1, len(problems) // given.exhaustive)][: given.exhaustive]
+    last = whole or (pairs[-1]["set"] if pairs else None)
+    if last is not None and given.exhaustive:
+        by_problem = {json.dumps(row["problem"]): row for row in last["rows"]}
+        among = [row["problem"] for row in last["rows"]]
+        chosen = among[1 :: max(1, len(among) // given.exhaustive)][: given.exhaustive]
         for row in tuned("one by one", chosen, 0, given)["rows"]:
             winner = by_problem[json.dumps(row["problem"])]["config"]
             by_key = row.pop("by_key")
