@@ -1,4 +1,4 @@
-"""The device processes of a set: how many there are, what they hold, and which serve another problem."""
+"""The processes of a set: how many there are, what they hold, and which serve another problem."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,7 +22,8 @@ from atune.engine.proof import ProofStage
 from atune.frontends.sets.set_result import SetResult
 from atune.journal.events import AnyEvent, BenchmarkFailed, DeviceLost, Event, RunFinished, RunStarted
 from atune.model.artifact import KernelParam
-from atune.model.jobs import PrepareJob, StartJob
+from atune.model.candidate import Candidate
+from atune.model.jobs import LowerJob, PrepareJob, StartJob
 from atune.stages.measure import benchmark
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
@@ -49,10 +51,13 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def tuned(folder: Path, name: str, *sizes: int, on_event: Callable[[Event], None] | None = None) -> SetResult:
+def tuned(
+    folder: Path, name: str, *sizes: int, on_event: Callable[[Event], None] | None = None, **options: Any
+) -> SetResult:
     return atune.run_set(
         f"{KERNELS}:{name}", Problems(n=sizes), journal=folder, target="c", on_event=on_event,
         benchmark=atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3, n_final_limit=3),
+        **options,
     )  # fmt: skip
 
 
@@ -142,6 +147,56 @@ def test_two_problems_hold_inputs_also_while_winners_are_proven(
     monkeypatch.setattr(ProofStage, "_prove_winner", late)
     assert len(tuned(tmp_path / "s", "SCALE", 256, 512, 1024, 2048, 4096, on_event=on_event).winners) == 5
     assert len(devices) == 5 and max(held) == 2
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_problems_whose_winners_are_proven_keep_no_idle_compile_process(
+    waits: bool, forked: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight problems, of which none ends before the last one has begun, compile in the processes of two."""
+    began, prove = 0, ProofStage._prove_winner
+
+    async def late(stage: ProofStage) -> bool:
+        with anyio.fail_after(100):
+            while waits and began < 8:
+                await anyio.sleep(0.01)
+        return await prove(stage)
+
+    def on_event(event: Event) -> None:
+        nonlocal began
+        began += isinstance(event, RunStarted)
+
+    monkeypatch.setattr(ProofStage, "_prove_winner", late)
+    sizes = [256 << doubled for doubled in range(8)]
+    compile = atune.CompileSettings(workers=1)
+    assert len(tuned(tmp_path / "s", "SCALE", *sizes, on_event=on_event, compile=compile).winners) == 8
+    assert forked["compile-0"] <= 2
+
+
+async def test_a_run_waits_for_a_compile_process_rather_than_add_one_to_those_of_two(forked: Counter[str]) -> None:
+    host = SharedServer(places=1)
+    machines = [
+        LocalMachine(FileRef(KERNELS, "ANY"), target="c", compile=atune.CompileSettings(workers=1)) for _ in range(2)
+    ]
+    async with host.open(), AsyncExitStack() as stack:
+        workers = []
+        for machine in machines:
+            machine.place = SharedPlace(host)
+            await stack.enter_async_context(machine.open())
+            await machine.describe()
+            await machine.discover()
+            workers += machine.compile_workers()
+        proves, waits = workers
+        job = LowerJob(Candidate(1, "", {"block": 64}))
+        await proves.run(job)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waits.run, job)
+            await anyio.sleep(0.3)
+            assert forked["compile-0"] == 1 and waits._worker is None
+            tasks.start_soon(proves.run, job)
+            await anyio.sleep(0)
+            await machines[0].rest()
+        assert forked["compile-0"] == 1 and waits._worker is not None and waits._worker.passed_on
 
 
 def resident_bytes(pid: int) -> int:

@@ -84,10 +84,11 @@ async def tune_set(
 ) -> SetResult:
     """Tune `workload` for each of `problems`, and return all results.
 
-    Two problems are under way at a time: while one is measured, the next one compiles. One whose winner is being
-    proven does not count: its inputs are freed after its final. Problems share compile workers, and two processes for
-    each device, which measure in turn. Candidates with the same code are compiled once. Each problem begins with what
-    was fast in the nearest ones that have ended. It has its own default, final and winner.
+    Two problems are under way at a time: while one is measured, the next one compiles. One whose winner is being proven
+    does not count: after its final its inputs are freed, and its idle compile workers serve the next one. No more
+    processes compile than two problems have. Each device has two, which measure in turn. Candidates with the same code
+    are compiled once. Each problem begins with what was fast in the nearest ones that have ended. It has its own
+    default, final and winner.
 
     A problem without a winner does not end the others; the result says why. Raises `NoWinner` if no problem has one,
     the first problem's error if each failed, and else what `tune` raises. Cancelling it keeps every journal.

@@ -86,6 +86,7 @@ class LocalMachine:
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
         self.run_dir = ""
+        self._compilers: list[LocalCompileWorker] = []
         self._devices: list[LocalDeviceWorker] = []
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
@@ -135,12 +136,12 @@ class LocalMachine:
                 yield server
             return
         self.workers.share(self.place.host.idle)
-        well = False
         try:
             yield self.place.host.server
-            well = True
         finally:
-            await self.workers.end(well=well)
+            await self.workers.end()
+            for worker in self._compilers:
+                worker.leave()
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
         """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
@@ -215,7 +216,9 @@ class LocalMachine:
             room=Room(n, self._warned, oom_kills),
             patience=self._patience(),
         )
-        return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
+        free = None if self.place is None else self.place.host.compilers(n)
+        self._compilers = [LocalCompileWorker(context, f"compile-{i}", cpus, free) for i in range(n)]
+        return self._compilers
 
     def most_workers(self) -> tuple[int, str]:
         """Return the number of compile workers, and a warning if memory limits it."""
@@ -242,6 +245,8 @@ class LocalMachine:
         if self.place is not None:
             for device in self._devices:
                 await device.leave()
+            for worker in self._compilers:
+                worker.leave()
             self.place.leave()
 
     def _session(self) -> Session:

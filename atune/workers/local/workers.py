@@ -63,7 +63,8 @@ class SharedServer:
     """
 
     def __init__(self, places: int) -> None:
-        self.places = anyio.Semaphore(places)
+        self.places, self._runs = anyio.Semaphore(places), places
+        self._compilers: anyio.Semaphore | None = None
         self.server: ForkServer
         self.idle: defaultdict[str, list[Worker]] = defaultdict(list)
         """Processes that runs have passed on, by role. A compile worker's first lowering took most of the time that a
@@ -82,24 +83,37 @@ class SharedServer:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(parked.end_series)
 
+    def compilers(self, workers: int) -> anyio.Semaphore:
+        """Return what limits all compile processes to those of `places` runs, of which each has this many `workers`."""
+        self._compilers = self._compilers or anyio.Semaphore(self._runs * workers)
+        return self._compilers
 
-class SharedPlace:
-    """One run's place on a shared server: while it has it, the run may hold inputs on the devices."""
 
-    def __init__(self, host: SharedServer) -> None:
-        self.host, self._taken = host, False
+class LimitedPlace:
+    """One of a limited number of places, which those who hold one leave to the next."""
+
+    def __init__(self, free: anyio.Semaphore) -> None:
+        self._free, self._taken = free, False
 
     async def take(self) -> None:
-        """Take the place, when one is free, unless the run has it. One task at a time may call this."""
+        """Take the place, when one is free, unless it is taken already. One task at a time may call this."""
         if not self._taken:
-            await self.host.places.acquire()
+            await self._free.acquire()
             self._taken = True
 
     def leave(self) -> None:
-        """Let the next run hold inputs."""
+        """Leave the place to the next one, if it is taken."""
         if self._taken:
             self._taken = False
-            self.host.places.release()
+            self._free.release()
+
+
+class SharedPlace(LimitedPlace):
+    """One run's place on a shared server: while it has it, the run may hold inputs on the devices."""
+
+    def __init__(self, host: SharedServer) -> None:
+        super().__init__(host.places)
+        self.host = host
 
 
 class Workers:
@@ -115,8 +129,6 @@ class Workers:
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
         self._forked: list[Worker] = []
-        self._lasting: list[Worker] = []
-        """Compile workers of this run, which a later one may use."""
         self._idle: defaultdict[str, list[Worker]] = defaultdict(list)
         """Processes that earlier runs passed on, by role, where runs share them."""
         self._files = workload.files
@@ -169,18 +181,13 @@ class Workers:
         worker.passed_on = True
         self._idle[role].append(worker)
 
-    async def end(self, *, well: bool) -> None:
-        """Kill the workers of this run, and wait until they have ended. Shielded and bounded.
-
-        If the run ended `well`, its compile workers are passed on.
-        """
-        for worker in (one for one in self._lasting if well and one.idle):
-            self.pass_on(COMPILES, worker)
+    async def end(self) -> None:
+        """Kill the workers of this run, and wait until they have ended. Shielded and bounded."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for worker in self._forked:
                     tasks.start_soon(worker.kill, CANCEL_S)
-        self._forked, self._lasting = [], []
+        self._forked = []
 
     def expect(self, loaded_as: str) -> None:
         """Set the fingerprint that the run's first worker loaded."""
@@ -226,7 +233,6 @@ class Workers:
 
         async def load() -> Worker:
             worker = self.taken(COMPILES) or await self.spawn(role, cpus=cpus, nice=nice)
-            self._lasting.append(worker)
             try:
                 await self.begin(worker, session)
                 self.agree((await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
