@@ -34,9 +34,11 @@ def doubled(A: torch.Tensor) -> torch.Tensor:
     return A * 2
 
 
-def workload(space: atune.Space | None = None, kernel: Any = scale, **options: Any) -> atune.Workload:
+def workload(
+    space: atune.Space | None = None, kernel: Any = scale, name: str = "scale", **options: Any
+) -> atune.Workload:
     space = space or atune.Space(factor=[1, 2], block=[16, 64])
-    return atune.Workload(kernel, space, arguments={"n": 256}, reference=doubled, name="scale", **options)
+    return atune.Workload(kernel, space, arguments={"n": 256}, reference=doubled, name=name, **options)
 
 
 def run_cached(work: CachedWork, cache: ResultCache, **options: Any) -> TuneResult:

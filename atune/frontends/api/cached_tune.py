@@ -56,7 +56,7 @@ class CachedWork:
 
     @cached_property
     def key(self) -> ResultKey:
-        key = result_key(self._header(0.0))
+        key = result_key(self.header)
         assert key is not None, "this atune records all of a key's parts"
         return key
 
@@ -76,12 +76,15 @@ class CachedWork:
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""
-        return b"".join(map(line_of, history(self._header(now), self.configs, known)))
+        header = msgspec.structs.replace(self.header, time=now)
+        return b"".join(map(line_of, history(header, self.configs, known)))
 
-    def _header(self, now: float) -> RunStarted:
+    @cached_property
+    def header(self) -> RunStarted:
+        """How a run of this work starts, without the time."""
         strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
         fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
-        return RunStarted(seq=0, time=now, mono=0.0, **fields)
+        return RunStarted(seq=0, time=0.0, mono=0.0, **fields)
 
 
 def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, Known]) -> list[Event]:
@@ -124,8 +127,8 @@ async def tune_work(
 
     Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
     """
-    key = work.key
-    if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+    key, header = work.key, work.header
+    if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key, header)) is not None:
         return found
     refuse_in_worker()
     lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
@@ -134,7 +137,7 @@ async def tune_work(
         await anyio.sleep(POLL_S)
         mine = _acquire(lock)
     try:
-        if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+        if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key, header)) is not None:
             return found  # another process finished tuning before the lock was free
         own = work.options.get("journal") is not None
         journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None

@@ -142,7 +142,7 @@ def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: Workl
     """
     if (key := result_key(header)) is None:
         return Recalled()
-    if all_of_it and (events := cache.events(key)):
+    if all_of_it and (events := cache.events(key, header)):
         first = events[0]
         if isinstance(first, RunStarted) and same_problem(first.arguments, header.arguments):
             return Recalled(events)

@@ -86,7 +86,7 @@ class Winners:
         """Look for a result in the result cache and in the shipped files, and remember it."""
         found: Winner | None = None
         cache = call.options.cache
-        if cache is not None and (result := cache.find(call.work.key)) is not None:
+        if cache is not None and (result := cache.find(call.work.key, call.work.header)) is not None:
             found = winner_of(result)
         elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
             found = _winner_in(entry, "cache")

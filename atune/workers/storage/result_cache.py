@@ -38,7 +38,15 @@ from atune.model.candidate import Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.settings import Budget
 from atune.workers.storage import shared_cache
-from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, read_exported, result_key, same_problem
+from atune.workers.storage.result_key import (
+    CacheEntry,
+    ResultKey,
+    exported,
+    named_as,
+    read_exported,
+    result_key,
+    same_problem,
+)
 
 T = TypeVar("T")
 
@@ -97,23 +105,26 @@ class ResultCache:
         self.folder = Path(folder) if folder is not None else cache_folder() / "results"
         self.path = self.folder / "results.sqlite3"
 
-    def find(self, key: ResultKey) -> TuneResult | None:
+    def find(self, key: ResultKey, header: RunStarted | None = None) -> TuneResult | None:
         """Return the result under `key`, with `cache_hit` set, here or in the shared cache, which is then copied.
 
-        Returns None if it is missing or was imported.
+        Returns None if it is missing or was imported. `header`: as for `events`.
         """
-        events = self.events(key)
+        events = self.events(key, header)
         result = Result.from_events(events, replayed=True) if events else None
         if not isinstance(result, TuneResult):
             return None
         result.cache_hit = True
         return result
 
-    def events(self, key: ResultKey) -> list[Event]:
-        """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged."""
+    def events(self, key: ResultKey, header: RunStarted | None = None) -> list[Event]:
+        """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged.
+
+        `header`: the run that asks, whose names they get: its kernel has the same code, perhaps in another file.
+        """
         packed = self._packed(key)
         try:
-            return [] if packed is None else list(_unpacked(packed))
+            return [] if packed is None else [named_as(header, event) for event in _unpacked(packed)]
         except (zlib.error, msgspec.MsgspecError, ValueError) as error:
             _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
             self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import RunStarted
+from atune.journal.events import Event, RunStarted
 from atune.model.candidate import Config, thaw
 from atune.model.settings import MEASURING
 
@@ -87,6 +87,15 @@ def result_key(header: RunStarted) -> ResultKey | None:
             **chosen,
         },
         space=header.space,
+    )
+
+
+def named_as(header: RunStarted | None, event: Event) -> Event:
+    """Return `event` with the names of the run of `header`, if it is the start of a run of the same work."""
+    if header is None or not isinstance(event, RunStarted):
+        return event
+    return msgspec.structs.replace(
+        event, workload=header.workload, origin=header.origin, fingerprint=header.fingerprint, kernel=header.kernel
     )
 
 
