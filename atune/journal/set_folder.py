@@ -50,6 +50,11 @@ class TunedProblem(msgspec.Struct, frozen=True, eq=False):
         """Whether it has a winner."""
         return self.result is not None and self.result.best is not None
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether its run has yet to begin, or to end."""
+        return self.error == NOT_BEGUN if self.result is None else not (self.result.finished or self.error)
+
 
 def is_set(path: Path) -> bool:
     """Tell whether `path` is the folder of a set."""
@@ -175,5 +180,6 @@ def tuned_problem(one: SetEntry, folder: Path) -> TunedProblem:
     """Return a problem of a set's folder with its result."""
     path = one.path(folder)
     if is_begun(path):
-        return TunedProblem(one.problem, replay(path))
+        result = replay(path)
+        return TunedProblem(one.problem, result, "" if result.finished else one.error)
     return TunedProblem(one.problem, None, one.error or NOT_BEGUN)

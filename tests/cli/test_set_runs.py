@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cli.test_runs import recorded
 from event_streams import Stream
@@ -84,8 +85,31 @@ def test_watch_shows_each_problem_as_it_ends_and_then_the_table(
 def test_watch_of_a_set_that_no_run_writes_shows_the_table(folder: Path, capsys: Any) -> None:
     assert main(["watch", str(folder)]) == 1  # one problem was not begun
     shown = capsys.readouterr()
-    assert "2 of 3 with a winner" in shown.out and "M=4: not begun" in shown.out and not shown.err
+    assert "2 of 3 with a winner" in shown.out and not shown.err
+    shown = shown.out.splitlines()
+    assert "unfinished 1 of 3 problems; 1 not begun" in shown and not [line for line in shown if "failed" in line]
+    assert shown[-1] == f"next       atune resume {folder}"
     assert main(["watch", str(folder), "--speed", "2"]) == 2
+
+
+def test_an_interrupted_set_says_how_it_goes_on(folder: Path, capsys: Any) -> None:
+    """Its workload came by value, so that no command can load it."""
+    header, *events = Stream(total=2).candidate(0, 2.0).events
+    for name in ("0000.jsonl", "0001.jsonl"):
+        (folder / name).unlink()
+    write_journal(str(folder / "0000.jsonl"), [msgspec.structs.replace(header, origin=""), *events])
+    assert main(["replay", str(folder)]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert "unfinished 3 of 3 problems; 2 not begun" in shown
+    assert shown[-1] == f"next       tune the set again, with {folder} as its journal"
+
+
+@pytest.mark.parametrize("wrong", ["nothing.py", "M=1,2"])
+def test_a_set_that_is_refused_leaves_no_run(folder: Path, wrong: str, capsys: Any) -> None:
+    kernels = str(Path(__file__).parents[1] / "set_kernels.py")
+    workload, sizes = (wrong, "n=1,2") if wrong.endswith(".py") else (f"{kernels}:SCALE", wrong)
+    assert main(["tune", workload, "--arg", sizes, "--target", "c"]) == 2
+    assert find_journal("latest") == str(folder) and len(list(folder.parent.iterdir())) == 3
 
 
 @pytest.mark.parametrize("command", ["replay", "bundle -o b", "compare soft"])

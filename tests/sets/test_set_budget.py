@@ -146,7 +146,7 @@ def untried(result: Result) -> dict[str, int]:
 
 
 def test_a_set_tries_more_where_it_weighs_more_and_measures_a_winner_elsewhere_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three problems may try nine candidates: 2, 2 and 3 by their weights, and then what is lacking at the first."""
     asked: list[int] = []
@@ -159,6 +159,7 @@ def test_a_set_tries_more_where_it_weighs_more_and_measures_a_winner_elsewhere_o
     problems = Problems([{"n": 256}, {"n": 512}, {"n": 1024}], weights=[1, 1, 2])
     rows: list[TunedProblem] = []
     options: dict[str, Any] = {"journal": tmp_path / "s", "budget": 3, "strategy": "random", **FAST}
+    options["progress"] = True
     monkeypatch.setattr(tuning, "lacking", first_lacks)
     found = atune.run_set(f"{KERNELS}:FOUR", problems, on_result=rows.append, **options)
     assert asked == [2, 1] and [len(row.result.records) for row in found] == [3, 2, 3]
@@ -166,6 +167,9 @@ def test_a_set_tries_more_where_it_weighs_more_and_measures_a_winner_elsewhere_o
     assert len(set(measured)) == len(measured) == 8
     assert [name for name, _ in events(tmp_path / "s", RunResumed)] == ["0000.jsonl"]
     assert found[0] is rows[-1] and found[0].result.measured == 3
+    lines = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines[0] == f"[0/3] journals in {tmp_path / 's'}" and lines[-1] == "[again] n=256"
+    assert [line.split()[0] for line in lines[1:-1]] == ["[1/3]", "[2/3]", "[3/3]"]
     assert [row.result.header.settings["budget"]["candidates"] for row in found] == [3, 3, 3]
     keys = [result_key(row.result.header) for row in found]
     assert [key and key.search["budget"] for key in keys] == [{"candidates": 3, "seconds": None, "percent": None}] * 3

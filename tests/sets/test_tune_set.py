@@ -29,7 +29,7 @@ from atune.frontends.sets.set_result import SetResult
 from atune.frontends.sets.tuning import read_set
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
-from atune.journal.set_folder import TunedProblem, entered
+from atune.journal.set_folder import TunedProblem, entered, journals_in
 
 pytestmark = pytest.mark.timeout(170)
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
@@ -335,7 +335,7 @@ def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> N
 
     async def cancelled() -> list[str]:
         task = asyncio.create_task(tune())
-        while not (tmp_path / "s" / "0000.jsonl").exists():
+        while not journals_in(tmp_path / "s"):
             await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as found:

@@ -99,8 +99,10 @@ def drive_set(
         with suppress(UsageError):  # nothing was begun
             show_set(read_set(folder), arguments)
     if ended is None:
-        kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
-        kept += f", then {_bundled(folder, options)}" if options.get("into") else ""
+        kept = "nothing has begun"
+        if journals_in(Path(folder)):
+            kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
+            kept += f", then {_bundled(folder, options)}" if options.get("into") else ""
         print_message(f"interrupted; {kept}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):

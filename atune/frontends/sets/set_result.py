@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,21 @@ def set_lines(found: SetResult) -> list[Line]:
     lines += [Line(""), Line(f"problems   {counts}", "strong")]
     if len(found.winners) > 1 and (few := _cover_line(found)):
         lines.append(Line(f"cover      {few}"))
+    if unfinished := [row for row in found if row.unfinished]:
+        waiting = sum(row.result is None for row in unfinished)
+        text = f"{len(unfinished)} of {len(found)} problems{f'; {waiting} not begun' if waiting else ''}"
+        lines.append(Line(f"unfinished {text}", "attention"))
     for row in found:
-        if not row.won:
+        if not (row.won or row.unfinished):
             lines.append(Line(f"failed     {row.problem}: {printable(why(row).splitlines()[0])}", "attention"))
     lines += [Line(f"warning    {printable(text)}", "attention") for text in warnings(tried)]
-    return [*lines, Line(f"journals   {printable(str(found.folder))}", "dim")]
+    lines.append(Line(f"journals   {printable(str(found.folder))}", "dim"))
+    if unfinished:
+        folder, header = shlex.quote(printable(str(found.folder))), next((one.header for one in tried), None)
+        named = header is not None and header.origin
+        how = f"atune resume {folder}" if named else f"tune the set again, with {folder} as its journal"
+        lines.append(Line(f"next       {how}"))
+    return lines
 
 
 def _cover_line(found: SetResult) -> str:
@@ -137,7 +148,7 @@ def why(row: TunedProblem) -> str:
     """Return why a problem has no winner."""
     from atune.frontends.api.blocking import no_winner_message
 
-    return row.error if row.result is None else no_winner_message(row.result)
+    return row.error if row.error or row.result is None else no_winner_message(row.result)
 
 
 def row_line(row: TunedProblem) -> str:
@@ -173,4 +184,4 @@ def _cells(row: TunedProblem) -> tuple[str, ...]:
 
 
 def _ratio(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.3g}"
+    return "" if ratio is None else f"{ratio:.2f}"

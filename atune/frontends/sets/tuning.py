@@ -17,7 +17,7 @@ import msgspec
 
 from atune.errors import AtuneError, DevicesLost, JournalError, MachineError, NoWinner, UsageError
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.default_journal import default_journal
+from atune.frontends.api.default_journal import default_journal, journals_folder
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
 from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.save_bundle import extensible
@@ -29,9 +29,9 @@ from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, entered, journals_in, keep_errors, tuned_problems
+from atune.journal.set_folder import TunedProblem, delete_set, entered, journals_in, keep_errors, tuned_problems
 from atune.journal.state import State
-from atune.model.candidate import Config, config_key
+from atune.model.candidate import Config, config_key, printable
 from atune.model.device import Target
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
@@ -72,7 +72,7 @@ class SetOptions(RunOptions, total=False):
         check=path,
     )]
     on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
-        "A plain function, called with each problem and its result as it ends.",
+        "A plain function, called with each problem and its result as it ends, and again if it is measured further.",
         fits=callable, must="must be a function of a `TunedProblem`",
     )]
     # fmt: on
@@ -121,10 +121,14 @@ async def tune_set(
         folder = default_journal(name.partition(".py")[0]).with_suffix("")
     try:
         found = await _SetRun(workload, chosen, given, Path(folder), on_result, there).all()
-    except anyio.get_cancelled_exc_class() as error:
-        error.add_note(
-            f"tuning interrupted; what was measured is kept: atune resume {shlex.quote(str(folder))} continues"
-        )
+    except BaseException as error:
+        if journals_in(Path(folder)):
+            if isinstance(error, anyio.get_cancelled_exc_class()):
+                kept = f"what was measured is kept: atune resume {shlex.quote(str(folder))} continues"
+                error.add_note(f"tuning interrupted; {kept}")
+        elif Path(folder).is_relative_to(journals_folder()):
+            with suppress(OSError):
+                delete_set(Path(folder))  # `atune runs` lists what began
         raise
     if into is not None:
         found.digest = await anyio.to_thread.run_sync(partial(found.save_bundle, into, add=True))
@@ -160,9 +164,7 @@ class _SetRun:
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._options, self._folder = problems, options, folder
-        self._listeners = [] if on_result is None else [on_result]
-        if shows_progress(options):
-            self._listeners.append(self._print)
+        self._on_result, self._shows = on_result, shows_progress(options)
         self._options["progress"] = False
         self._budget = Budget.parse(options.get("budget"))
         self._shares = shares([problem.weight for problem in problems], self._budget.candidates)
@@ -187,6 +189,7 @@ class _SetRun:
         async with AsyncExitStack() as stack:
             self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
             stack.enter_context(lock)
+            self._print(f"[0/{len(self._problems)}] journals in {printable(str(self._folder))}")
             if begun := journals_in(self._folder):
                 self._same_work(next(iter(JournalReader(begun[0]))))
             if not self._options.get("cluster"):
@@ -247,12 +250,15 @@ class _SetRun:
         self._tuners.pop(index, None)
         row = TunedProblem(problem, result, str(self._errors.get(index, "")))
         self._rows[index] = row
-        for listener in self._listeners:
-            listener(row)
+        if self._on_result is not None:
+            self._on_result(row)
+        ended = f"{len(self._rows)}/{len(self._problems)}" if config is None else "again"
+        self._print(f"[{ended}] {row_line(row)}")
 
-    def _print(self, row: TunedProblem) -> None:
-        with suppress(OSError):  # nobody reads it
-            print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}", file=sys.stderr, flush=True)
+    def _print(self, line: str) -> None:
+        if self._shows:
+            with suppress(OSError):  # nobody reads it
+                print(line, file=sys.stderr, flush=True)
 
     async def _tuned(self, index: int, place: SharedPlace, config: Config | None) -> Result:
         problem, journal = self._problems[index], self._journals[index]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from atune.errors import UsageError
 from atune.journal.result import Result
-from atune.journal.set_folder import NOT_BEGUN, TunedProblem, is_set_written, tuned_problems
+from atune.journal.set_folder import TunedProblem, is_set_written, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.page import (
     breakable,
@@ -142,8 +142,7 @@ def _row(index: int, row: TunedProblem, weighted: bool, names: dict[str, str]) -
     cells = [f'<td><a href="#problem-{index}">{escape(printable(str(row.problem)))}</a></td>']
     cells += [f'<td class="n">{row.problem.weight:g}</td>'] * weighted
     if result is None or best is None:
-        waits = row.error == NOT_BEGUN if result is None else not result.finished
-        kind = "" if waits else ' class="bad"'
+        kind = "" if row.unfinished else ' class="bad"'
         return f"<tr{kind}>{''.join(cells)}{'<td class=n>–</td>' * 3}<td>{breakable(_why(row))}</td></tr>"
     for value in (result.latency_ms, result.default_ratio, result.reference_ratio):
         shown = ">–" if value is None else f' data-v="{value:.9g}">{value:.3g}'
@@ -156,7 +155,7 @@ def _row(index: int, row: TunedProblem, weighted: bool, names: dict[str, str]) -
 
 def _why(row: TunedProblem) -> str:
     """Return why a problem has no winner, on one line."""
-    if row.result is None:
+    if row.error or row.result is None:
         return row.error.splitlines()[0] if row.error else "it could not be tuned"
     groups = failure_groups(row.result.records)
     return no_winner_line(row.result) + (f": {groups[0].message}" if groups else "")
