@@ -56,17 +56,17 @@ class Busy:
         """Of all spans."""
         self.wall_s = 0.0
         """Of their union."""
-        self.union: list[tuple[float, float]] = []
+        self._union: list[tuple[float, float]] = []
         """Their union, as disjoint spans in order."""
 
     def add(self, low: float, high: float) -> None:
         """Add a span."""
         self.seconds += high - low
-        while self.union and self.union[-1][1] >= low:
-            first, last = self.union.pop()
+        while self._union and self._union[-1][1] >= low:
+            first, last = self._union.pop()
             self.wall_s -= last - first
             low, high = min(low, first), max(high, last)
-        self.union.append((low, high))
+        self._union.append((low, high))
         self.wall_s += high - low
 
 

@@ -13,7 +13,7 @@ from atune.model.candidate import printable
 from atune.reporting.candidates import value_text
 from atune.reporting.importance import Importance
 from atune.reporting.plot import by_latency, drawable
-from atune.reporting.timeline import Clocks, Timeline
+from atune.reporting.timeline import Timeline
 
 CANDIDATES = 5000
 """Most candidates that the plots show, fastest first."""
@@ -23,7 +23,7 @@ LONG = 24
 """Characters of an axis value from which on a plot cuts it."""
 
 
-def plot_data(result: Result, mattered: Importance | None, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
+def plot_data(result: Result, mattered: Importance | None, timeline: Timeline) -> dict[str, Any]:
     """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
     measured = by_latency(result.all_records)
     axes = _axes([record for record in measured if record is not result.baseline], mattered)
@@ -48,8 +48,6 @@ def plot_data(result: Result, mattered: Importance | None, timeline: Timeline, c
         "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in improvements(result)],
         "end_s": result.wall_s,
         "timeline": timeline.data(),
-        "clocks": clocks.data(),
-        "clocks_text": clocks.text,
     }
 
 
@@ -117,8 +115,6 @@ def plot_sections(result: Result, mattered: Importance | None, data: dict[str, A
         parts.append(plot_section("parallel", "All axes at once", text))
     if data["timeline"]["rows"]:
         parts.append(plot_section("timeline", "Timeline", data["timeline"]["text"]))
-    if data["clocks_text"]:
-        parts.append(_clocks(data))
     return "\n".join(parts)
 
 
@@ -169,9 +165,3 @@ def _mattered(result: Result, found: Importance | None) -> str:
             f"<td>{escape(value)}</td></tr>"
         )
     return "\n".join([*lines, "</table></section>"])
-
-
-def _clocks(data: dict[str, Any]) -> str:
-    text = f'<p class="soft">{escape(data["clocks_text"])}</p>'
-    drawn = " data-plot" if data["clocks"] else ""
-    return f'<section id="clocks"{drawn}><h2>Device clocks</h2>{text}</section>'

@@ -26,7 +26,7 @@ from atune.reporting.page import (
     warnings_section,
 )
 from atune.reporting.plots import plot_data, plot_sections
-from atune.reporting.timeline import Clocks, Timeline
+from atune.reporting.timeline import Timeline
 
 LIBRARIES = ("d3", "plot.umd")
 """The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""
@@ -39,14 +39,13 @@ def report(journal: str | Path) -> str:
 
 def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     """Return the page for a run's events, in order; `journal` is where they lie, for the reader of the page."""
-    state, timeline, clocks = State(), Timeline(), Clocks()
+    state, timeline = State(), Timeline()
     for event in events:
         state.apply(event)
         timeline.add(event)
-        clocks.add(event)
     result = Result.of(state, journal, replayed=True)
     mattered = axis_importance(result)
-    data = plot_data(result, mattered, timeline, clocks)
+    data = plot_data(result, mattered, timeline)
     sections = [
         head_section(result),
         warnings_section(result.warnings + result.noise),

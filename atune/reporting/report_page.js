@@ -150,22 +150,6 @@ const PLOTS = {
       ],
     });
   },
-
-  clocks(width, box) {
-    const fields = [["SM clock, MHz", 1], ["memory clock, MHz", 2], ["temperature, °C", 3]], drawn = document.createElement("div");
-    for (const [label, field] of fields) {
-      const points = D.clocks.flatMap(device => device.points.filter(p => p[field] !== null).map(p => ({ s: p[0], y: p[field], why: p[4], device: device.name })));
-      if (!points.length) continue;
-      drawn.append(named(plot(width, {
-        height: 170, marginTop: 26, x: { label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { label, grid: true, ticks: 3, tickFormat: String, nice: true }, inset: 6,
-        marks: [
-          Plot.line(points, { x: "s", y: "y", z: "device", stroke: "var(--a)", strokeOpacity: .6 }),
-          Plot.dot(points, { x: "s", y: "y", r: p => p.why ? 3.5 : 1.5, fill: p => p.why ? "var(--bad)" : "var(--a)", title: p => `${p.device}, ${say(p.s)} s: ${p.y}${p.why ? "\nlowered: " + p.why : ""}`, tip: TIP }),
-        ],
-      }), label));
-    }
-    return drawn;
-  },
 };
 
 begin("candidates", D.axes.length ? `${D.axes[0].name}=${D.axes[0].labels[winner ? winner.at[0] ?? 0 : 0]}` : "");

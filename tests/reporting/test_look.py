@@ -299,7 +299,6 @@ def test_none_of_it_imports_what_is_heavy() -> None:
 import sys
 from atune.frontends.cli.main import main
 from atune.reporting.summary import summary
-from atune.reporting.timeline import POINTS, Clocks
 from atune.reporting.importance import axis_importance
 out = ["-o", "/dev/null"]
 for command in (["report", *out], ["export", "--to", "t4", *out], ["merge"]):

@@ -21,7 +21,7 @@ from atune.journal.replay import replay
 from atune.reporting.importance import axis_importance
 from atune.reporting.plots import plot_data
 from atune.reporting.report import page_of, report
-from atune.reporting.timeline import Clocks, Timeline
+from atune.reporting.timeline import Timeline
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 WIDTHS = (1440, 768, 390)
@@ -103,7 +103,7 @@ def test_the_filter_leaves_the_rows_that_have_all_words(seen: dict[int, Any]) ->
 
 def test_dragging_along_an_axis_keeps_the_lines_that_pass_there(seen: dict[int, Any]) -> None:
     result = replay(LAYOUTS)
-    data = plot_data(result, axis_importance(result), Timeline(), Clocks())
+    data = plot_data(result, axis_importance(result), Timeline())
     highest = len(data["axes"][0]["labels"]) - 1
     kept = [row for row in data["candidates"] if row[3] / highest >= 2 / 3]
     assert 0 < len(kept) < len(data["candidates"]) and seen[1440]["lines"] == len(kept)

@@ -14,13 +14,10 @@ from event_streams import Stream, write
 from reporting.test_look import DATA, GPU_JOURNALS
 
 from atune.frontends.cli.main import main
-from atune.journal.events import CandidateMeasured, Event, ReferenceMeasured
 from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.model.measurement import Conditions, Timing
 from atune.reporting.importance import axis_importance
 from atune.reporting.report import LIBRARIES, report
-from atune.reporting.timeline import POINTS, Clocks
 
 
 class Links(HTMLParser):
@@ -117,34 +114,3 @@ def test_the_page_draws_in_a_browser_without_an_error(kind: str, tmp_path: Path)
     assert "<img" not in done.stdout
     if kind == "stored":
         assert done.stdout.count("<circle") > 10 and "Copy as Python" in done.stdout
-
-
-def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_left_out() -> None:
-    def seen(mono: float, device: str, *throttle: str, sm_mhz: int | None = 1980) -> Event:
-        conditions = Conditions(f"GPU-{device}", sm_mhz, 3201, 40, throttle)
-        timing = Timing.of([1.0], "events", conditions)
-        where = {"seq": 0, "time": 0.0, "mono": mono, "worker": device, "index": 0, "device": device}
-        return CandidateMeasured(**where, timing=timing, checked=True)  # type: ignore[arg-type]
-
-    clocks = Clocks()
-    for i in range(3 * POINTS):
-        clocks.add(seen(i / 10, "0", *(["power cap", "<temperature>"] if i % 1000 == 7 else [])))
-    clocks.add(seen(1.0, "1", sm_mhz=None))
-    on_cpu = Timing.of([1.0], "perf_counter")
-    clocks.add(ReferenceMeasured(seq=0, time=0, mono=0, worker="cpu", device="cpu", timing=on_cpu))
-    first, second = clocks.data()
-    lowered = [point for point in first["points"] if point[4]]
-    assert [point[0] for point in lowered] == [i / 10 for i in range(3 * POINTS) if i % 1000 == 7]
-    assert lowered[0][4] == "power cap, <temperature>" and len(first["points"]) <= POINTS + 1
-    assert first["points"] == sorted(first["points"]) and second["points"] == [(1.0, None, 3201, 40, "")]
-    assert clocks.text == (
-        f"Read from the driver after each of {3 * POINTS + 1:,} timings: SM clock 1980 MHz, memory clock 3201 MHz, "
-        "temperature 40 °C. After 3 the driver had lowered the clocks."
-    )
-
-
-def test_clocks_that_stood_still_are_a_sentence_and_no_plot() -> None:
-    page = report(GPU_JOURNALS["gpu"])
-    assert "SM clock 1980 MHz, memory clock 3201 MHz, temperature" in page and "The clocks were never lowered." in page
-    assert '<section id="clocks"><h2>' in page and '"clocks":[]' in page
-    assert Clocks().text == "" and Clocks().data() == []
