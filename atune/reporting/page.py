@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -16,11 +17,11 @@ from atune.journal.result import Ratio, Result
 from atune.journal.state import State
 from atune.model.artifact import what_failed
 from atune.model.candidate import Config, printable
+from atune.model.device import DeviceInfo
 from atune.model.options import options_of
 from atune.model.roofline import Roofline, rate_text
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.explanation import fact_rows
-from atune.reporting.hosts import measured_on
 from atune.reporting.layout_notes import layouts_line
 from atune.reporting.progress import duration
 from atune.reporting.summary import (
@@ -35,6 +36,7 @@ from atune.reporting.summary import (
     ties_line,
     why_unchecked,
 )
+from atune.reporting.timeline import host_of
 
 GROUPS = 50
 """Most reasons for failures that the page has."""
@@ -117,6 +119,15 @@ def winner_notes(result: Result) -> list[str]:
     else:
         lines.append("The run has not finished: this is the best configuration so far, by first timing.")
     return lines
+
+
+def measured_on(devices: Sequence[DeviceInfo]) -> str:
+    """Return the devices' models for a heading: each with its count, and on how many hosts where there are several."""
+    hosts = {host_of(device.id) for device in devices}
+    if len(hosts) < 2:
+        return ", ".join(device.name for device in devices) or "no device"
+    counts = Counter(device.name for device in devices)
+    return f"{', '.join(f'{count} × {name}' for name, count in counts.items())}, on {len(hosts)} hosts"
 
 
 def _origin(result: Result) -> str:

@@ -21,7 +21,6 @@ from atune.journal.state import State
 from atune.model.candidate import BASELINE, Config, describe_config, printable
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
-from atune.reporting.hosts import Hosts
 
 
 class Progress:
@@ -41,7 +40,7 @@ class Progress:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget, self._as_recorded = budget or Budget(), budget is None
-        self._state, self._hosts = State(), Hosts()
+        self._state = State()
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
         self._bars: _Bars | NotebookBars | None = None
@@ -78,7 +77,6 @@ class Progress:
     def on_event(self, event: Event) -> None:
         """Record `event`, and update the display if the interval has passed."""
         self._state.apply(event)
-        self._hosts.on_event(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # earlier time went into imports, not candidates
@@ -154,10 +152,10 @@ class Progress:
 
     @property
     def findings(self) -> list[str]:
-        """The best so far, how many candidates have an outcome, what each of several hosts measured, and the proof."""
+        """The best so far, how many candidates have an outcome, and the proof."""
         state = self._state
         tried = f"tried {state.settled:,} of {state.total:,}" if state.header is not None else ""
-        return [text for text in (self.best or "nothing measured yet", tried, self._hosts.text, self.proof) if text]
+        return [text for text in (self.best or "nothing measured yet", tried, self.proof) if text]
 
     @property
     def proving(self) -> bool:

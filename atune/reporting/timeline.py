@@ -15,12 +15,16 @@ from atune.journal.events import (
     RunResumed,
 )
 from atune.model.candidate import printable
-from atune.reporting.hosts import host_of
 
 SPANS = 3000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
 
 Span = tuple[str, float, float, str]
+
+
+def host_of(device: str) -> str:
+    """Return the host in a device's id, such as ``node-0`` of ``node-0/1``; empty on one machine."""
+    return device.rpartition("/")[0]
 
 
 class Timeline:
