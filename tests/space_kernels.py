@@ -51,11 +51,11 @@ def axis() -> list[int]:
     return [1]
 
 
-def far_away(a: int, b: int) -> bool:
-    """Hang at a point that no run with a small budget comes to first."""
-    if (a, b) == (3, 3):
+def late(a: int, b: int) -> bool:
+    """Hang once a part of the space is listed."""
+    if (a, b) == (90, 0):
         sleeps()
-    return a <= b
+    return True
 
 
 SPINS = atune.Workload(kernel, atune.Space(a=range(3), where=[lambda a: True, spins]))
@@ -64,7 +64,8 @@ CALLS_WHAT_SLEEPS = atune.Workload(kernel, atune.Space(a=range(3), where=calls_w
 LEAVES = atune.Workload(kernel, atune.Space(a=range(3), where=leaves))
 GENERATOR = atune.Workload(kernel, atune.Space(generated))
 AXIS = atune.Workload(kernel, atune.Space(a=axis))
-LARGE = atune.Workload(kernel, atune.Space({n: range(1000) for n in "abc"}, where=far_away))
+LARGE = atune.Workload(kernel, atune.Space({n: range(1000) for n in "abc"}, where=lambda a, b: a <= b))
+LATE = atune.Workload(kernel, atune.Space(a=range(100), b=range(50), where=late))
 LISTED = atune.Workload(
     kernel, atune.Space(a=range(100), b=range(50), where=lambda a, b: a != b), default={"a": 1, "b": 0}
 )

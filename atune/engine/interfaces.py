@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.jobs import A, Job
 from atune.workload.workload import WorkloadSpec
@@ -72,10 +71,6 @@ class Machine(Protocol):
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         """Describe the workload: list its space, or of a large one what `seed` draws."""
-        ...
-
-    async def neighbours(self, configs: Sequence[Config]) -> Sequence[Config]:
-        """Return the configurations of a large space that are nearest to `configs`, drawn or not."""
         ...
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:

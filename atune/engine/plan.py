@@ -54,7 +54,7 @@ class Plan:
 
     search: Search
     candidates: dict[int, Candidate]
-    """All candidates of the space, by index; surveying a large one adds the neighbours of the best."""
+    """All candidates of the space, by index."""
     proposable: int
     """How many candidates the strategy may still propose."""
     baseline: Candidate | None = None
@@ -112,16 +112,6 @@ class Plan:
         for index in self.suspects.keys() & candidates.keys():
             strategy.tell(index, None, "suspect")
         return strategy
-
-    def add(self, configs: Sequence[Config]) -> list[Candidate]:
-        """Add the `configs` that are not there yet, and return them. Without a budget they are tried, too."""
-        known, first = {candidate.key for candidate in self.candidates.values()}, len(self.candidates)
-        new = {key: config for config in configs if (key := config_key(config)) not in known}
-        found = [Candidate(first + number, key, config) for number, (key, config) in enumerate(new.items())]
-        self.candidates |= {candidate.index: candidate for candidate in found}
-        if not self.search.budget.limited:
-            self.proposable += len(found)
-        return found
 
     @property
     def to_compile(self) -> int:

@@ -33,8 +33,6 @@ MOST = 4096
 CHUNK, SHARES = 16, 2
 """A worker gets at most `CHUNK` candidates at once: those left, divided by `SHARES` times the workers. So all workers
 end together. A worker answers with those done in its time slice."""
-BEST = 8
-"""Of how many of the best estimates the neighbours are surveyed, too, in a large space."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
@@ -55,18 +53,12 @@ class Survey:
     """
 
     def __init__(self, candidates: Sequence[Candidate], going_on: Callable[[], bool]) -> None:
-        self._left, self._suspects = deque[Candidate](), deque[Candidate]()
+        self._left, self._suspects = deque(candidates), deque[Candidate]()
         self._going_on = going_on
-        self.candidates = dict[int, Candidate]()
-        self.add(candidates)
+        self.candidates = {candidate.index: candidate for candidate in candidates}
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
         """Failures of candidates that cannot be elaborated, through their own fault."""
-
-    def add(self, candidates: Sequence[Candidate]) -> None:
-        """Have the next `run` elaborate `candidates`."""
-        self.candidates |= {candidate.index: candidate for candidate in candidates}
-        self._left.extend(candidates)
 
     async def run(self, workers: Sequence[CompileWorker]) -> None:
         async with anyio.create_task_group() as tasks:
@@ -192,9 +184,6 @@ class ProposeStage:
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,
         )
         await survey.run(workers)
-        added = await self._neighbours(survey, workers[0]) if run.spec.points is not None else []
-        survey.add(added)
-        await survey.run(workers)
         scores = await self._scores(survey, workers[0])
         figures = self._start.figures
         found = await anyio.to_thread.run_sync(columns, scores, survey.facts, figures, abandon_on_cancel=True)
@@ -204,16 +193,8 @@ class ProposeStage:
             one = candidates[index]
             recorder.emit(CandidateProposed, index=index, key=one.key, config=one.config, surveyed=True)
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
-        configs = tuple(candidate.config for candidate in added)
-        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), added=configs, **found)
+        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **found)
         run.outcomes.sync_soon()
-
-    async def _neighbours(self, survey: Survey, worker: CompileWorker) -> list[Candidate]:
-        """Add the neighbours of what has the best estimates to a large space, and return them."""
-        scores = await self._scores(survey, worker)
-        best = sorted(scores, key=lambda index: (scores[index], index))[:BEST]
-        near = await self._start.machine.neighbours([survey.candidates[index].config for index in best])
-        return self._plan.add(near)
 
     def _tries_all(self) -> bool:
         """Tell whether the budget admits all candidates, so that a survey of them decides only their order."""

@@ -113,7 +113,7 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
     seconds: float = 0.0
     """Seconds that it took, on all compile workers at once."""
     added: tuple[dict[str, Any], ...] = ()
-    """Configurations of a large space that it added: neighbours of the best estimates. Their indices come last."""
+    """Configurations that early journals of large spaces have in addition. Their indices come last."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):

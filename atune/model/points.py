@@ -123,18 +123,6 @@ class Points(ABC):
         """Yield each admitted configuration, in order."""
         return (self.plain(place) for place, raw in enumerate(self.given()) if self.admits(raw))
 
-    def neighbours(self, config: Mapping[str, Any]) -> Iterator[Config]:
-        """Yield, for each axis and direction, the nearest configuration that constraints admit."""
-        for name, values in self.axes.items():
-            at = self._position(name, config.get(name))
-            if at is None:
-                continue
-            for way in (range(at - 1, -1, -1), range(at + 1, len(values))):
-                others = ({**config, name: normalise(values[step], name)} for step in way)
-                found = next((other for other in others if self.place(other) is not None), None)
-                if found is not None:
-                    yield found
-
     def _position(self, name: str, value: Any) -> int | None:
         """Return the first position of a plain value on the axis `name`; None if the axis lacks it."""
         values = self.axes[name]

@@ -23,7 +23,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
 from atune.testing.script import FakeClock, Script, Stage
 from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, symbol_of
-from atune.workload.workload import Candidates, Workload, WorkloadSpec, with_space
+from atune.workload.workload import Workload, WorkloadSpec, with_space
 
 MANY_LIBRARIES = 1000
 """Number of files above which a thread removes them."""
@@ -164,11 +164,6 @@ class FakeMachine:
             spec = with_space(spec, self._workload, seed)
             self.configs = list(spec.configs)
         return spec
-
-    async def neighbours(self, configs: Sequence[Config]) -> list[Config]:
-        await anyio.lowlevel.checkpoint()
-        assert self._workload is not None, "all of the space is listed"
-        return Candidates(self._workload).neighbours(configs)
 
     def config_of(self, index: int) -> Config:
         """Return the configuration of a candidate."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -197,16 +197,11 @@ class Candidates:
         config = self._fit.default(self._first)
         return (None, None, "the default is no plain data") if config is None else (BASELINE, config, "")
 
-    def neighbours(self, configs: Iterable[Config]) -> list[Config]:
-        """Return the space's nearest neighbours of `configs`, each once, also if they were not drawn."""
-        near = (other for config in configs for other in self.points.neighbours(config))
-        return list({config_key(other): other for other in near}.values())
-
     def _remarks(self) -> tuple[str, ...]:
         if self.large:
             return (
                 f"the space has {self.points.size:,} points: the run searches {len(self._keys):,} candidates that its "
-                "seed draws, and with a prior the neighbours of the best estimates",
+                "seed draws",
             )
         if not self.points.cut:
             return ()

@@ -78,23 +78,6 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monk
     wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
 
 
-async def test_neighbours_in_a_large_space_are_found_elsewhere_once_their_node_is_lost() -> None:
-    """Only the first node was asked for the space; the others have not described it."""
-    connect = Loopback(2)
-
-    def on_ask(agent: LoopbackAgent, entry: str) -> None:
-        if agent.name == "node-0" and entry == "neighbours" and "neighbours" in agent.asked[:-1]:
-            agent.die("its power went off")
-
-    connect.on_ask = on_ask
-    opened, config = machine(connect, TUNABLE), {"a": 1, "b": 2, "c": 4}
-    async with opened.open():
-        await opened.discover()
-        first = await opened.neighbours([config])
-        assert first and first == await opened.neighbours([config])
-    assert connect.agents[0].killed and "neighbours" in connect.agents[1].asked
-
-
 async def test_a_final_whose_node_is_lost_is_held_on_another() -> None:
     connect, events = Loopback(2), list[Event]()
 

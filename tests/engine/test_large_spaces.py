@@ -1,4 +1,4 @@
-"""Runs over spaces of more than 100,000 points: what the seed draws is searched, with the neighbours of the best."""
+"""Runs over spaces of more than 100,000 points: what the seed draws is searched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from atune import resume, tune
 from atune.errors import JournalError, SpaceError
-from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed, Warned
+from atune.journal.events import CandidateProposed, Event, RunStarted, Warned
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.replay import replay
@@ -124,22 +124,6 @@ async def test_constraints_may_leave_few_or_nothing(tmp_path: Path, monkeypatch:
     for options in ({}, {"d6": list(range(100))}):
         with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
             await tune(machine=large(lambda d0: False, axes | options), budget=10)
-
-
-async def test_a_prior_adds_the_neighbours_of_the_best_estimates(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    machine = large(target="sm_90a")
-    found = await tune(machine=machine, budget=10, journal=journal)
-    [surveyed] = kept(journal, SpaceSurveyed)
-    assert surveyed.added and found.total == N + len(surveyed.added) == replay(journal).total
-    assert all(fits(config["d0"], config["d1"]) for config in surveyed.added)
-    best = min(far(config) for config in surveyed.added)
-    assert found.latency_ms == 1.0 + best and found.best_index is not None and found.best_index >= N
-    cut_before(journal, 3)
-    surveys = len(machine.elaborated)
-    again = await resume(journal, machine=machine)
-    assert again.latency_ms == found.latency_ms and again.total == found.total
-    assert len(machine.elaborated) == surveys and kept(journal, SpaceSurveyed) == [surveyed]
 
 
 async def test_journals_of_one_draw_are_merged(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -59,22 +58,10 @@ async def test_what_a_space_asks_is_ended_where_it_hangs(machine: LocalMachine, 
         await machine.describe()
 
 
-@pytest.mark.parametrize("machine", ["LARGE"], indirect=True)
+@pytest.mark.parametrize("machine", ["LATE"], indirect=True)
 async def test_a_constraint_that_hangs_later_is_ended_too(machine: LocalMachine, impatient: None) -> None:
-    spec = await machine.describe(seed=1)
-    assert spec.points == 10**9 and len(spec.configs) == 100_000
-    assert {"a": 1, "b": 3, "c": 1} in await machine.neighbours([{"a": 1, "b": 2, "c": 1}])
-    with pytest.raises(SpaceError, match=r"a constraint \(where\), far_away .* in sleeps"):
-        await machine.neighbours([{"a": 2, "b": 3, "c": 0}])
-
-
-@pytest.mark.parametrize("machine", ["LARGE"], indirect=True)
-async def test_a_process_that_is_killed_from_outside_is_replaced(machine: LocalMachine) -> None:
-    await machine.describe()
-    worker = machine._space._worker
-    assert worker is not None
-    os.kill(worker.pid, signal.SIGKILL)
-    assert {"a": 0, "b": 0, "c": 8} in await machine.neighbours([{"a": 0, "b": 0, "c": 7}])
+    with pytest.raises(SpaceError, match=r"a constraint \(where\), late .* in sleeps"):
+        await machine.describe()
 
 
 @pytest.mark.parametrize("machine", ["LISTED"], indirect=True)
@@ -83,7 +70,7 @@ async def test_a_listed_space_is_what_this_process_would_list(machine: LocalMach
     spec = await machine.describe()
     own = describe(space_kernels.LISTED, spec.origin)
     assert (spec.configs, spec.space, spec.default) == (own.configs, own.space, own.default)
-    assert len(spec.configs) == 4950 > 2 * entries.PART and machine._space._worker is None
+    assert len(spec.configs) == 4950 > 2 * entries.PART
 
 
 async def test_a_workload_by_value_is_asked_in_a_process_of_its_own(impatient: None) -> None:

@@ -13,7 +13,7 @@ from atune.model.candidate import BASELINE
 from atune.model.points import Points
 from atune.model.space import LARGE, Space
 from atune.workload import workload
-from atune.workload.workload import Candidates, Workload, describe
+from atune.workload.workload import Workload, describe
 
 
 def keywords(N: int = 1, **config: Any) -> None: ...
@@ -57,17 +57,6 @@ def test_a_billion_points_are_read_at_a_place_and_found_again() -> None:
     assert points.place({"d0": 1}) is None and points.place({f"d{i}": 10 for i in range(9)}) is None
     drawn = list(itertools.islice(points.drawn(7), 2000))
     assert drawn == list(itertools.islice(points.drawn(7), 2000)) != list(itertools.islice(points.drawn(8), 2000))
-
-
-def test_neighbours_are_the_nearest_admitted_along_each_axis() -> None:
-    points = Space(a=[1, 2, 4, 8], b=["x", "y", "z"], where=lambda a, b: (a, b) not in ((2, "x"), (8, "x"))).points({})
-
-    def around(a: int, b: str) -> list[tuple[Any, ...]]:
-        return [tuple(config.values()) for config in points.neighbours({"a": a, "b": b})]
-
-    assert around(4, "x") == [(1, "x"), (4, "y")]  # over the refused (2, x), and none beyond (8, x)
-    assert around(2, "y") == [(1, "y"), (4, "y"), (2, "z")]
-    assert around(4, "y") == [(2, "y"), (8, "y"), (4, "x"), (4, "z")]
 
 
 def endless(read: list[int]) -> Iterator[dict[str, int]]:
@@ -129,10 +118,3 @@ def test_the_default_of_a_large_space_is_drawn_first() -> None:
     chosen = {f"d{i}": 9 for i in range(6)}
     assert describe(Workload(kernel, digits(6), default=chosen)).configs[0] == chosen
     assert describe(Workload(kernel, digits(6), default={**chosen, "d0": 10})).baseline == {**chosen, "d0": 10}
-
-
-def test_a_large_space_finds_neighbours_drawn_or_not() -> None:
-    candidates = Candidates(Workload(keywords, digits(9, where=lambda d0, d1: d0 <= d1)))
-    one = dict.fromkeys(digits(9).axes, 4)
-    near = candidates.neighbours([one, one])
-    assert len(near) == 2 * 9 - 2 and all(sum(abs(v - 4) for v in config.values()) == 1 for config in near)

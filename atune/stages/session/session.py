@@ -16,8 +16,8 @@ from itertools import islice
 
 import msgspec
 
-from atune.model.candidate import Candidate, Config, thaw
-from atune.workers.processes.messages import FindNeighbours, LoadSpace, Session, SpacePart
+from atune.model.candidate import Candidate, Config
+from atune.workers.processes.messages import LoadSpace, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
 from atune.workload.pickling import FileRef, WorkloadRef, chosen
 from atune.workload.source_text import keep_texts
@@ -124,14 +124,6 @@ def _next_part(candidates: Candidates) -> SpacePart:
         if len(chunk) < CHUNK:
             return SpacePart(tuple(found), candidates.complete(_space.spec))
     return SpacePart(tuple(found), None)
-
-
-def nearest(payload: bytes) -> bytes:
-    """Return the neighbours that some configurations have in the space: `FindNeighbours` → list of configurations."""
-    asked = msgspec.msgpack.decode(payload, type=FindNeighbours)
-    with _telling(asked.deadline_s):
-        candidates = _space.candidates or Candidates(_space.workload)
-        return msgspec.msgpack.encode(candidates.neighbours(map(thaw, asked.configs)))
 
 
 @contextmanager

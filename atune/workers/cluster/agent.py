@@ -25,7 +25,6 @@ from atune.workers.cluster.messages import (
     DescribeJob,
     DiscoverJob,
     Library,
-    NeighboursJob,
     NodeFound,
     NoticesJob,
     Opening,
@@ -112,10 +111,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         match job:
             case DescribeJob():
                 return await machine.describe(seed=job.seed)
-            case NeighboursJob():
-                return await machine.neighbours(job.configs)
             case DiscoverJob():
-                machine.adopt(job.fingerprint)
+                machine.workers.expect(job.fingerprint)
                 if job.target:
                     machine.target_text, machine.device_names = job.target, job.devices
                 await machine.discover()

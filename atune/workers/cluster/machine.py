@@ -13,12 +13,11 @@ import msgspec
 from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
-from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.version import installed_versions
-from atune.workers.cluster.messages import DescribeJob, DiscoverJob, NeighboursJob, Opening, PlanJob, Shelf
+from atune.workers.cluster.messages import DescribeJob, DiscoverJob, Opening, PlanJob, Shelf
 from atune.workers.cluster.nodes import (
     Agent,
     ClusterCompileWorker,
@@ -124,9 +123,6 @@ class ClusterMachine:
                     self.spec = spec
         assert self.spec is not None
         return self.spec
-
-    async def neighbours(self, configs: Sequence[Config]) -> Sequence[Config]:
-        return await self._first(lambda node: node.ask(NeighboursJob(tuple(configs))))
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose those of the run.

@@ -15,7 +15,6 @@ import msgspec
 
 from atune.errors import AtuneError, WorkerError, name_and_message, traceback_of
 from atune.model.artifact import Artifact, Proof, source_path
-from atune.model.candidate import Config
 from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -40,12 +39,6 @@ class DescribeJob(Job[WorkloadSpec], frozen=True):
     """Describe the workload; see `Machine.describe`."""
 
     seed: int = 0
-
-
-class NeighboursJob(Job[list[Config]], frozen=True):
-    """Find neighbours in a large space; see `Machine.neighbours`."""
-
-    configs: tuple[Config, ...]
 
 
 class NodeFound(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
 from atune.engine.search.devices import with_peaks
 from atune.errors import TargetError
-from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
@@ -27,7 +26,7 @@ from atune.workers.local.compile_service import ACCELERATOR, CompileService
 from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStore
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.retry import Patience, Room
-from atune.workers.local.space_worker import SpaceWorker
+from atune.workers.local.space_worker import described
 from atune.workers.local.workers import SharedPlace, Workers, fork_server, process_folders
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
@@ -82,7 +81,6 @@ class LocalMachine:
         self.acceleration = self.compile.acceleration
         self.server: ForkServer
         self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
-        self._space = SpaceWorker(self.workers, spec, self.workers.what)
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
         self.run_dir = ""
@@ -158,18 +156,10 @@ class LocalMachine:
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:
             known = self.spec is not None  # the program described it
-            self.spec = await self._space.describe(self._sent, seed)
+            self.spec = await described(self.workers, self._sent, self.spec, seed)
             if not known:
                 self.workers.expect(self.spec.fingerprint)
         return self.spec
-
-    def adopt(self, fingerprint: str) -> None:
-        """Refuse workers that load other work than another machine's first worker did."""
-        self.workers.expect(fingerprint)
-        self._space.adopt(self._sent)
-
-    async def neighbours(self, configs: Sequence[Config]) -> list[Config]:
-        return await self._space.neighbours(configs)
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         asked = (self.target_text, self.device_names, self.benchmark.mixed_devices, self.compile)

@@ -14,7 +14,7 @@ import atune
 from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, WorkloadError
 from atune.model.candidate import Config, thaw
 from atune.workers.local.workers import Workers
-from atune.workers.processes.messages import LIST_SPACE, LOAD_SPACE, NEAREST, FindNeighbours, LoadSpace, SpacePart
+from atune.workers.processes.messages import LIST_SPACE, LOAD_SPACE, LoadSpace, SpacePart
 from atune.workers.processes.worker import Worker
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
@@ -24,85 +24,46 @@ ANSWER_TIMEOUT_S = 60.0
 """For one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
 
 
-class SpaceWorker:
-    """Lists a workload's space, or draws from it and finds neighbours, in a worker that can be killed.
+async def described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
+    """Load the workload in a process of its own, and describe its space, of which `seed` draws if it is large.
 
-    `known`: the description without the space if the caller has it; otherwise the worker makes it. `what`: the
-    workload's name in messages.
+    `known`: the description without the space if the caller has it; otherwise the worker makes it. Raises
+    `WorkloadError` if loading fails or hangs. Raises `SpaceError`, with the function's name, if a function of the space
+    fails, hangs or ends the process.
     """
+    return await workers.again_if_killed(partial(_described, workers, ref, known, seed))
 
-    def __init__(self, workers: Workers, known: WorkloadSpec | None, what: str) -> None:
-        self._workers, self._known, self._what = workers, known, what
-        self._ref: WorkloadRef
-        self._worker: Worker | None = None
 
-    async def describe(self, ref: WorkloadRef, seed: int) -> WorkloadSpec:
-        """Load the workload and describe its space. The process stays alive if `seed` drew from a large one.
-
-        Raises `WorkloadError` if loading fails or hangs. Raises `SpaceError`, with the function's name, if a function
-        of the space fails or hangs.
-        """
-        self._ref = ref
-        spec = await self._workers.again_if_killed(partial(self._describe, seed))
-        if spec.points is None:
-            await self._end()
-        return spec
-
-    def adopt(self, ref: WorkloadRef) -> None:
-        """Take the workload as another machine described it. It is loaded at the first look."""
-        self._ref = ref
-
-    async def neighbours(self, configs: Sequence[Config]) -> list[Config]:
-        """Return the neighbours that `configs` have in the space.
-
-        Raises `SpaceError`, with the constraint's name, if a constraint hangs, fails or ends the process.
-        """
-        wanted = FindNeighbours(tuple(configs), ANSWER_TIMEOUT_S)
-        reply = await self._workers.again_if_killed(partial(self._neighbours, wanted))
-        return [thaw(config) for config in msgspec.msgpack.decode(reply, type=list[Config])]
-
-    async def _load(self) -> Worker:
-        await self._end()
-        self._worker = worker = await self._workers.spawn("describe")
-        asked = LoadSpace(self._ref, self._known, FILE_TIMEOUT_S)
+async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
+    worker, configs = await workers.spawn("describe"), list[Config]()
+    asked = LoadSpace(ref, known, FILE_TIMEOUT_S)
+    try:
         try:
             await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
-            raise WorkloadError(_hung_while_loading(self._what, error.detail)) from error
-        return worker
-
-    async def _describe(self, seed: int) -> WorkloadSpec:
-        worker = await self._load()
-        payload, configs = msgspec.msgpack.encode((seed, ANSWER_TIMEOUT_S)), list[Config]()
+            raise WorkloadError(_hung_while_loading(workers.what, error.detail)) from error
         while True:
-            part = msgspec.msgpack.decode(await self._answer(worker, LIST_SPACE, payload), type=SpacePart)
+            part = await _next_part(worker, seed, workers.what)
             configs += part.configs
             if part.spec is not None:
                 spec = part.spec
                 return msgspec.structs.replace(spec, configs=tuple(configs), arguments=thaw(spec.arguments))
-
-    async def _neighbours(self, wanted: FindNeighbours) -> bytes:
-        worker = self._worker
-        if worker is None or not worker.alive:
-            worker = await self._load()
-        return await self._answer(worker, NEAREST, msgspec.msgpack.encode(wanted))
-
-    async def _answer(self, worker: Worker, entry: str, payload: bytes) -> bytes:
-        try:
-            return await worker.call(entry, payload, ANSWER_TIMEOUT_S)
-        except WorkerTimeout as error:
-            raise SpaceError(_hung(self._what, error.detail)) from error
-        except WorkerLost as error:
-            if error.outside or isinstance(error, ServerLost):
-                raise
-            output = f"\n{error.detail}".rstrip()
-            raise SpaceError(f"a function of the space of {self._what} ended the process: {error}{output}") from error
-
-    async def _end(self) -> None:
-        """Kill the process, because the user's code may have started anything in it. Does not wait for its end."""
-        worker, self._worker = self._worker, None
-        if worker is not None and not self._workers.start_soon(worker.kill):
+    finally:  # the user's code may have started anything in it
+        if not workers.start_soon(worker.kill):
             await worker.kill()
+
+
+async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
+    payload = msgspec.msgpack.encode((seed, ANSWER_TIMEOUT_S))
+    try:
+        return msgspec.msgpack.decode(await worker.call(LIST_SPACE, payload, ANSWER_TIMEOUT_S), type=SpacePart)
+    except WorkerTimeout as error:
+        raise SpaceError(_hung(what, error.detail)) from error
+    except WorkerLost as error:
+        if error.outside or isinstance(error, ServerLost):
+            raise
+        output = f"\n{error.detail}".rstrip()
+        raise SpaceError(f"a function of the space of {what} ended the process: {error}{output}") from error
 
 
 def _hung_while_loading(what: str, stack: str) -> str:

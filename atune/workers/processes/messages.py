@@ -16,7 +16,6 @@ BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
-NEAREST = "atune.stages.session.session:nearest"
 LOCATE = "atune.stages.session.session:locate_kernel"
 SURVEY_SPACE = "atune.stages.session.session:survey_space"
 DISCOVER = "atune.stages.accelerators.registry:discover"
@@ -74,13 +73,6 @@ class SpacePart(msgspec.Struct, frozen=True):
 
     configs: tuple[Config, ...]
     spec: WorkloadSpec | None
-
-
-class FindNeighbours(msgspec.Struct, frozen=True):
-    """Configurations whose neighbours in the space are requested."""
-
-    configs: tuple[Config, ...]
-    deadline_s: float
 
 
 class ServiceReady(msgspec.Struct, frozen=True):
