@@ -64,7 +64,6 @@ class Run:
             reason=reason,
             compiler=first.compiler,
             why=first.why,
-            compiler_output=first.compiler_output if first.seconds else "",
             machine=tuple(artifact.machine for artifact in artifacts) if first.machine is not None else (),
         )
 

@@ -156,8 +156,6 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     """``nvcc``, ``cicc`` (nvcc with the headers parsed once) or ``g++``."""
     why: str = ""
     """Why that compiler."""
-    compiler_output: str = ""
-    """The compiler output, if `CompileSettings.verbose` asks for it."""
     machine: tuple[MachineFacts | None, ...] = ()
     """Registers, stack and code of each of `indices`; empty for target ``c``."""
 

@@ -243,8 +243,6 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
     """Why this compiler was used."""
-    compiler_output: str = ""
-    """The compiler output, if it was requested."""
     plain: bool = False
     """Whether no accelerator took part. It is then tilelang's own code, and needs no proof."""
     store_key: str = ""

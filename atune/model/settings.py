@@ -218,9 +218,6 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     target_host: Annotated[str | None, Option(
         "TileLang's target for host code: ``c`` or ``llvm``.", check=_host, measured=True, unset="TileLang's choice",
     )] = None
-    verbose: Annotated[bool, Option(
-        "Keep the compiler's output, including ptxas' figures, in the `ArtifactBuilt` events.",
-    )] = False
     layouts: Annotated[int | None, Option(
         "Compile and measure the N best layouts of each configuration, of the axes that `atune.layout` declares.",
         flag="--layouts", metavar="N", unit="layouts", zero=False, unset="all",

@@ -28,10 +28,9 @@ from atune.reporting.summary import failure_groups
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
 
-    `first_device`, `final_device`: ids of the devices of these. `compiler`, `compiler_output`: what compiled it, and
-    the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
-    `journal`: the path. `origin`: the workload's file; empty where it came from none. `choice`: what a run that chooses
-    layouts passed it over for, or preferred it to.
+    `first_device`, `final_device`: ids of the devices of these. `compiler`: what compiled it. `source`: path of its
+    generated source; empty where it was not kept. `journal`: the path. `origin`: the workload's file; empty where it
+    came from none. `choice`: what a run that chooses layouts passed it over for, or preferred it to.
     """
 
     record: Record
@@ -45,7 +44,6 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     checked: bool = False
     max_error: float | None = None
     compiler: str = ""
-    compiler_output: str = ""
     source: str = ""
     choice: str = ""
     events: tuple[Event, ...] = ()
@@ -111,7 +109,6 @@ def _story(result: Result, record: Record, events: list[Event]) -> CandidateStor
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
         compiler="" if built is None else built.compiler,
-        compiler_output="" if built is None else built.compiler_output,
         source=_source(result) if result.best_index in wanted else "",
         choice=choice_of(result.all_records, record.index),
         events=tuple(events),
@@ -147,7 +144,6 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
         yield f"source at  not kept{again}"
     if story.compiler:
         yield f"compiler   {printable(story.compiler)}"
-    yield from _block("compiler output", story.compiler_output)
     yield from _block("written", record.detail)
     yield "events"
     for event in story.events:

@@ -1,4 +1,4 @@
-"""Everything asked for reaches the compiler: flags, pass configuration, host target, verbosity."""
+"""Everything asked for reaches the compiler: flags, pass configuration, host target."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import built_by
+from services import artifacts, lowered_by
 
-from atune.model.artifact import Artifact
+from atune.model.artifact import Built, Failure
+from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
@@ -42,7 +43,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **settings: Any) -> list[Artifact]:
+async def answered(file: Path, name: str = "WORK", target: str = "sm_90a", **settings: Any) -> list[Built]:
     """Lower and build every candidate of a workload by itself."""
     compile = CompileSettings(workers=1, store=False, **settings)
     machine = LocalMachine(FileRef(str(file), name), target=target, devices=(), compile=compile)
@@ -50,28 +51,26 @@ async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **se
         spec = await machine.describe()
         await machine.discover()
         await machine.accelerators(len(spec.configs))
-        return await built_by(machine.compile_workers()[0], *spec.configs)
+        [worker, *_] = machine.compile_workers()
+        return [(await worker.run(BuildJob((one,))))[0] for one in await lowered_by(worker, *spec.configs)]
 
 
 @needs_nvcc
-async def test_flags_pass_configs_and_verbose_reach_nvcc_in_groups_too(file: Path) -> None:
-    settings = {"flags": ("-DATUNE_MARK=1",), "pass_configs": {"tl.ptxas_register_usage_level": 5}, "verbose": True}
-    for one in await build_all(file, **settings):
-        command = next(line for line in one.compiler_output.splitlines() if "NVCC compilation command" in line)
-        assert "-DATUNE_MARK=1" in command and "--register-usage-level=5" in command
-        assert ("--use_fast_math" in command) == (one.index == 2)
-        assert "registers" in one.compiler_output
-    [quiet, *_] = await build_all(file, accelerate="off")
-    assert quiet.compiler_output == ""
+async def test_flags_and_pass_configs_reach_nvcc(file: Path) -> None:
+    settings = {"flags": ("--no-such-flag",), "pass_configs": {"tl.ptxas_register_usage_level": 5}}
+    for one in await answered(file, **settings):
+        assert isinstance(one, Failure) and one.kind == "compile"
+        assert "--no-such-flag" in one.detail and "--register-usage-level=5" in one.detail
+        assert ("--use_fast_math" in one.detail) == (one.index == 2)
 
 
-async def test_flags_and_verbose_reach_gxx(file: Path) -> None:
-    for one in await build_all(file, "CPU", "c", flags=("-O1", "-DATUNE_MARK=1"), verbose=True):
-        assert "-O1 -DATUNE_MARK=1" in one.compiler_output
+async def test_flags_reach_gxx(file: Path) -> None:
+    for one in await answered(file, "CPU", "c", flags=("-O1", "--no-such-flag")):
+        assert isinstance(one, Failure) and "-O1 --no-such-flag" in one.detail
 
 
 @needs_nvcc
 async def test_the_host_target_reaches_tilelang(file: Path) -> None:
-    [given, *_] = await build_all(file, target_host="c", accelerate="off")
-    [default, *_] = await build_all(file, accelerate="off")
+    [given, *_] = artifacts(await answered(file, target_host="c", accelerate="off"))
+    [default, *_] = artifacts(await answered(file, accelerate="off"))
     assert given.store_key != default.store_key

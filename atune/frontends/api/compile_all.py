@@ -208,7 +208,7 @@ async def with_library_async(workload: Workload, target: Target, settings: Compi
 
 def _plain(settings: CompileSettings) -> CompileSettings:
     """Return `settings` for compiling one kernel as tilelang does."""
-    return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
+    return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None)
 
 
 def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Artifact | None:

@@ -246,7 +246,7 @@ async def _compiled(result: Result, header: RunStarted, workload: Workload | Non
 
     assert result.best is not None, "it was checked"
     settings: CompileSettings = options_of(header)["compile"]
-    settings = msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
+    settings = msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None)
     ref = origin_of(header) if workload is None else ship(workload.at(thaw(header.arguments)))
     async with compilers(ref, header.target, settings) as (machine, run):
         spec = await machine.describe(seed=int(header.settings.get("seed", 0)))

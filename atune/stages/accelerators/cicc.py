@@ -48,8 +48,6 @@ class Cicc(Accelerator):
     name, version, served = "cicc", 1, True
 
     def applies(self, host: Host) -> str:
-        if host.verbose:
-            return "verbose asks for ptxas' figures, which only nvcc prints"
         if why := unless_cuda(host) or for_nvcc({}) or ("" if host.gcc else "gcc is missing, which makes its server"):
             return why
         with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,6 @@ class Host(msgspec.Struct, frozen=True):
     arch: str
     tilelang: str
     gcc: str
-    verbose: bool = False
 
 
 class Accelerator:
@@ -86,12 +85,12 @@ def identity(name: str) -> str:
     return f"{name}@{named(name).version}"
 
 
-def this_host(kind: str, arch: str, *, verbose: bool = False) -> Host:
+def this_host(kind: str, arch: str) -> Host:
     """Return the facts that decide which accelerators are used, for a target on this machine."""
     import tilelang
 
     gcc = shutil.which("gcc") or shutil.which("cc") or ""
-    return Host(kind, arch, tilelang.__version__, gcc, verbose)
+    return Host(kind, arch, tilelang.__version__, gcc)
 
 
 def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -143,6 +142,6 @@ def discover(payload: bytes) -> bytes:
     text, wanted, mixed, settings = msgspec.msgpack.decode(payload, type=asked)
     found = devices.discover(text, wanted, mixed)
     kind, arch = found.target.kind, found.target.arch or ""
-    host = this_host(kind, arch, verbose=settings.verbose)
+    host = this_host(kind, arch)
     active, unused = chosen(settings.acceleration, host)
     return msgspec.msgpack.encode(msgspec.structs.replace(found, accelerators=active, unused=unused))

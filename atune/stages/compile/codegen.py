@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +35,6 @@ from atune.stages.compile.steps import (
 from atune.stages.session.session import session
 from atune.workers.system.resources import check_compiled
 
-MAX_OUTPUT = 20_000
-"""Bytes of compiler output that are kept."""
-
 
 def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
     """Compile `group` into the library `path`. Members must share one `merge_key`. Raises the compilers' errors."""
@@ -49,13 +43,12 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
         raise ValueError("members of different merge keys cannot share a library")
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
-    kind, verbose = session().target.kind, session().compile.verbose
-    with _captured(verbose) as output:
-        if kind == "c":
-            _build_c([blob.source for blob in blobs], blobs[0].flags, part, verbose)
-            compiled = MachineCode(b"", "g++")
-        else:
-            compiled = _build_cuda(blobs, part, steps)
+    kind = session().target.kind
+    if kind == "c":
+        _build_c([blob.source for blob in blobs], blobs[0].flags, part)
+        compiled = MachineCode(b"", "g++")
+    else:
+        compiled = _build_cuda(blobs, part, steps)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -73,7 +66,6 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             calls=blob.calls,
             compiler=compiled.compiler,
             why=compiled.why,
-            compiler_output="".join(output),
             plain=steps.plain_builds and blob.plain,
             store_key=lowered.store_key,
             source_key=blob.source_key,
@@ -146,7 +138,7 @@ def _runtime_module(device: Any, code: bytes) -> Any:
         tvm_ffi.register_global_func(NVCC, nvcc, override=True)
 
 
-def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str, verbose: bool) -> None:
+def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str) -> None:
     """Compile `sources` into the library `path`. Raises `CompileError` with g++'s output."""
     from tilelang.env import TILELANG_TEMPLATE_PATH
 
@@ -157,40 +149,5 @@ def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str, ver
     command += [*(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
     command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, not the whole library at loading
     command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
-    errors = run_compiler(command, "g++")
+    run_compiler(command, "g++")
     os.remove(source)
-    if verbose:
-        print(f"{shlex.join(command)}\n{errors}", file=sys.stderr)
-
-
-@contextmanager
-def _captured(wanted: bool) -> Iterator[list[str]]:
-    """Capture the output of this process and its compilers to stdout and stderr, if `wanted`; its tail is given then.
-
-    Afterwards it is written there, too. A crash in between only loses the contents of this file.
-    """
-    found = list[str]()
-    if not wanted:
-        yield found
-        return
-    with tempfile.TemporaryFile() as file:
-        _flush()
-        saved = [(fd, os.dup(fd)) for fd in (1, 2)]
-        for fd, _ in saved:
-            os.dup2(file.fileno(), fd)
-        try:
-            yield found
-        finally:
-            _flush()
-            for fd, copy in saved:
-                os.dup2(copy, fd)
-                os.close(copy)
-            size = os.fstat(file.fileno()).st_size
-            data = os.pread(file.fileno(), MAX_OUTPUT, max(0, size - MAX_OUTPUT))
-            found.append(data.decode(errors="replace").strip())
-            sys.stderr.write(found[0])
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

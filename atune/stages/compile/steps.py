@@ -105,13 +105,12 @@ class CompileError(Exception):
     """A compiler refused the source. Its output is in the message's later lines."""
 
 
-def run_compiler(command: Sequence[str], what: str) -> str:
-    """Run a compiler, and return its errors' text. Raises `CompileError`, which begins with `what`, if it fails."""
+def run_compiler(command: Sequence[str], what: str) -> None:
+    """Run a compiler. Raises `CompileError`, which begins with `what` and has the compiler's errors, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
         raise CompileError(f"{what} failed, {how}\n{done.stderr.strip()}\n{shlex.join(command)}")
-    return done.stderr
 
 
 def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:

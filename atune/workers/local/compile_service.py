@@ -93,7 +93,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             return  # `discover` reports the error
         settings = self._settings
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
-        if not (cuda and settings.acceleration.may(ACCELERATOR) and settings.flags is None and not settings.verbose):
+        if not (cuda and settings.acceleration.may(ACCELERATOR) and settings.flags is None):
             return
         if early and len(usable_cores()) > 1:
             self._begin("" if target is None else target.arch)

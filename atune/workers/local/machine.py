@@ -105,10 +105,7 @@ class LocalMachine:
         with run_folder() as self.run_dir:
             async with self._opened() as self.server, self.service, background() as tasks:
                 shared_dir = "" if self.place is None else self.place.host.run_dir  # its processes outlive this run
-                env = process_folders(shared_dir or self.run_dir) | (
-                    {"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}
-                )
-                self.workers.attach(self.server, env, tasks)
+                self.workers.attach(self.server, process_folders(shared_dir or self.run_dir), tasks)
                 importing = self.server.preload_s is None  # it uses only one core
                 self.service.start(early=importing or parked.in_any_case, run_dir=self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
