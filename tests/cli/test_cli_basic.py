@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -265,33 +264,6 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "missing  g++" in out and "apt-get install g++" in out and "it lacks g++" in out
-
-
-SURVEY = """
-print("tilelang says something on its import")
-
-def survey(kind="cuda", arch="sm_90a"):
-    return ("swizzle_lowering@2",), {"cicc": f"not for {kind} {arch}"}
-"""
-
-
-def test_doctor_lists_the_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "surveyed.py").write_text(SURVEY)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("atune.frontends.cli.doctor.SURVEY", "surveyed:survey")
-    main(["doctor", "--json"])
-    printed = json.loads(capsys.readouterr().out)["checks"]
-    found = {check["name"].split()[1]: check for check in printed if check["name"].startswith("accelerator ")}
-    assert [(name, check["ok"]) for name, check in found.items()] == [
-        ("swizzle_lowering", True), ("cicc", False),
-    ]  # fmt: skip
-    assert found["swizzle_lowering"]["found"] == "version 2"
-    cuda = shutil.which("nvcc") is not None
-    assert found["cicc"]["found"].startswith("not for cuda sm_" if cuda else "not for c ")
-    (tmp_path / "surveyed.py").write_text("raise OSError('no disk')\n")
-    main(["doctor"])
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("unused   accelerator any") and line.endswith("OSError: no disk") for line in lines)
 
 
 def test_help_and_version_are_quick_and_light() -> None:

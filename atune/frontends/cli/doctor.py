@@ -1,6 +1,6 @@
 """Tell what this machine can tune, what is missing, and what to do about it.
 
-Imports no torch and makes no CUDA context. A separate process imports tilelang and lists the usable accelerators.
+Imports neither tilelang nor torch, and makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -24,20 +24,14 @@ import msgspec
 from atune.frontends.cli.help import Parser
 from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import add_command
-from atune.model.device import parse_target
 from atune.model.folders import cache_folder
 from atune.model.requirements import REQUIRES
-from atune.workers.system.resources import usable_cores
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
 
 NVML = "nvidia-ml-py"
 """The package that lists GPUs: the CPU is tuned without it."""
-ACCELERATOR = "accelerator "
-SURVEY = "atune.stages.accelerators.registry:survey"
-"""Called in a process of its own."""
-SURVEY_TIMEOUT_S = 60.0
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -65,17 +59,13 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def examine() -> list[Check]:
-    """Check Python, packages, compilers, GPUs, cores, the cache folder, the accelerators and the targets.
-
-    The last two findings say which targets can be tuned.
-    """
+    """Check Python, packages, compilers, GPUs and the cache folder. The last two findings say what can be tuned."""
     checks = [
         _python(),
         *(_package(name) for name in REQUIRES if name != NVML),
         _gxx(),
         _nvcc(),
         *_gpus(),
-        _cores(),
         _cache(),
     ]
     by_name = {check.name: check for check in checks}
@@ -87,8 +77,7 @@ def examine() -> list[Check]:
         missing_cuda.append("a GPU")
     if by_name["torch"].found.partition("+")[2].startswith("cpu"):
         missing_cuda.append("a torch with CUDA (this one is for the CPU only)")
-    accelerators = [] if packages else _accelerators(*_survey_of(by_name["nvcc"].ok, gpus))
-    return [*checks, *accelerators, _target("c", missing_c), _target("cuda", missing_cuda)]
+    return [*checks, _target("c", missing_c), _target("cuda", missing_cuda)]
 
 
 def render(checks: Sequence[Check]) -> str:
@@ -96,8 +85,7 @@ def render(checks: Sequence[Check]) -> str:
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
-        without = "unused " if check.name.startswith(ACCELERATOR) else "missing"
-        lines.append(f"{'ok     ' if check.ok else without}  {check.name:<{width}}  {check.found}")
+        lines.append(f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}")
         if check.advice:
             lines.append(f"{'':{width + 11}}{check.advice}")
     return "\n".join(lines)
@@ -164,13 +152,6 @@ def _gpus() -> list[Check]:
     return [Check(f"GPU {gpu.id}", True, f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.arch}") for gpu in gpus]
 
 
-def _cores() -> Check:
-    allowed, usable = len(os.sched_getaffinity(0)), len(usable_cores())
-    found = f"{usable} usable" + (f" (the cgroup's quota; {allowed} by affinity)" if usable < allowed else "")
-    advice = "with one core, compiling disturbs measurements on the CPU" if usable < 2 else ""
-    return Check("cores", True, found, advice)
-
-
 def _cache() -> Check:
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
@@ -180,44 +161,6 @@ def _cache() -> Check:
     free = shutil.disk_usage(there).free / 2**30
     advice = "less than 1 GiB is free, and compiled kernels may not fit: free some space" if free < 1 else ""
     return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
-
-
-def _survey_of(nvcc: bool, gpus: Sequence[Check]) -> tuple[str, ...]:
-    """Return the target whose accelerators count here, for `SURVEY`: the CPU if nothing here compiles CUDA."""
-    if not nvcc:
-        return ("c", "")
-    found = re.search(r"\bsm_\w+", gpus[0].found) if gpus else None
-    target = parse_target(found.group()) if found else None
-    return ("cuda",) if target is None else (target.kind, target.arch)
-
-
-_ASK = """
-import importlib, json, sys
-path, module, name, *where = json.loads(sys.argv[1])
-sys.path[:] = path
-print(json.dumps(getattr(importlib.import_module(module), name)(*where)))
-"""
-
-
-def _accelerators(*where: str) -> list[Check]:
-    """Return one finding per accelerator. `where`: the target's kind and arch."""
-    from atune.workers.processes.server import server_env  # needs packages that may be missing
-
-    module, _, name = SURVEY.partition(":")
-    command = [sys.executable, "-c", _ASK, json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *where])]
-    environment = {**os.environ, **server_env()}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SURVEY_TIMEOUT_S, check=True, env=environment
-        )
-        active, unused = json.loads(done.stdout.splitlines()[-1])  # tilelang may print something before
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        advice = "use --accelerate off to tune without it"
-        return [Check(f"{ACCELERATOR}any", False, f"cannot be checked: {lines[-1]}", advice)]
-    versions = dict(one.rpartition("@")[::2] for one in active)
-    used = [Check(f"{ACCELERATOR}{name}", True, f"version {version}") for name, version in versions.items()]
-    return [*used, *(Check(f"{ACCELERATOR}{name}", False, why) for name, why in unused.items())]
 
 
 def _target(kind: str, missing: Sequence[str]) -> Check:

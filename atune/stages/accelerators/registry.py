@@ -106,11 +106,6 @@ def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str,
     return tuple(active), unused
 
 
-def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the result of `chosen` for the default settings, which the environment may change, and a target here."""
-    return chosen(CompileSettings().acceleration, this_host(kind, arch))
-
-
 def compose(names: Sequence[str]) -> Steps:
     """Return the steps with these accelerators around them, the first one outermost."""
     found, made = [named(name) for name in names], list[tuple[LowerTask, Modules]]()
