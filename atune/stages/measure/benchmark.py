@@ -18,7 +18,7 @@ from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import Guards, KernelArguments
-from atune.stages.measure.check import Causes, Expected, Mismatch, expected_outputs, judged, reference_arguments
+from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments, with_cause
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
@@ -40,7 +40,6 @@ class _Device:
     observer: Observer | None = None
     arguments: KernelArguments | None = None
     expected: Expected | None = None
-    causes: Causes | None = None
 
 
 _device = _Device()
@@ -173,7 +172,7 @@ def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
 
 def _make_arguments(params: tuple[KernelParam, ...]) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
-    _device.arguments = _device.expected = _device.causes = None  # their memory is free before new ones are made
+    _device.arguments = _device.expected = None  # their memory is free before new ones are made
     _device.arguments = KernelArguments(workload(), params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
@@ -204,7 +203,7 @@ def _checked_and_timed(
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
     wrong, worst = _called_and_judged(Timed(call), arguments, expected)
-    wrong = wrong and _with_causes(wrong, call)
+    wrong = wrong and _with_cause(wrong, call)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
@@ -220,25 +219,23 @@ def _checked_and_timed(
     return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, tuple(sorted(changed)))
 
 
-def _with_causes(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
-    """Return what is wrong with its likely causes; the reference is asked once for all candidates."""
+def _with_cause(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
+    """Return what is wrong with its likely cause."""
     import torch
 
     arguments, expected = _device.arguments, _device.expected
     assert arguments is not None
     if wrong.kind == "out_of_bounds" or not expected:
         return wrong
-    if _device.causes is None or _device.causes.expected is not expected:
-        _device.causes = Causes(workload(), arguments, expected)
 
     def call_and_wait() -> None:
         call()
         _device.timer.synchronise()
 
     try:
-        return _device.causes.named(wrong, call_and_wait)
-    except (torch.OutOfMemoryError, WorkloadError):
-        return wrong  # the device has room to compare, and none to look further, or for the reference once more
+        return with_cause(wrong, workload(), arguments, expected, call_and_wait)
+    except torch.OutOfMemoryError:
+        return wrong  # the device has room to compare, and none to look further
 
 
 def _is_checked(expected: Expected | None) -> bool:
@@ -298,7 +295,7 @@ def _release() -> None:
 
     import torch
 
-    _device.arguments = _device.expected = _device.causes = None
+    _device.arguments = _device.expected = None
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()

@@ -169,15 +169,12 @@ def _objection(judge: str, error: BaseException, arguments: KernelArguments) -> 
     return f"the {judge} raised {name_of(error)}: {message}"
 
 
-def compare(
-    work: Workload, arguments: KernelArguments, expected: Expected, outputs: Expected | None = None
-) -> tuple[Mismatch | None, float]:
-    """Compare with the reference's tensors, elementwise: the kernel's, or `outputs` in their place."""
+def compare(work: Workload, arguments: KernelArguments, expected: Expected) -> tuple[Mismatch | None, float]:
+    """Compare the kernel's outputs with the reference's tensors, elementwise."""
     worst = 0.0
     for i, ref in sorted(expected.items()):
         label = f"output {arguments.out_idx.index(i)}" if i in arguments.out_idx else f"parameter {i}"
-        out, poisoned = (arguments.values[i], i in arguments.out_idx) if outputs is None else (outputs[i], False)
-        wrong, difference = _compared(work, label, out, ref, poisoned)
+        wrong, difference = _compared(work, label, arguments.values[i], ref, i in arguments.out_idx)
         worst = max(worst, difference)
         if wrong is not None:
             return wrong, worst
@@ -274,54 +271,38 @@ LEAST_SHARE = 0.1
 Results of atomic adds may differ so, in their last bits."""
 
 
-class Causes:
-    """Finds likely causes for one workload on one device. Findings about its reference are kept between candidates."""
+def with_cause(
+    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected, call: Callable[[], None]
+) -> Mismatch:
+    """Return `wrong` with the likely cause in its message. `call` calls the kernel again, and waits.
 
-    def __init__(self, work: Workload, arguments: KernelArguments, expected: Expected) -> None:
-        self.expected = expected
-        self._work, self._arguments = work, arguments
-        self._reference: str | None = None
+    The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
+    """
+    if work.check is not None or not expected:
+        return wrong
+    if wrong.kind == "mismatch":
+        causes = filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))
+        return msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
+    if wrong.kind not in ("unwritten", "non_finite"):
+        return wrong
+    position = updated_in_place(arguments, call)
+    return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
 
-    def named(self, wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
-        """Return `wrong` with the likely causes in its message. `call` calls the kernel again, and waits.
 
-        The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
-        """
-        if self._work.check is not None or not self.expected:
-            return wrong
-        if wrong.kind == "mismatch":
-            causes = filter(None, (self._transposed(), self._of_reference()))
-            return msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
-        if wrong.kind not in ("unwritten", "non_finite"):
-            return wrong
-        position = updated_in_place(self._arguments, call)
-        return wrong if position is None else Mismatch("mismatch", _in_place(position, self._arguments))
-
-    def _transposed(self) -> str:
-        if any(tensor.dim() < 2 for tensor in self.expected.values()):
-            return ""
-        turned = {i: tensor.transpose(-2, -1) for i, tensor in self.expected.items()}
-        wrong, _ = compare(self._work, self._arguments, turned)
-        return "" if wrong is not None else "it is the reference's output transposed: swap the last two axes of one"
-
-    def _of_reference(self) -> str:
-        if self._reference is None:
-            self._reference = "; ".join(filter(None, (self._not_deterministic(), self._of_another_dtype())))
-        return self._reference
-
-    def _not_deterministic(self) -> str:
-        again = expected_outputs(self._work, self._arguments)
-        alike = again.keys() == self.expected.keys()
-        if alike and compare(self._work, self._arguments, self.expected, outputs=again)[0] is None:
-            return ""
-        return "the reference is not deterministic: it gives other outputs when it runs again"
-
-    def _of_another_dtype(self) -> str:
-        for i, tensor in self.expected.items():
-            ours = self._arguments.values[i].dtype
-            if tensor.dtype != ours:
-                return f"the reference gives {_name(tensor.dtype)} and the kernel {_name(ours)}"
+def _transposed(work: Workload, arguments: KernelArguments, expected: Expected) -> str:
+    if any(tensor.dim() < 2 for tensor in expected.values()):
         return ""
+    turned = {i: tensor.transpose(-2, -1) for i, tensor in expected.items()}
+    wrong, _ = compare(work, arguments, turned)
+    return "" if wrong is not None else "it is the reference's output transposed: swap the last two axes of one"
+
+
+def _of_another_dtype(arguments: KernelArguments, expected: Expected) -> str:
+    for i, tensor in expected.items():
+        ours = arguments.values[i].dtype
+        if tensor.dtype != ours:
+            return f"the reference gives {_name(tensor.dtype)} and the kernel {_name(ours)}"
+    return ""
 
 
 def updated_in_place(arguments: KernelArguments, call: Callable[[], None]) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from atune.model.artifact import KernelParam
 from atune.stages.measure import benchmark
 from atune.stages.measure.arguments import KernelArguments
-from atune.stages.measure.check import Causes, Mismatch, expected_outputs, judged
+from atune.stages.measure.check import Mismatch, expected_outputs, judged, with_cause
 from atune.workload.workload import Workload
 
 X = KernelParam("float32", (8, 8))
@@ -26,7 +26,7 @@ def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelPara
     arguments.poison()
     kernel(*arguments.values)
     wrong, _ = judged(work, arguments, expected)
-    return wrong and Causes(work, arguments, expected).named(wrong, lambda: kernel(*arguments.values))
+    return wrong and with_cause(wrong, work, arguments, expected, lambda: kernel(*arguments.values))
 
 
 def double(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -79,26 +79,7 @@ def test_a_transposed_output_is_named() -> None:
     assert "the reference's output transposed" in wrong.message
 
 
-def test_a_reference_that_is_not_deterministic_is_named_and_asked_once() -> None:
-    calls = 0
-
-    def noisy(x: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return x * 2 + torch.randn_like(x)
-
-    work = Workload(lambda x: None, [{"x": 1}], reference=noisy)
-    arguments = KernelArguments(work, (X, X), "cpu", 0)
-    causes = Causes(work, arguments, expected_outputs(work, arguments))
-    for _ in range(3):
-        named = causes.named(Mismatch("mismatch", "it differs"), lambda: None)
-        assert named.message == (
-            "the reference is not deterministic: it gives other outputs when it runs again; it differs"
-        )
-    assert calls == 2
-
-
-def test_a_deterministic_reference_of_the_same_dtype_is_not_blamed() -> None:
+def test_a_reference_of_the_same_dtype_is_not_blamed() -> None:
     wrong = explained(double, lambda x: x * 3, X, X)
     assert wrong is not None and "the reference gives" not in wrong.message
 
@@ -159,22 +140,15 @@ def test_atomic_adds_to_what_was_there_are_an_update_in_place() -> None:
     assert wrong is not None and "output 0 is updated in place" in wrong.message
 
 
-def test_a_reference_that_raises_the_second_time_leaves_the_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory may be gone by then: a candidate is wrong all the same."""
-    calls = 0
+def test_without_memory_to_look_for_a_cause_the_mismatch_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: Any) -> Mismatch:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def once(x: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return x * 2
-
-    work = Workload(lambda x: None, [{"x": 1}], reference=once)
+    work = Workload(lambda x: None, [{"x": 1}], reference=lambda x: x * 2)
     arguments = KernelArguments(work, (X, X), "cpu", 0)
     monkeypatch.setattr(benchmark, "workload", lambda: work)
+    monkeypatch.setattr(benchmark, "with_cause", raises)
     monkeypatch.setattr(benchmark._device, "arguments", arguments)
     monkeypatch.setattr(benchmark._device, "expected", expected_outputs(work, arguments))
-    monkeypatch.setattr(benchmark._device, "causes", None)
     wrong = Mismatch("mismatch", "it differs")
-    assert benchmark._with_causes(wrong, lambda: None) == wrong and calls == 2
+    assert benchmark._with_cause(wrong, lambda: None) == wrong
