@@ -294,9 +294,6 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "after 32 candidates, on GPUs with enough free memory, unless only two cores can compile. It keeps none on the "
         "CPU, where a new process starts at once.",
     )] = None
-    mixed_devices: Annotated[bool, Option(
-        "Allow GPUs of different models, of one architecture, in one run.",
-    )] = False
     energy: Annotated[bool, Option(
         "Measure the finalists' power and energy, where the GPU counts it. Each runs 0.3 s longer.",
         page="concepts.md#energy",

@@ -22,7 +22,7 @@ from atune.workload.workload import parse_file_ref
 pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
-SM_90, SM_80, CPU = Target("cuda", "sm_90a"), Target("cuda", "sm_80"), Target("c")
+SM_90, CPU = Target("cuda", "sm_90a"), Target("c")
 COMPILES = Discovery(SM_90, ())
 
 
@@ -43,14 +43,11 @@ def test_nodes_that_only_compile_all_take_part() -> None:
     assert shares({"a": node(SM_90), "b": node(SM_90)}) == (SM_90, {"a": (), "b": ()})
 
 
-def test_several_models_are_refused_unless_they_are_allowed() -> None:
+def test_several_models_are_refused() -> None:
     found = {"a": node(SM_90, "NVIDIA H100"), "b": node(SM_90, "NVIDIA H200"), "c": node(SM_90, "NVIDIA H200")}
     with pytest.raises(TargetError) as refused:
         shares(found)
     assert "NVIDIA H100 on a, NVIDIA H200 on b, NVIDIA H200 on c" in str(refused.value)
-    assert shares(found, mixed=True)[1] == {"a": ("0",), "b": ("0",), "c": ("0",)}
-    with pytest.raises(TargetError, match="several models"):  # one library cannot be for both
-        shares({**found, "d": node(SM_80, "A100")}, mixed=True)
 
 
 def machine(connect: Any, **compile: Any) -> ClusterMachine:

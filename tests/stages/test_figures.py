@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from atune.errors import TargetError
+from atune.model.device import DeviceInfo
 from atune.stages.session import devices
 
 
@@ -51,5 +53,15 @@ def test_only_who_did_not_ask_for_the_cpu_is_told_that_it_is_the_target(
     target: str, wanted: tuple[str, ...], fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "visible_gpus", list)
-    found = devices.discover(target, wanted, mixed=False)
+    found = devices.discover(target, wanted)
     assert (found.target.kind, found.fallback) == ("c", fallback)
+
+
+def test_devices_that_measure_are_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [DeviceInfo(id=str(n), name=name, arch="sm_90a") for n, name in enumerate(("H100", "H200", "H200"))]
+    monkeypatch.setattr(devices, "visible_gpus", lambda: models)
+    monkeypatch.setattr(devices, "_find_nvcc", lambda: True)
+    with pytest.raises(TargetError, match=r"of one model, and there is 0: H100, .* choose with --devices"):
+        devices.discover("auto", ("all",))
+    assert devices.discover("auto", ("1", "2")).devices == tuple(models[1:])
+    assert str(devices.discover("auto", ()).target) == "cuda (sm_90a)"  # only to compile

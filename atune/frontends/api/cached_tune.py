@@ -50,8 +50,7 @@ class CachedWork:
         self.workload, self.options = workload, options
         self.settings = engine_settings(given, ship=False)
         self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
-        mixed = self.settings.benchmark.mixed_devices
-        self.target, self.devices = discover(given["target"], given["devices"], mixed)
+        self.target, self.devices = discover(given["target"], given["devices"])
         self.versions = installed_versions()
 
     @cached_property

@@ -18,15 +18,15 @@ from atune.workers.processes.messages import Discovery
 from atune.workload.workload import FileRef, Workload, WorkloadRef, WorkloadSpec, describe, head, parse_file_ref, ship
 
 
-def discover(target: str, devices: str | Sequence[str | int], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
+def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
     """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
 
     Raises `UsageError` and `TargetError` like `tune`.
     """
     names = device_names(devices)
-    asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
     if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session.devices").discover(target, names, mixed)
+        _discovered[asked] = importlib.import_module("atune.stages.session.devices").discover(target, names)
     found = _discovered[asked]
     return found.target, list(found.devices)
 

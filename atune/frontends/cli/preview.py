@@ -120,7 +120,7 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     target, devices, impossible, fallback = None, tuple[str, ...](), None, ""
     try:
         where = options["target"], options["devices"]
-        found = await discover(workload, *where, options["compile"], options["benchmark"])
+        found = await discover(workload, *where, options["compile"])
         target, devices = str(found.target), tuple(device.name for device in found.devices)
         fallback = found.fallback
     except TargetError as error:

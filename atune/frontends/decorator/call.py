@@ -167,7 +167,7 @@ class Call:
         found = parse_target(self.asked_target)
         if found is not None and (found.kind != "cuda" or found.arch):
             return found
-        return discover(self.asked_target, self.options.devices, self.options.run["benchmark"].mixed_devices)[0]
+        return discover(self.asked_target, self.options.devices)[0]
 
     @functools.cached_property
     def kernel(self) -> Any:

@@ -129,13 +129,13 @@ def compose(names: Sequence[str]) -> Steps:
 
 
 def discover(payload: bytes) -> bytes:
-    """Resolve a target: msgpack of (target, device names, mixed, `CompileSettings`) → `Discovery`.
+    """Resolve a target: msgpack of (target, device names, `CompileSettings`) → `Discovery`.
 
     Raises `TargetError` if the target's devices or compilers are missing.
     """
-    asked = tuple[str | Target, tuple[str, ...], bool, CompileSettings]
-    text, wanted, mixed, settings = msgspec.msgpack.decode(payload, type=asked)
-    found = devices.discover(text, wanted, mixed)
+    asked = tuple[str | Target, tuple[str, ...], CompileSettings]
+    text, wanted, settings = msgspec.msgpack.decode(payload, type=asked)
+    found = devices.discover(text, wanted)
     kind, arch = found.target.kind, found.target.arch or ""
     host = this_host(kind, arch)
     active, unused = chosen(settings.acceleration, host)

@@ -14,8 +14,8 @@ from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, d
 from atune.workers.processes.messages import Discovery
 
 
-def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
-    """Resolve a target text and list its devices. `mixed`: they may be of several models.
+def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
+    """Resolve a target text and list its devices, of one model if any are `wanted`.
 
     Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
     """
@@ -49,9 +49,8 @@ def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discov
     models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
     if len({g.arch for g in chosen}) > 1:
         raise TargetError(f"devices must be of one architecture, and there is {models}; choose with --devices")
-    if len({g.name for g in chosen}) > 1 and not mixed:
-        hint = "choose with --devices, or allow them with BenchmarkSettings(mixed_devices=True)"
-        raise TargetError(f"devices must be of one model, and there is {models}; {hint}")
+    if wanted and len({g.name for g in chosen}) > 1:
+        raise TargetError(f"devices must be of one model, and there is {models}; choose with --devices")
     if not target.arch:
         target = Target("cuda", chosen[0].arch)
     if not _find_nvcc():

@@ -52,9 +52,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     """The stages of one node. Entering starts them, leaving kills every process."""
 
     def __init__(self, opening: Opening) -> None:
-        o, benchmark = opening, msgspec.structs.replace(opening.benchmark, mixed_devices=True)  # the run decides
+        o = opening
         self._machine = LocalMachine(
-            o.workload, target=o.target, devices=o.devices, compile=o.compile, benchmark=benchmark, cores=o.cores
+            o.workload, target=o.target, devices=o.devices, compile=o.compile, benchmark=o.benchmark, cores=o.cores
         )
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}

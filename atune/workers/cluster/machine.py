@@ -36,21 +36,20 @@ from atune.workload.workload import WorkloadRef, WorkloadSpec
 NO_NVCC = "it has no such device, and no nvcc to compile with"
 
 
-def shares(found: Mapping[str, Discovery], mixed: bool = False) -> tuple[Target, dict[str, tuple[str, ...]]]:
+def shares(found: Mapping[str, Discovery]) -> tuple[Target, dict[str, tuple[str, ...]]]:
     """Return the run's target, and the ids of the devices that each node, by name, measures with.
 
-    A node without ids only compiles. GPUs count before CPUs. `mixed`: devices of several models with one target are
-    fine. Raises `TargetError` where there are several otherwise.
+    A node without ids only compiles. GPUs count before CPUs. Raises `TargetError` where devices are of several models.
     """
     kind = "cuda" if any(one.target.kind == "cuda" for one in found.values()) else "c"
     pool = {name: one for name, one in found.items() if one.target.kind == kind}
     models = dict.fromkeys((device.name, name) for name, one in pool.items() for device in one.devices)
     targets = {one.target for one in pool.values() if one.devices or not models}
-    if len({model for model, _ in models}) > 1 and not (mixed and len(targets) == 1):
+    if len({model for model, _ in models}) > 1:
         raise TargetError(
             "the cluster has devices of several models, whose timings do not compare: "
             f"{', '.join(f'{model} on {node}' for model, node in sorted(models))}. Start a Ray cluster of each model's "
-            "nodes, or allow several of one architecture: --mixed-devices, or BenchmarkSettings(mixed_devices=True)"
+            "nodes"
         )
     ids = {name: tuple(device.id for device in one.devices) for name, one in pool.items()}
     return min(targets, key=str), {name: ids.get(name, ()) for name in found}
@@ -158,7 +157,7 @@ class ClusterMachine:
         found = {node.name: node.found for node in self._living if node.name not in without}
         if not found:
             raise without[min(without)]
-        target, ids_by_node = shares(found, self.benchmark.mixed_devices)
+        target, ids_by_node = shares(found)
 
         async def share_out(node: Node) -> None:
             ids, why = ids_by_node.get(node.name, ()), without.get(node.name)

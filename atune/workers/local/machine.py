@@ -159,7 +159,7 @@ class LocalMachine:
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        asked = (self.target_text, self.device_names, self.benchmark.mixed_devices, self.compile)
+        asked = (self.target_text, self.device_names, self.compile)
         question = msgspec.msgpack.encode(asked)
         known = self.server.facts  # valid for the process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)

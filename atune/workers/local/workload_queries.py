@@ -40,18 +40,14 @@ async def survey_space(ref: FileRef) -> SpaceSurvey:
     return msgspec.msgpack.decode(reply, type=SpaceSurvey)
 
 
-async def discover(
-    ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
-) -> Discovery:
+async def discover(ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
     """Return the target and the devices that a run would have. Raises `TargetError`."""
     async with asking(ref) as (workers, _):
-        return await _discovered(workers, target, devices, compile, benchmark)
+        return await _discovered(workers, target, devices, compile)
 
 
-async def _discovered(
-    workers: Workers, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
-) -> Discovery:
-    question = (target, tuple(devices), benchmark.mixed_devices, compile)
+async def _discovered(workers: Workers, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
+    question = (target, tuple(devices), compile)
     reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
     return msgspec.msgpack.decode(reply, type=Discovery)
 
@@ -75,10 +71,9 @@ async def explain(
 
     `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
     """
-    benchmark = BenchmarkSettings(mixed_devices=True)
     async with asking(ref) as (workers, run_dir):
-        found = await _discovered(workers, target, (), compile, benchmark)
-        session = Session(ref, found.target, compile, benchmark, run_dir)
+        found = await _discovered(workers, target, (), compile)
+        session = Session(ref, found.target, compile, BenchmarkSettings(), run_dir)
         return [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
 
 
