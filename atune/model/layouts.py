@@ -173,8 +173,6 @@ class Alternative(msgspec.Struct, frozen=True):
     layouts: Layouts | None = None
     valid: bool = True
     own: bool = False
-    registers: int | None = None
-    """Of a thread, where it is compiled; None takes those of the fragments."""
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -203,12 +201,11 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> Choice:
     if not valid:
         return Choice(tuple(one.index for one in alternatives if one.own), {})
     left, kept = [one for one in valid if one.layouts is not None], list[Alternative]()
-    compiled = all(one.registers is not None for one in left)
     while left and len(kept) < most:
-        kept.append(_best(left, compiled))
+        kept.append(_best(left))
         left.remove(kept[-1])
     unknown = sorted(one.index for one in valid if one.layouts is None)
-    passed = {one.index: Passed(kept[0].index, _why(kept[0], one, compiled)) for one in left}
+    passed = {one.index: Passed(kept[0].index, _why(kept[0], one)) for one in left}
     return Choice((*(one.index for one in kept), *unknown), passed)
 
 
@@ -232,24 +229,23 @@ def _comparable(one: LoopFacts, other: LoopFacts) -> bool:
     return one.extents == other.extents and bool(one.threads) and len(one.threads) == len(other.threads)
 
 
-def _best(left: Sequence[Alternative], compiled: bool) -> Alternative:
+def _best(left: Sequence[Alternative]) -> Alternative:
     minimal = [one for one in left if not any(_inside(other, one) for other in left)]
-    return min(minimal, key=lambda one: (*_cost(one, compiled), not one.own, one.index))
+    return min(minimal, key=lambda one: (*_cost(one), not one.own, one.index))
 
 
 def _inside(one: Alternative, other: Alternative) -> bool:
     return one.layouts is not None and other.layouts is not None and contained(one.layouts, other.layouts)
 
 
-def _cost(one: Alternative, compiled: bool) -> tuple[int, int, int]:
+def _cost(one: Alternative) -> tuple[int, int, int]:
     """Return redundant iterations, registers, and less for wider accesses, of a thread."""
     assert one.layouts is not None
-    registers = one.registers if compiled and one.registers is not None else one.layouts.registers
-    return one.layouts.redundant, registers, -one.layouts.access_bits
+    return one.layouts.redundant, one.layouts.registers, -one.layouts.access_bits
 
 
-def _why(best: Alternative, one: Alternative, compiled: bool) -> str:
+def _why(best: Alternative, one: Alternative) -> str:
     if _inside(best, one):
         return CONTAINED
-    reasons = zip(_cost(best, compiled), _cost(one, compiled), (REDUNDANT, REGISTERS, NARROW), strict=True)
+    reasons = zip(_cost(best), _cost(one), (REDUNDANT, REGISTERS, NARROW), strict=True)
     return next((why for mine, theirs, why in reasons if mine != theirs), TIED)

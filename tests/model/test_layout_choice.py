@@ -66,12 +66,6 @@ def test_then_the_fewest_registers_decide() -> None:
     assert chosen(many, ONE, own=0) == Choice((1,), {0: Passed(1, REGISTERS)})
 
 
-def test_registers_of_the_machine_count_where_all_are_compiled() -> None:
-    one, other = Alternative(0, ONE, registers=40), Alternative(1, layouts("64", held=16), registers=32)
-    assert choose([one, other]).kept == (1,)
-    assert choose([one, Alternative(1, layouts("64", held=16))]).kept == (0,)
-
-
 def test_then_the_widest_accesses_decide() -> None:
     narrow, wide = (Layouts(loops=(LoopFacts((512,), 4, access_bits=bits),)) for bits in (32, 128))
     assert chosen(narrow, wide, own=0) == Choice((1,), {0: Passed(1, NARROW)})
