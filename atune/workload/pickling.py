@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
-from atune.model.folders import working_folder
 from atune.workload.definition import (
     Workload,
     annotation_names,
@@ -68,7 +67,6 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     sources: dict[str, str]
     """Text of the files of parts that are sent by value, by the file name in code objects."""
     sys_path: tuple[str, ...]
-    cwd: str
     origin: str = ""
     files: tuple[str, ...] = ()
     """Files of the workload's parts."""
@@ -145,7 +143,7 @@ def ship(workload: Workload) -> PickleRef:
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     files = tuple({file for part in parts if os.path.isabs(file := _file_of(part))})
-    return PickleRef(packed, sources, tuple(sys.path), working_folder(), files=files, loaded_as=known)
+    return PickleRef(packed, sources, tuple(sys.path), files=files, loaded_as=known)
 
 
 def _file_of(part: Any) -> str:
