@@ -90,8 +90,11 @@ class Points(ABC):
         """Return the configuration at `place` in plain values, without checking constraints."""
 
     @abstractmethod
-    def _find(self, config: Config) -> int | None:
-        """Return the place of a configuration of plain values, without checking constraints."""
+    def place(self, config: Config) -> int | None:
+        """Return the place of a configuration of plain values, without checking constraints; None if it is no point.
+
+        It looks at the values, or the configurations, one by one.
+        """
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
         """Tell whether every constraint admits a configuration, given in the form that constraints see."""
@@ -100,11 +103,6 @@ class Points(ABC):
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
         """Return the first constraint that refuses a configuration; None if none does."""
         return next((number for number, question in enumerate(self._where) if not question.ask(raw)), None)
-
-    def place(self, config: Mapping[str, Any]) -> int | None:
-        """Return the place of `config`; None if it is no point of the space, or a constraint refuses it."""
-        place = self._find({name: normalise(value, name) for name, value in config.items()})
-        return None if place is None or not self.admits(self.raw(place)) else place
 
     def given(self) -> Iterator[Config]:
         """Yield every configuration in order, as it was given, without checking constraints."""
@@ -122,22 +120,6 @@ class Points(ABC):
     def walk(self) -> Iterator[Config]:
         """Yield each admitted configuration, in order."""
         return (self.plain(place) for place, raw in enumerate(self.given()) if self.admits(raw))
-
-    def _position(self, name: str, value: Any) -> int | None:
-        """Return the first position of a plain value on the axis `name`; None if the axis lacks it."""
-        values = self.axes[name]
-        if isinstance(values, range):
-            return values.index(value) if type(value) is int and value in values else None
-        return self._positions[name].get(text_of(value))
-
-    @cached_property
-    def _positions(self) -> dict[str, dict[bytes, int]]:
-        """Positions by the texts of values, because True, 1 and 1.0 are three values, and journals have lists."""
-        return {
-            name: {text_of(normalise(value, name)): at for at, value in reversed(list(enumerate(values)))}
-            for name, values in self.axes.items()
-            if not isinstance(values, range)
-        }
 
 
 class Product(Points):
@@ -172,12 +154,11 @@ class Product(Points):
     def plain(self, place: int) -> Config:
         return {name: values[place // step % length] for name, values, step, length in self._plain_steps}
 
-    def _find(self, config: Config) -> int | None:
+    def place(self, config: Config) -> int | None:
         if config.keys() != self._axes.keys():
             return None
-        steps = {name: step for name, _, step, _ in self._raw_steps}
-        positions = {name: self._position(name, value) for name, value in config.items()}
-        return None if None in positions.values() else sum((at or 0) * steps[name] for name, at in positions.items())
+        found = [(_position(values, config[name]), step) for name, values, step, _ in self._plain_steps]
+        return None if any(at is None for at, _ in found) else sum((at or 0) * step for at, step in found)
 
 
 class Listed(Points):
@@ -207,18 +188,20 @@ class Listed(Points):
         where = f"Space: config {place}"
         return {normalise(str(n), where): normalise(v, f"{where}: {n!r}") for n, v in self.raw(place).items()}
 
-    def _find(self, config: Config) -> int | None:
-        return self._places.get(config_key(config))
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        places = reversed(range(self.size))  # of two equal ones, the first
-        return {config_key(self.plain(place)): place for place in places}
+    def place(self, config: Config) -> int | None:
+        key = config_key(config)
+        return next((place for place in range(self.size) if config_key(self.plain(place)) == key), None)
 
 
 def text_of(value: Any) -> bytes:
     """Return a plain value as text, which tells apart what Python takes for equal, such as True and 1."""
     return msgspec.json.encode(value, order="deterministic")
+
+
+def _position(values: Sequence[Any], value: Any) -> int | None:
+    if isinstance(values, range):
+        return values.index(value) if type(value) is int and value in values else None
+    return next((at for at, one in enumerate(values) if text_of(one) == text_of(value)), None)
 
 
 def _plain_values(name: str, values: Sequence[Any]) -> Sequence[Any]:

@@ -53,7 +53,8 @@ def test_a_billion_points_are_read_at_a_place_and_found_again() -> None:
     assert points.size == 10**9
     assert points.plain(123_456_789) == {f"d{i}": i + 1 for i in range(9)}
     assert points.place({f"d{i}": i + 1 for i in reversed(range(9))}) == 123_456_789
-    assert points.place({f"d{i}": 1 for i in range(9)}) is None
+    refused = points.place({f"d{i}": 1 for i in range(9)})
+    assert refused == 111_111_111 and not points.admits(points.raw(refused))
     assert points.place({"d0": 1}) is None and points.place({f"d{i}": 10 for i in range(9)}) is None
     drawn = list(itertools.islice(points.drawn(7), 2000))
     assert drawn == list(itertools.islice(points.drawn(7), 2000)) != list(itertools.islice(points.drawn(8), 2000))
