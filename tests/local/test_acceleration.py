@@ -11,6 +11,7 @@ from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
 from atune.workers.local.machine import PLAIN, LocalMachine, accelerators_for
+from atune.workers.local.workers import SharedPlace, SharedServer
 from atune.workers.processes.messages import Discovery, ServiceReady
 from atune.workload.workload import FileRef
 
@@ -61,6 +62,12 @@ async def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
     [worker, *_] = one.compile_workers()
     assert worker.context.session.accelerators == () and one.hints(0) == CompileHints()
     assert one.service.why == (f"nvcc, because {PLAIN}" if found is FOUND else "")
+
+
+async def test_few_candidates_of_a_sets_problem_are_not() -> None:
+    one = machine()
+    one.place = SharedPlace(SharedServer(runs=2, places=2))
+    assert await one.accelerators(1) == (ALL, OTHER)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from set_kernels import ROWS
 import atune
 from atune import Problems
 from atune.engine.proof import ProofStage
+from atune.frontends.sets import tuning
 from atune.frontends.sets.set_result import SetResult
 from atune.journal.events import AnyEvent, BenchmarkFailed, DeviceLost, Event, RunFinished, RunStarted
 from atune.model.artifact import KernelParam
@@ -174,7 +175,7 @@ def test_problems_whose_winners_are_proven_keep_no_idle_compile_process(
 
 
 async def test_a_run_waits_for_a_compile_process_rather_than_add_one_to_those_of_two(forked: Counter[str]) -> None:
-    host = SharedServer(places=1)
+    host = SharedServer(runs=1, places=1)
     machines = [
         LocalMachine(FileRef(KERNELS, "ANY"), target="c", compile=atune.CompileSettings(workers=1)) for _ in range(2)
     ]
@@ -199,12 +200,54 @@ async def test_a_run_waits_for_a_compile_process_rather_than_add_one_to_those_of
         assert forked["compile-0"] == 1 and waits._worker is not None and waits._worker.passed_on
 
 
+@pytest.mark.parametrize("cores, budget, at_once", [(2, None, 2), (16, None, 4), (16, "9s", 2)])
+def test_more_problems_compile_than_hold_inputs(
+    cores: int, budget: str | None, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On enough cores, unless seconds count. No problem ends before as many have begun as may."""
+    hosts, begun, most = list[SharedServer](), 0, 0
+
+    class Noted(SharedServer):
+        def __init__(self, runs: int, places: int) -> None:
+            super().__init__(runs, places)
+            hosts.append(self)
+
+    begin, rest = SharedPlace.begin, LocalMachine.rest
+
+    async def beginning(place: SharedPlace) -> None:
+        nonlocal begun, most
+        await begin(place)
+        begun += 1
+        most = max(most, begun)
+
+    async def resting(machine: LocalMachine) -> None:
+        nonlocal begun
+        with anyio.fail_after(100):
+            while most < at_once:
+                await anyio.sleep(0.01)
+        begun -= 1
+        await rest(machine)
+
+    monkeypatch.setattr(tuning, "SharedServer", Noted)
+    monkeypatch.setattr(tuning, "usable_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(tuning, "usable_memory_bytes", lambda: None)
+    monkeypatch.setattr(SharedPlace, "begin", beginning)
+    monkeypatch.setattr(LocalMachine, "rest", resting)
+    sizes = (256, 512, 1024, 2048, 4096)
+    result = atune.run_set(
+        f"{KERNELS}:SCALE", Problems(n=sizes), journal=tmp_path / "s", target="c", budget=budget,
+        benchmark=atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3, n_final_limit=3),
+        compile=atune.CompileSettings(workers=1),
+    )  # fmt: skip
+    assert len(result.winners) == 5 and most == at_once and hosts[0].places.value == 2
+
+
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_inputs_are_freed_after_the_final_and_measuring_again_waits_for_a_place(forked: Counter[str]) -> None:
-    host, machine = SharedServer(places=1), LocalMachine(FileRef(KERNELS, "ANY"), target="c")
+    host, machine = SharedServer(runs=1, places=1), LocalMachine(FileRef(KERNELS, "ANY"), target="c")
     machine.place, other = SharedPlace(host), SharedPlace(host)
     async with host.open():
         await machine.place.take()
@@ -235,7 +278,7 @@ async def test_inputs_are_freed_after_the_final_and_measuring_again_waits_for_a_
 
 
 async def test_a_process_that_cannot_free_its_inputs_is_not_passed_on() -> None:
-    host, machine = SharedServer(places=1), LocalMachine(FileRef(KERNELS, "ANY"), target="c")
+    host, machine = SharedServer(runs=1, places=1), LocalMachine(FileRef(KERNELS, "ANY"), target="c")
     machine.place = SharedPlace(host)
     async with host.open(), machine.open():
         await machine.discover()

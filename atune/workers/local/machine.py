@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,7 +41,8 @@ FEW, LEAST = 0.8, 4
 """Up to `FEW` candidates for each worker, and always up to `LEAST`, all are compiled plain. They hardly delay each
 other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended 1.22
 times as late with accelerators and a proof as without, and runs of 15 candidates 1.01 times. Parsing headers once, for
-cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two."""
+cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two. The problems of a set
+share what is parsed: there accelerators are always used."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for using no accelerator."""
 NEIGHBOURS = 2
@@ -174,6 +176,8 @@ class LocalMachine:
         return found.target, list(found.devices)
 
     async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        if self.place is not None:  # what they parse serves the other runs too
+            candidates = sys.maxsize
         used, unused = accelerators_for(candidates, self.most_workers()[0], self.acceleration, self.found)
         self.use(used, unused.get(ACCELERATOR, ""))
         return used, unused

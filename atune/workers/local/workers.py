@@ -59,11 +59,12 @@ class SharedServer:
     """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
 
     Processes that a run passes on serve the next one, and so does a compile service. A run's other processes end with
-    it. The server is parked for later runs. `places`: how many runs may hold inputs on the devices at the same time.
+    it. The server is parked for later runs. `runs`: how many may compile at the same time. `places`: how many of them
+    may hold inputs on the devices.
     """
 
-    def __init__(self, places: int) -> None:
-        self.places, self._runs = anyio.Semaphore(places), places
+    def __init__(self, runs: int, places: int) -> None:
+        self.runs, self.places, self._most = anyio.Semaphore(runs), anyio.Semaphore(places), runs
         self._compilers: anyio.Semaphore | None = None
         self.server: ForkServer
         self.idle: defaultdict[str, list[Worker]] = defaultdict(list)
@@ -84,8 +85,8 @@ class SharedServer:
                 await anyio.to_thread.run_sync(parked.end_series)
 
     def compilers(self, workers: int) -> anyio.Semaphore:
-        """Return what limits all compile processes to those of `places` runs, of which each has this many `workers`."""
-        self._compilers = self._compilers or anyio.Semaphore(self._runs * workers)
+        """Return what limits all compile processes to those of `runs` runs, of which each has this many `workers`."""
+        self._compilers = self._compilers or anyio.Semaphore(self._most * workers)
         return self._compilers
 
 
@@ -113,7 +114,16 @@ class SharedPlace(LimitedPlace):
 
     def __init__(self, host: SharedServer) -> None:
         super().__init__(host.places)
-        self.host = host
+        self.host, self._compiling = host, LimitedPlace(host.runs)
+
+    async def begin(self) -> None:
+        """Wait until the run may compile."""
+        await self._compiling.take()
+
+    def leave(self) -> None:
+        """Let the next run begin, and another one hold inputs."""
+        self._compiling.leave()
+        super().leave()
 
 
 class Workers:
