@@ -17,7 +17,15 @@ from strategies import interval
 
 from atune.frontends.api.resume import read_state
 from atune.frontends.sets.tuning import read_set
-from atune.journal.events import BestChanged, Event
+from atune.journal.events import (
+    BenchmarkFailed,
+    BenchmarkStarted,
+    BestChanged,
+    CandidateMeasured,
+    Event,
+    ReferenceMeasured,
+    RunStarted,
+)
 from atune.journal.reader import read
 from atune.journal.result import Result
 
@@ -292,15 +300,108 @@ def test_occupancy_of_twenty_kernels_is_the_drivers() -> None:
 def test_sets() -> None:
     found = json.loads((RESULTS / "sets" / "sets.json").read_bytes())
     says("sets", " and ".join(f"{ratio:.2f}" for ratio in found["ratios"]))
-    stored = read_set(RESULTS / "sets" / "whole")
+    kept = read_set(RESULTS / "sets" / "whole")
     whole = found["whole"]
-    assert [row.problem.arguments for row in stored] == [row["problem"] for row in whole["rows"]]
-    assert [row.result.latency_ms for row in stored if row.result] == [row["latency_ms"] for row in whole["rows"]]
-    says("sets", f"{len(stored.winners)} problems took {whole['wall_s']:.0f} s", f"{whole['measured']} candidates")
+    assert [row.problem.arguments for row in kept] == [row["problem"] for row in whole["rows"]]
+    assert [row.result.latency_ms for row in kept if row.result] == [row["latency_ms"] for row in whole["rows"]]
+    says("sets", f"{len(kept.winners)} problems took {whole['wall_s']:.0f} s", f"{whole['measured']} candidates")
     faster = min(row["default_ms"] / row["latency_ms"] for row in whole["rows"])
-    says("sets", f"{faster:.2f} times faster", f"{len(stored.cover().configs)} configurations serve all")
+    says("sets", f"{faster:.2f} times faster", f"{len(kept.cover().configs)} configurations serve all")
     gaps = [f"{gap['ratio']:g}" for gap in found["gaps"]]
     says("sets", f"{', '.join(gaps[:-1])} and {gaps[-1]} times as slow")
+
+    pair, gaps28 = stored("sets/pair28.json"), stored("sets/gaps28.json")
+    ways = pair["pairs"][0]
+    assert ways["set"]["measured"] == ways["one by one"]["measured"] and len(ways["set"]["rows"]) == 28
+    says("sets", f"28 problems took {ways['set']['wall_s'] / ways['one by one']['wall_s']:.2f} times")
+    ratios = [f"{gap['ratio']:g}" for gap in gaps28["gaps"]]
+    says("sets", f"{', '.join(ratios[:-1])} and {ratios[-1]} times as slow")
+
+
+def test_sets_tilelang() -> None:
+    seconds, latencies = [], []
+    for m in (1, 64, 2048):
+        theirs, ours = stored(f"sets/tilelang/m{m}/result.json")["tuners"]
+        seconds.append(f"{ours['result_s'] / theirs['result_s']:.3f}")
+        assert ours["measured"] == theirs["measured"] == 144 and ours["retimed_correct"] and theirs["retimed_correct"]
+        table = (RESULTS / "sets" / "tilelang" / f"m{m}" / "table.md").read_text()
+        latencies += re.findall(r"([\d.]+) \(95 % interval", table)
+    says("sets_tilelang", f"{', '.join(seconds[:-1])} and {seconds[-1]} of the seconds")
+    says("sets_tilelang", f"{', '.join(latencies[:-1])} and {latencies[-1]} of its latency")
+
+
+def test_scaling_whole() -> None:
+    runs = {run["variant"]: run for run in stored("scaling_whole/5_percent/result.json")["runs"]}
+    one, two = runs["1 device, 5%"], runs["2 devices, 5%"]
+    says("scaling_whole", f"{one['result_s']:.1f} s on one GPU and {two['result_s']:.1f} s on two")
+    idle = [100 * (1 - run["stages"]["benchmark_s"] / run["devices"] / run["measuring_s"]) for run in (one, two)]
+    says("scaling_whole", f"{idle[0]:.0f} and {idle[1]:.0f} % of the time")
+    assert not two["excluded"]
+    events = read(RESULTS / "scaling_whole" / "two_devices.jsonl.xz")
+    began = min(event.mono for event in events if isinstance(event, BenchmarkStarted))
+    ended = max(event.mono for event in events if isinstance(event, CandidateMeasured))
+    busy_s = Result.from_events(events).stages.benchmark_s
+    says("scaling_whole", f"two devices wait in {100 * (1 - busy_s / 2 / (ended - began)):.0f} %")
+    one, two = stored("scaling_whole/all/result.json")["runs"]
+    says("scaling_whole", f"{one['result_s']:.1f} and {two['result_s']:.1f} s")
+    assert two["devices"] == 2 and two["stages"]["benchmark_s"] == two["stages"]["benchmark_wall_s"]
+    slow, fast = (event.timing.latency_ms for event in events if isinstance(event, ReferenceMeasured))
+    says("scaling_whole", f"differs by {100 * (slow / fast - 1):.2f} %")
+
+
+def test_seed000() -> None:
+    def runs(name: str, space: str) -> dict[str, Any]:
+        found = stored(f"seed000/{name}/result.json")["runs"]
+        return {run["variant"]: run for run in found if run["space"] == space}
+
+    def gain(found: dict[str, Any], way: str) -> str:
+        return f"{found['nothing']['result_s'] / found[way]['result_s']:.2f}"
+
+    roller, gemm = runs("roller20", "roller20@2"), runs("gemm288", "gemm288")
+    says("seed000", f"{gain(roller, 'all')} times as early", f"the 288 {gain(gemm, 'all')} times")
+    says("seed000", f"alone gains {gain(roller, 'pipeline')} and {gain(gemm, 'pipeline')} times")
+    groups = [gain(roller, name) for name in roller if name.startswith("groups")]
+    says("seed000", f"{min(groups)} to {max(groups)} times")
+    two = runs("two_devices", "gemm288")
+    seconds = [two[name]["stages"]["benchmark_wall_s"] for name in ("nothing", "2 devices")]
+    says("seed000", f"{seconds[0] / seconds[1]:.2f} times as fast", f"end {gain(two, '2 devices')} times as early")
+    excluded = runs("one_excluded", "gemm288")
+    stages = excluded["2 devices"]["stages"]
+    assert stages["benchmark_s"] == stages["benchmark_wall_s"]
+    says("seed000", f"{gain(excluded, '2 devices')} times was gained")
+
+
+def test_faults_apart() -> None:
+    found, parts = stored("faults_apart/apart.json"), stored("faults_apart/resumed.json")
+    says("faults_apart", f"{found['figures']} figures", f"{100 * found['farthest']:.2f} % at most")
+    says("faults_apart", f"by {100 * found['clean_farthest']:.2f} %")
+    assert found["twice"] == parts["twice"] == [] and parts["status"] == 0 and len(parts["measured"][1]) == 1
+    events = read(RESULTS / "faults_apart" / "resumed.jsonl.xz")
+    before = [event for event in events if isinstance(event, CandidateMeasured)][: sum(parts["measured"][0].values())]
+    total = next(event.total for event in events if isinstance(event, RunStarted))
+    says("faults_apart", f"killed with {len(before)} of {total} measured")
+    measured = Counter(event.index for event in events if isinstance(event, CandidateMeasured))
+    assert len(measured) == total and set(measured.values()) == {1}
+    for number in (1, 2, 3):
+        tried = read(RESULTS / "faults_apart" / f"faulty-{number}.jsonl.xz")
+        assert sum(isinstance(event, BenchmarkFailed) for event in tried) == 9
+
+
+def test_cluster_overhead_cuda() -> None:
+    found = stored("cluster_overhead_cuda/result.json")
+    for arm in ("one node", "two nodes"):
+        ratios = found["ratios"][arm]
+        says("cluster_overhead_cuda", f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
+    assert all(run["measured"] == 288 and run["devices"] == 2 for runs in found["runs"].values() for run in runs)
+
+
+def test_layouts_chosen() -> None:
+    """The choice of layouts costs a fraction of the compiles and finds the winner of all."""
+    one, every = (journal(f"layouts/uneven_{name}.jsonl.xz") for name in ("one", "all"))
+    says("layouts_chosen", f"measures {one.measured} candidates and takes {one.wall_s:.1f} s")
+    says("layouts_chosen", f"measures {every.measured} and takes {every.wall_s:.1f} s")
+    assert one.best_config == every.best_config and one.latency_ms is not None and every.latency_ms is not None
+    assert one.latency_ms / every.latency_ms <= 1.005 and one.measured < every.measured / 3 + 1
 
 
 def test_layouts() -> None:
