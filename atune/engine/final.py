@@ -10,7 +10,7 @@ import anyio.to_thread
 from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.proof import Proofs
-from atune.engine.ranking import equal_best, final_order, unsettled
+from atune.engine.ranking import equal_best, final_order, finalists, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
 from atune.journal.events import CandidateMeasured, FinalOrdered, FinalStarted, Warned
@@ -24,6 +24,9 @@ from atune.model.settings import BenchmarkSettings
 NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final times no further round, even if the order is not settled."""
+
+AMONG = 50
+"""Of so many times `n_final`, the fastest by their first timings, finalists are chosen."""
 
 Find = Callable[[Artifact], Artifact | None]
 
@@ -68,7 +71,10 @@ class FinalStage:
 
     async def _hold(self) -> bool:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
-        contenders = [measured.index for measured in self.state.ranked(max(2, self.benchmark.n_final))]
+        reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
+        most = max(2, self.benchmark.n_final)
+        best = finalists(self.state.ranked(AMONG * most), reference_ms, most)
+        contenders = [measured.index for measured in best]
         if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
             if self.state.winner is not None:
                 await self._recover([self.state.winner])
@@ -77,7 +83,7 @@ class FinalStage:
         if not usable:
             self.emit(Warned, message=NO_FINAL)
             return False
-        contenders = contenders[: self.benchmark.n_final]
+        contenders = contenders if self.benchmark.n_final > 1 else contenders[:1]
         if (default := self._default()) is not None and self.state.first(default).may_win:
             contenders = list(dict.fromkeys([*contenders, default]))
         chosen = self._chosen(contenders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from atune.journal.events import CandidateMeasured
 from atune.model.measurement import FinalEntry, Timing, ratio_interval
 
 MISTAKE = 0.05
@@ -13,8 +14,9 @@ TIE = 0.002
 """Two finalists are equally fast if their ratio is known to be within this much of 1."""
 CLOSE = 0.005
 """A finalist that is slower by more than this, by the median of the rounds, cannot win by its key."""
-SPEED_TOLERANCE = 0.02
-"""Share by which the reference's latency may differ between devices of one run."""
+SPEED_TOLERANCE = 0.05
+"""Share by which the reference's latency may differ between devices of one run. On two H100s of one host, which lower
+their clocks at the power cap, it differed by 2 %."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: int) -> list[int]:
@@ -65,6 +67,20 @@ def final_order(
     winner = default if default is not None and default in equals else min(equals, key=lambda i: keys[i])
     rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))
     return [FinalEntry(i, timings[i]) for i in (winner, *rest)]
+
+
+def finalists(
+    measured: Sequence[CandidateMeasured], reference_ms: Mapping[str, float], most: int
+) -> list[CandidateMeasured]:
+    """Return the `most` fastest, by their first timings, and by these as multiples of their device's reference.
+
+    `measured`: the fastest first. Devices differ in speed: so none is left out because a slower one measured it.
+    """
+    if not {one.device for one in measured} <= reference_ms.keys():
+        return list(measured[:most])
+    in_references = sorted(measured, key=lambda one: one.timing.latency_ms / reference_ms[one.device])
+    chosen = {one.index for one in (*measured[:most], *in_references[:most])}
+    return [one for one in measured if one.index in chosen]
 
 
 def speed_outliers(reference_ms: Mapping[str, float]) -> dict[str, float]:
