@@ -88,6 +88,8 @@ class JournalReader:
         """Yield the events of whole lines."""
         if not stat.S_ISREG(mode := os.stat(self.path).st_mode):
             why = "it is a folder: give a journal in it" if stat.S_ISDIR(mode) else "it is not a regular file"
+            if inside := sorted(Path(self.path).glob("*.jsonl*")):
+                why += f", such as {inside[0]}"
             raise JournalError(f"{self.path} is no journal: {why}")
         with unpacked(self.path) as file:
             number, line = 0, self._line(file, 1)

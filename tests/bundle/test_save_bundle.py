@@ -187,7 +187,9 @@ def test_the_command(journals: dict[str, str], tmp_path: Path, capsys: pytest.Ca
     assert main(command) == 2
     assert "exists and is not empty: give a new folder" in capsys.readouterr().err
     assert main(["bundle", journals["SMALL"], "-o", str(tmp_path / "one")]) == 0
-    assert capsys.readouterr().out.startswith(f"bundle     {tmp_path / 'one'}, 1 problem\ndigest     ")
+    first, rule, digest = capsys.readouterr().out.splitlines()
+    assert first == f"bundle     {tmp_path / 'one'}, 1 problem" and digest.startswith("digest     ")
+    assert rule.startswith("rule       none: each kernel takes one problem alone")
 
 
 def test_a_set_of_problems(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

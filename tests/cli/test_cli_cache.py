@@ -101,6 +101,12 @@ def test_journals_are_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]  # fmt: skip
     found = as_json(capsys, "ls", "--folder", there)["results"]
     assert sorted(each["problem"]["M"] for each in found) == [1, 5, 6]
+    assert main(["cache", "import", str(plain), "--folder", there]) == 0
+    out, err = capsys.readouterr()
+    assert out == "0 results imported\n" and err == f"atune: {plain} is left out: it is there already\n"
+    (tmp_path / "empty").mkdir()
+    assert main(["cache", "import", str(tmp_path / "empty"), "--folder", there]) == 2
+    assert "empty has no journals: give a journal" in capsys.readouterr().err
     assert json.loads(printed(capsys, "export", "--folder", there))["entries"][0]["config"]
     shown = printed(
         capsys, "show", next(each["key"] for each in found if each["problem"] == {"M": 1}), "--folder", there

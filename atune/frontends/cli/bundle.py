@@ -50,6 +50,8 @@ def bundle_lines(folder: str) -> list[Line]:
 
     manifest = read_manifest(Path(folder)).plain
     n, rules = len(manifest["problems"]), manifest["rule"] or ()
+    alone = len({json.dumps([one["params"], one["outputs"]]) for one in manifest["problems"]}) == n
+    why = "each kernel takes one problem alone (T.dynamic: all sizes)" if alone else "none could be tested"
     lines = [Line(f"bundle     {folder}, {n} problem{'s' * (n > 1)}", "strong")]
     for rule in rules:
         ranges = [f"{name} {least} to {most}" for name, (least, most) in rule["sizes"].items() if least < most]
@@ -57,6 +59,8 @@ def bundle_lines(folder: str) -> list[Line]:
         where = ", ".join([*ranges, *(f"{name}={value}" for name, value in equal.items())])
         regret = f"{100 * rule['regret']:.2g} % slower than the best on problems left out"
         lines.append(Line(f"rule       {rule['kind']}, {where}: {regret}, at worst {100 * rule['worst_regret']:.2g} %"))
+    if not rules:
+        lines.append(Line(f"rule       none: {why}; other sizes are a miss"))
     return [*lines, Line(f"digest     {manifest['digest']}")]
 
 

@@ -119,12 +119,15 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.errors import UsageError
     from atune.frontends.cli.runs import find_journal
     from atune.journal.reader import is_journal, read
 
     cache, count = _cache(arguments), 0
     for path in map(Path, map(find_journal, arguments.files)):
         journals = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if is_journal(path) else []
+        if path.is_dir() and not journals:
+            raise UsageError(f"{path} has no journals: give a journal, a set's folder, or a file of export")
         if not journals:
             count += cache.merge(read_input(str(path)))
         for journal in journals:

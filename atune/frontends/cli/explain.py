@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
     from atune.workload.workload import parse_file_ref
 
     what = arguments.what if ".py" in arguments.what else find_journal(arguments.what)
-    if is_journal(what):
+    if is_journal(what) or os.path.isdir(what):  # of a folder, reading says which journal to give
         if arguments.config:
             raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
         ref, configs, target, choices = _of_journal(what, arguments.index)

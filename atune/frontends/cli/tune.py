@@ -51,6 +51,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.problems is not None or several or set_too:
         from atune.frontends.cli.tune_set import tune_set_command
 
+        if arguments.problems is None and not sizes:
+            raise UsageError(f"--into {arguments.into}: say which problems it gets: --arg NAME=1,2, or --problems FILE")
         problems = Problems(() if arguments.problems is None else arguments.problems, **sizes)
         return tune_set_command(workload, problems, _options(arguments, budget, ""), arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})

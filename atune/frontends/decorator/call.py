@@ -86,9 +86,8 @@ class Call:
         if self.eager:
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
             self.arguments.update({name: self._data(name, size) for name, size in sizes.items()})
-            self._refuse_unknown(
-                {*owner.signature.parameters, *sizes}, f", and by name the dimensions {', '.join(sizes)}"
-            )
+            dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
+            self._refuse_unknown({*owner.signature.parameters, *sizes}, dimensions)
         for name, p in owner.signature.parameters.items():
             optional = p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
             if not optional and name not in {*self.names, *self.arguments, *self.tunables}:

@@ -37,7 +37,8 @@ class Problems(Sequence[Problem]):
     weights
         How often each problem of a list occurs: numbers above zero. None: equally often.
     sizes
-        Arguments, each with one value or several. The set has every combination; in a list each problem gets them.
+        Arguments, each with one value or several. The set has every combination; in a list, which lacks them, each
+        problem gets them.
     """
 
     def __init__(
@@ -53,6 +54,9 @@ class Problems(Sequence[Problem]):
                 raise UsageError(f"Problems: {len(weights)} weights for {len(rows)} problems: give one for each")
             rows = [{**row, WEIGHT: weight} for row, weight in zip(rows, weights, strict=True)]
         values = {name: _values(value) for name, value in sizes.items()}
+        if twice := [name for name in values if any(name in row for row in rows)]:
+            both = f"each problem of the list or file has {twice[0]}, and {twice[0]}=… is given for all of them"
+            raise UsageError(f"Problems: {both}: leave one out")
         points = [dict(zip(values, point, strict=True)) for point in product(*values.values())] if values else [{}]
         found: dict[str, Problem] = {}
         for row in rows or ([{}] if values else []):
@@ -153,7 +157,9 @@ def read(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
             rows = json.loads(text)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"problems {path}: {error.strerror or error}: give a .json, .jsonl or .csv file") from error
+    except ValueError as error:
         raise UsageError(f"problems {path}: {error}") from error
     if not isinstance(rows, list):
         raise UsageError(f'problems {path}: must be a list of objects, such as [{{"M": 1}}, {{"M": 2}}]')

@@ -75,7 +75,8 @@ class SetResult(Sequence[TunedProblem]):
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, Mapping):
             return self._rows[index]
-        row = self._by_key[config_key(dict(index))]
+        if (row := self._by_key.get(config_key(dict(index)))) is None:
+            raise KeyError(f"the set has no problem {describe_config(dict(index))}, but {len(self)} others")
         if row.result is None:
             raise KeyError(f"{row.problem} could not be tuned: {row.error}")
         return row.result

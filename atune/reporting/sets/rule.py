@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from atune.model.candidate import Config, config_key
+from atune.errors import UsageError
+from atune.model.candidate import Config, config_key, describe_config
 from atune.model.problem import distance, is_size
 
 
@@ -28,7 +29,13 @@ class DispatchRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """Problems left out whose chosen configuration was not measured, or failed, there."""
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
-        """Return a key of the arguments that must be equal, and the sizes; None where one is no number above zero."""
+        """Return a key of the arguments that must be equal, and the sizes; None where one is no number above zero.
+
+        Raises `UsageError` where a size is missing.
+        """
+        if lacks := [name for name in self.sizes if name not in arguments]:
+            given = describe_config(dict(arguments)) or "no arguments"
+            raise UsageError(f"a rule over {', '.join(self.sizes)} was asked for {given}: give {', '.join(lacks)} too")
         sizes = {name: arguments[name] for name in self.sizes if is_size(arguments.get(name))}
         if len(sizes) < len(self.sizes):
             return None
@@ -56,7 +63,10 @@ class NearestRule(DispatchRule, frozen=True, kw_only=True, tag="nearest"):
     """The tuned problems by their other arguments. Of those that are equally near the first counts."""
 
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one."""
+        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one.
+
+        Raises `UsageError` where a size is missing.
+        """
         if (found := self.split(arguments)) is None:
             return None
         key, sizes = found
@@ -93,7 +103,10 @@ class TreeRule(DispatchRule, frozen=True, kw_only=True, tag="tree"):
     """By their other arguments."""
 
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one."""
+        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one.
+
+        Raises `UsageError` where a size is missing.
+        """
         if (found := self.split(arguments)) is None:
             return None
         key, sizes = found

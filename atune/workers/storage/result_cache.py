@@ -55,6 +55,8 @@ SCHEMA = 1
 
 UNUSABLE = "the result cache cannot be used"
 """Why a result is not kept where the database is no use."""
+THERE = "it is there already"
+"""Why a result is not kept that was kept before."""
 
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
@@ -165,7 +167,7 @@ class ResultCache:
         return self.put(key, events)
 
     def put(self, key: ResultKey, events: Sequence[Event], *, share: bool = True) -> str:
-        """Store all measurements of a run, and its result if it has a winner, unless a later one is there.
+        """Store all measurements of a run, and its result if it has a winner, unless it or a later one is there.
 
         `share`: in the shared cache, too. Returns why the result is not kept, or an empty text.
         """
@@ -187,14 +189,14 @@ class ResultCache:
             )
             if row is None:
                 return why_not
-            later = "SELECT 1 FROM results WHERE key = ? AND created > ? AND events IS NOT NULL"
-            if db.execute(later, (key.text, now)).fetchone():
-                return "a later result of the same work is there"
+            there = "SELECT created FROM results WHERE key = ? AND created >= ? AND events IS NOT NULL"
+            if (known := db.execute(there, (key.text, now)).fetchone()) is not None:
+                return "a later result of the same work is there" if known[0] > now else THERE
             db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
             return ""
 
         why = self._use(write, UNUSABLE)
-        if share and row is not None and why in ("", UNUSABLE):
+        if share and row is not None and why in ("", THERE, UNUSABLE):
             shared_cache.share(key.text, row[-1], result.artifact)
         return why
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from synthetic import matrix_of, random_regret
 
+from atune.errors import UsageError
 from atune.reporting.sets import dispatch
 from atune.sets import AnyRule, NearestRule, RegretMatrix, TreeRule, cover, dispatch_rule
 
@@ -182,6 +183,13 @@ def test_what_is_no_size_must_be_equal() -> None:
         ({"N": 8}, None),
     ):
         assert rule.pick({**problems[0], **change}) == picked, change
+
+
+def test_a_problem_that_lacks_a_size_is_refused() -> None:
+    problems = [{"M": 8, "N": 8}, {"M": 64, "N": 8}]
+    rule = dispatch_rule(matrix_of([[0.0, 1.0], [1.0, 0.0]], problems))
+    with pytest.raises(UsageError, match="a rule over M, N was asked for M=8: give N too"):
+        rule.pick({"M": 8})
 
 
 def test_ties_break_the_same_way_in_any_order() -> None:
