@@ -39,7 +39,10 @@ class Budget(Settings, frozen=True, kw_only=True):
     percent: Annotated[float | None, Option(
         "How many candidates are tried, in percent of the space.", zero=False, check=_percent,
     )] = None
-    share: Annotated[float, Option("A set's problem tries so many times as many candidates.", zero=False)] = 1.0
+    share: Annotated[float, Option(
+        "A set's problem tries so many times as many candidates; its result is kept as that of the whole budget.",
+        zero=False,
+    )] = 1.0
     # fmt: on
 
     @property

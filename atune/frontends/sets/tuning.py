@@ -59,7 +59,8 @@ class SetOptions(RunOptions, total=False):
     # fmt: off
     budget: Annotated[int | str | Budget | None, Option(
         "As for `tune`, for each problem on average: of candidates, a problem gets more by the square root of its "
-        "weight. What is left measures winners on other problems, where fewer could then serve all.",
+        "weight. What is left measures winners on other problems, where fewer could then serve all. Seconds hold for "
+        "each problem alike.",
     )]
     warm: Annotated[Warm, Option(
         "As for `tune`, in addition to what the set itself has found.",

@@ -23,8 +23,9 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
     `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone, without the defaults of
     what the space sets. `fingerprint`: that of all the kernel, with its callbacks. `problem`: the problem's key, as
     data. `tuned_for`: the problem that was tuned, which stands for all of that key. `device`: the model. `measuring`:
-    settings that affect a measurement. `search`: settings that affect the choice of the winner. `space`: SHA-256 of the
-    candidates' keys in order.
+    settings that affect a measurement. `search`: settings that affect the choice of the winner, without a set's share
+    of the budget: what a set found for a problem is what is asked for there. `space`: SHA-256 of the candidates' keys
+    in order.
     """
 
     kernel: str
