@@ -154,7 +154,9 @@ def test_two_problems_hold_inputs_also_while_winners_are_proven(
 def test_problems_whose_winners_are_proven_keep_no_idle_compile_process(
     waits: bool, forked: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight problems, of which none ends before the last one has begun, compile in the processes of two."""
+    """Eight problems, of which none ends before the last one has begun, compile in the processes of two, as many as
+    may on two cores."""
+    monkeypatch.setattr(tuning, "usable_cores", lambda: [0, 1])
     began, prove = 0, ProofStage._prove_winner
 
     async def late(stage: ProofStage) -> bool:
