@@ -27,8 +27,12 @@ def comparison_lines(found: Comparison) -> list[Line]:
         lines = [Line(f"slower     {len(found.slower)} of {count} {limit}", "error")]
     lines += [Line(f"{'' if n else 'changed':11}{text}") for n, text in enumerate(_changes(found))]
     lines += [Line(f"doubtful   {printable(note)}", "attention") for note in found.notes]
+    kernels = {one.kernel for one in found.problems}
+    known = f"{kernels.pop()} " if len(kernels) == 1 else ""  # the table names no kernel then
     for label, names in (("only before", found.only_before), ("only after", found.only_after)):
         if names:
+            if all(name.startswith(known) for name in names):
+                names = tuple(name.removeprefix(known) for name in names)
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             lines.append(Line(f"{label}: {printable('; '.join(names[:NAMED]))}{more}", "attention"))
     return lines

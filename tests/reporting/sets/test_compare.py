@@ -85,6 +85,7 @@ def test_problems_are_matched_by_kernel_and_arguments(tmp_path: Path) -> None:
     assert one.before.journal == str(tmp_path / "a.jsonl")
     assert (found.only_before, found.only_after) == ((), ("toy shape=(8, 3)", "b shape=(8, 2)"))
     assert lines(found)[1] == "only after: toy shape=(8, 3); b shape=(8, 2)"
+    assert lines(compare(tmp_path, after[:2]))[1] == "only after: shape=(8, 3)", "there is one kernel alone"
 
 
 def test_what_changed_is_said(tmp_path: Path) -> None:
