@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from event_streams import timing
 from fake_runs import finish, valley
 
 from atune.engine.benchmark_stage import implausible
