@@ -133,6 +133,19 @@ def test_failures_and_duplicates_alone_do_not_stop_the_forest() -> None:
         strategy.tell(index, None, DUPLICATE if n % 2 else "mismatch")
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_forest_learns_what_fails_next_to_the_best(seed: int) -> None:
+    """The larger a candidate the faster, until it fails. Drawn blindly, half of the candidates would fail."""
+    configs: dict[int, Config] = dict(enumerate({"x": x, "y": y} for x in range(1, 21) for y in range(1, 21)))
+    strategy, sizes = make_strategy("forest", Searched(configs, seed, 80)), list[int]()
+    for _ in range(80):
+        index = strategy.ask()
+        assert index is not None
+        sizes.append(size := sum(configs[index].values()))
+        strategy.tell(index, None if size > 21 else 1.0 / size, "compile" if size > 21 else "")
+    assert sum(size > 21 for size in sizes[40:]) <= 16 and 21 in sizes
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) -> None:
     """Eight that are drawn blindly leave out one or two of six values, and of five, in most cases."""

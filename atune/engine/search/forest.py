@@ -1,13 +1,13 @@
-"""A random forest that tells good candidates from bad ones, as likelihood-free Bayesian optimisation.
+"""A forest of extremely randomised trees that predicts latencies, as sequential model-based optimisation.
 
-Source: Song, Yu, Neiswanger and Ermon, A General Recipe for Likelihood-free Bayesian Optimization (ICML 2022). A
-classifier separates the best so far from the rest, each weighted by its improvement. Its output is the expected
-improvement. It needs no model of the latencies' distribution, and failures count as bad candidates.
+Sources: Hutter, Hoos and Leyton-Brown, Sequential Model-Based Optimization for General Algorithm Configuration (LION
+2011), for a forest that predicts logarithms of costs, whose trees' spread tells how sure it is. Geurts, Ernst and
+Wehenkel, Extremely randomized trees (Machine Learning 2006), for the trees. Failures have no latency: a second forest
+classifies candidates by whether they fail.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from collections.abc import Iterable
@@ -32,17 +32,23 @@ FIRST = 8
 """How many candidates are drawn before the forest decides; fewer under a small budget."""
 RANKED = 16
 """How many candidates the prior chooses at first. As many may be outstanding, because its order needs no outcomes."""
-GOOD = 5
-"""The best of every this many known candidates count as good: the best fifth."""
 TREES = 50
-EARLY, LEAST = 64, 4
-"""Until this many candidates were proposed, batches have `LEAST`, because early learning counts most. One candidate of
-each `BATCH` is drawn at random."""
+COLUMNS = 0.6
+"""Share of the columns that each split of a tree chooses from, so that the trees differ."""
+OPTIMISM = 0.6
+"""A candidate scores by its lower bound: the trees' mean less this many of their standard deviations."""
+EARLY, EARLY_BATCH = 64, 2
+"""Until `EARLY` candidates were proposed, batches have `EARLY_BATCH`, because early learning counts most. One candidate
+of each `BATCH` is drawn at random."""
+LEAST = 4
+"""At least so many are drawn before the forest decides, and may be outstanding, however small the budget is."""
 TRUST, TRUST_FROM = 0.5, 8
 """The forest sees other runs' ratios while they order this search's own better half as its latencies do: if Spearman's
 rank correlation is above `TRUST`, of `TRUST_FROM` candidates at least."""
 MOST_SCORED = 8192
 """Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
+LIKELY = 0.5
+"""Candidates that fail with a higher probability than this come after all others."""
 POLISHED = 0.15
 """Share of a budget that is reserved for neighbours of the best."""
 
@@ -72,7 +78,7 @@ class Forest:
         """Why those failed that did."""
         self._settled = set[int]()
         self._batch = deque[int]()
-        self._make = _classifier()
+        _forests()  # imports scikit-learn before the first answer
         self._searched = searched
         self._features = self._rows()
 
@@ -117,7 +123,7 @@ class Forest:
             return self.beginning(rng, first)
         if around := self._polish():
             return around
-        size = LEAST if len(self.asked) < EARLY else BATCH
+        size = EARLY_BATCH if len(self.asked) < EARLY else BATCH
         drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
         return [*self._chosen(rng, size - len(drawn)), *drawn]
 
@@ -146,13 +152,22 @@ class Forest:
         return [left[i] for i in order[:count]]
 
     def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
-        """Return the forest's score for each of `candidates`."""
-        known, labels, weights = self._lessons()
-        features = self._seen()
-        forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)
-        forest.fit(features[known], labels, sample_weight=weights)
-        found: NDArray[np.float64] = forest.predict_proba(features[candidates])[:, -1]
-        return found
+        """Return a score for each of `candidates`, the higher the better: what likely fails is below all else."""
+        import numpy as np
+
+        latencies, failures = self._evidence()
+        measured, features = list(latencies), np.ascontiguousarray(self._seen())
+        regressor, classifier = _forests()
+        options = {"n_estimators": TREES, "max_features": COLUMNS, "random_state": rng.randrange(2**31), "n_jobs": 1}
+        forest = regressor(**options).fit(features[measured], np.log([latencies[c] for c in measured]))
+        rows = features[candidates]
+        predicted = np.stack([tree.predict(rows, check_input=False) for tree in forest.estimators_])
+        scores: NDArray[np.float64] = OPTIMISM * predicted.std(axis=0) - predicted.mean(axis=0)
+        if failures:
+            failed = [False] * len(measured) + [True] * len(failures)
+            chances = classifier(**options).fit(features[measured + failures], failed).predict_proba(rows)[:, -1]
+            scores[chances > LIKELY] -= np.ptp(scores) + 1.0
+        return scores
 
     def _seen(self) -> NDArray[np.float32]:
         """Return the features without the column of other runs' ratios, unless these are trusted."""
@@ -169,18 +184,6 @@ class Forest:
         from scipy.stats import spearmanr  # scikit-learn brings scipy
 
         return float(spearmanr(here, there)[0]) > TRUST
-
-    def _lessons(self) -> tuple[list[int], list[int], list[float]]:
-        """Return the known candidates, whether each is good, and its weight. A good one weighs by its improvement."""
-        latencies, failures = self._evidence()
-        ranked = sorted(latencies, key=lambda c: (latencies[c], c))
-        known = [*ranked, *failures]
-        good = max(1, min(len(ranked) - 1, math.ceil(len(known) / GOOD)))
-        least = math.log(latencies[ranked[good]])
-        gains = [max(least - math.log(latencies[c]), 0.0) for c in ranked[:good]]
-        mean = sum(gains) / good
-        weights = [(gain / mean if mean > 0 else 1.0) + 1e-3 for gain in gains]
-        return known, [1] * good + [0] * (len(known) - good), weights + [1.0] * (len(known) - good)
 
     def _evidence(self) -> tuple[dict[int, float], list[int]]:
         """Return the latencies and the failures to learn from.
@@ -258,11 +261,12 @@ def needs() -> None:
 def preload() -> None:
     """Import scikit-learn if it is installed. Takes a second or more, so call it in a thread."""
     with suppress(Exception):  # `needs` reports it
-        _classifier()
+        _forests()
 
 
-def _classifier() -> Any:
+def _forests() -> tuple[Any, Any]:
+    """Return scikit-learn's regressor and classifier."""
     needs()
-    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
-    return RandomForestClassifier
+    return ExtraTreesRegressor, ExtraTreesClassifier
