@@ -27,8 +27,12 @@ from typing import NamedTuple
 
 from common import ROOT
 
+from atune.workers.processes import server_main
+
 INSIDE, MARK = "ATUNE_BENCH_NETWORK", "ATUNE_BENCH_NODE"
 IPS = "10.77.0.1", "10.77.0.2"
+PROGRAM = server_main.__file__
+"""What fork servers run, and the workers that they fork."""
 PORT = 6379
 NOWHERE = "02:00:00:00:00:99"
 """A hardware address that nobody has."""
@@ -141,7 +145,7 @@ class Nodes:
 
     def workers(self, number: int | str = "") -> list[int]:
         """Return what agents have started: fork servers, workers and compilers."""
-        return [pid for pid, line in self.processes(number).items() if "/atune/processes/" in line or compiles(line)]
+        return [pid for pid, line in self.processes(number).items() if PROGRAM in line or compiles(line)]
 
     def device_process(self, number: int) -> int:
         """Return the process that has loaded most libraries of candidates."""
