@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atune.engine.search.interface import Guarded, Searched, Strategy
+from atune.engine.search.prior import CAN_RUN
 from atune.engine.search.recording import latency_or_reason
 from atune.engine.search.registry import make_strategy, uses_prior
 from atune.engine.search.survey_columns import survey_fields
@@ -91,13 +92,15 @@ class Plan:
         left = {index: one.key for index, one in candidates.items() if not state.entry(index).surveyed}
         most = search.budget.most(len(candidates))
         default = search.default if search.default in candidates else None
-        last = [index for index in failed_elsewhere(search.advice, left) if index != default]
+        known = survey_fields(state.surveyed)
+        unfit = [index for index, facts in known.get("facts", {}).items() if facts.get(CAN_RUN) == 0 and index in left]
+        last = [index for index in dict.fromkeys([*failed_elsewhere(search.advice, left), *unfit]) if index != default]
         keys = {index: left[index] for index in left.keys() - {*last}} if len(last) < len(left) else left
         searched = Searched(
             {index: candidates[index].config for index in sorted(keys)},
             search.seed,
             None if most is None else min(most, len(candidates)),
-            **survey_fields(state.surveyed),
+            **known,
             default=default,
             elsewhere=elsewhere(search.advice, keys),
         )

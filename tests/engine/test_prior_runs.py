@@ -102,6 +102,32 @@ async def test_nothing_is_surveyed_where_nobody_would_use_it(target: str, option
     assert not machine.elaborated and result.header is not None and result.header.strategy == strategy
 
 
+def too_large(config: Mapping[str, Any]) -> StaticFacts:
+    """Return facts of which the prior's six best, and all from 40 on, need more shared memory than a block may have."""
+    large = config["x"] in BEST[:6] or config["x"] >= 40
+    return msgspec.structs.replace(facts(config), smem_bytes=300_000 if large else 1000)
+
+
+@pytest.mark.parametrize("strategy", ["prior", "forest"])
+async def test_what_cannot_run_comes_after_all_others_but_the_default(tmp_path: Path, strategy: str) -> None:
+    unfit = {x for x in range(N) if x in BEST[:6] or x >= 40}
+    machine = fake(facts=too_large, default=44)
+    await tune(machine=machine, strategy=strategy, budget=N - len(unfit) + 1, journal=tmp_path / "j")
+    asked = proposed(read(tmp_path / "j"))
+    assert asked[0] == 44 and {*asked[1:]} == {*range(N)} - unfit
+    await resume(tmp_path / "j", machine=fake(facts=too_large, default=44), budget="100%")
+    assert {*proposed(read(tmp_path / "j"))[len(asked) :]} == unfit - {44}
+
+
+async def test_a_prior_of_ones_own_does_not_bring_what_cannot_run_forward(tmp_path: Path) -> None:
+    await tune(machine=fake(facts=too_large), prior=by_x, budget=4, journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j")) == [39, 38, 36, 35]
+
+
+def by_x(config: Mapping[str, Any], facts: StaticFacts) -> float:
+    return -float(config["x"])
+
+
 def many(**script: Any) -> FakeMachine:
     """Return more candidates than are taken in the space's order without a budget."""
     script = {"facts": facts, "latency_ms": lambda c: 1.0 + c["x"] % 7, **script}

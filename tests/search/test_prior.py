@@ -13,7 +13,7 @@ from atune.engine.search import prior
 from atune.engine.search.devices import ARCHITECTURES, SHEETS, Figures, figures_of
 from atune.errors import UsageError
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
-from atune.model.device import DeviceInfo
+from atune.model.device import DeviceInfo, DeviceLimits
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
 
@@ -117,6 +117,41 @@ def test_of_what_is_not_known_enough_there_is_no_estimate(lacking: dict[str, Any
     assert prior.estimate(facts, figures()) is None
     assert prior.estimates({0: facts, 1: product()}, figures()).keys() == {1}
     assert all(math.isfinite(number) for number in prior.features(facts, figures()).values())
+
+
+def by_arch(arch: str) -> Figures:
+    return figures(DeviceInfo("0", "Another board", arch=arch))
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "runs"),
+    [
+        ("sm_90a", {"m": 128, "n": 128, "threads": 384}, False),  # three warp groups: rows by 192, or columns by 24
+        ("sm_90a", {"m": 192, "n": 128, "threads": 384}, True),
+        ("sm_90a", {"m": 64, "n": 96, "threads": 384}, True),
+        ("sm_90a", {"m": 96, "n": 128, "threads": 256}, False),  # a warp group has 64 rows
+        ("sm_80", {"m": 96, "n": 128, "threads": 256}, True),
+        ("sm_80", {"m": 128, "n": 128, "threads": 384}, False),
+        ("sm_100a", {"m": 128, "n": 128, "threads": 384}, True),  # sums in tensor memory are not divided
+    ],
+)
+def test_a_product_that_warps_cannot_divide_cannot_run(arch: str, shape: dict[str, int], runs: bool) -> None:
+    facts = product(**shape, k=32, stages=1)
+    assert prior.can_run(facts, by_arch(arch)) == runs
+    assert prior.features(facts, by_arch(arch))["can_run"] == runs
+    assert math.isfinite(prior.estimate(facts, by_arch(arch)) or math.nan)
+
+
+def test_what_a_block_may_not_have_cannot_run() -> None:
+    def runs(arch: str, **more: Any) -> bool:
+        return prior.can_run(msgspec.structs.replace(product(), **more), by_arch(arch))
+
+    assert runs("sm_90a", smem_bytes=232448) and not runs("sm_90a", smem_bytes=232449)
+    assert runs("sm_87", smem_bytes=166912) and not runs("sm_87", smem_bytes=166913)  # its figures are of sm_86
+    assert runs("sm_90a", threads=1024, work=None) and not runs("sm_90a", threads=1152, work=None)
+    assert prior.can_run(StaticFacts(), by_arch("sm_90a"))
+    small = figures(msgspec.structs.replace(H200, limits=DeviceLimits(smem_bytes=100_000)))
+    assert not prior.can_run(product(), small)
 
 
 # ---- devices

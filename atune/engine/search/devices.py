@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from atune.model.device import MULTIPROCESSORS, DeviceInfo, Multiprocessor
+from atune.model.device import MULTIPROCESSORS, DeviceInfo, DeviceLimits, Multiprocessor, Target, default_limits
 from atune.model.roofline import Peaks
 
 
@@ -24,6 +24,8 @@ class Architecture(NamedTuple):
     """Float32 operations a clock, one for each lane."""
     warp_groups: bool = False
     """Whether groups of four warps multiply with operands in shared memory (wgmma)."""
+    tensor_memory: bool = False
+    """Whether products may be in tensor memory (tcgen05), where warps need not divide them."""
 
 
 ARCHITECTURES = {
@@ -31,7 +33,7 @@ ARCHITECTURES = {
     "86": Architecture(512, 128),  # 71 TFLOP/s of 82 at 1.70 GHz
     "89": Architecture(512, 128),  # 165 TFLOP/s of 128 at 2.52 GHz
     "90": Architecture(4096, 128, True),  # 989 TFLOP/s of 132 at 1.83 GHz
-    "100": Architecture(8192, 128),  # 2.25 PFLOP/s of 148 at 1.85 GHz
+    "100": Architecture(8192, 128, tensor_memory=True),  # 2.25 PFLOP/s of 148 at 1.85 GHz
     "120": Architecture(512, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
 }
 """By compute capability. An unknown one uses the next older entry."""
@@ -76,6 +78,8 @@ class Figures(msgspec.Struct, frozen=True):
     l2_bytes: int
     architecture: Architecture
     sm: Multiprocessor
+    limits: DeviceLimits
+    """What a block may have."""
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
@@ -90,6 +94,8 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
     named = next((sheet for words, sheet in SHEETS.items() if f" {words} " in f" {name} "), None)
     sheet = named or SHEETS[TYPICAL[capability]]
     architecture = ARCHITECTURES[capability]
+    limits = default_limits(Target("cuda", (device.arch if device else "") or arch))
+    own = device.limits if device else limits
     if sheet.tensor_flops:
         architecture = architecture._replace(tensor_flops=sheet.tensor_flops)
     return Figures(
@@ -99,6 +105,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
         l2_bytes=sheet.l2_bytes,
         architecture=architecture,
         sm=MULTIPROCESSORS[capability],
+        limits=DeviceLimits(own.smem_bytes or limits.smem_bytes, own.threads or limits.threads),
     )
 
 

@@ -52,6 +52,8 @@ def prior_setting(prior: Chosen) -> dict[str, str]:
     )
 
 
+CAN_RUN = "can_run"
+"""The feature that is 0 of kernels that cannot run, and 1 of others."""
 SHARED_BYTES = 128
 """Bytes that an SM's shared memory moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
 L2_BYTES = 64
@@ -129,6 +131,7 @@ def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
     work = facts.work
     counts = {"smem_bytes": facts.smem_bytes, "threads": facts.threads, "accumulators": facts.accumulators}
     found = {name: float(count) for name, count in counts.items() if count is not None}
+    found[CAN_RUN] = float(can_run(facts, figures))
     if work is None or not facts.grid or not facts.threads:
         return found
     blocks, load = math.prod(facts.grid), load_of(work, facts.threads, figures)
@@ -221,34 +224,48 @@ def load_of(work: BlockWork, threads: int, figures: Figures) -> Load:
     )
 
 
+def can_run(facts: StaticFacts, figures: Figures) -> bool:
+    """Tell whether a block of a kernel fits on the device, and warps can divide its products."""
+    work, limits = facts.work, figures.limits
+    pairs = ((facts.smem_bytes, limits.smem_bytes), (facts.threads, limits.threads))
+    if any(count is not None and most is not None and count > most for count, most in pairs):
+        return False
+    if work is None or figures.architecture.tensor_memory:
+        return True
+    return all(divisions(gemm, work.threads, figures) for gemm in work.gemms)
+
+
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
-    """Whether warp groups do a product, of 64 rows each at least."""
-    return figures.architecture.warp_groups and gemm.m >= 64 and threads >= 128
+    """Whether warp groups do a product (wgmma), of 64 rows each at least and not of float32."""
+    by_group = figures.architecture.warp_groups and gemm.m >= 64 and threads % 128 == 0
+    return by_group and gemm.dtype not in ("float32", "float64")
+
+
+def divisions(gemm: Gemm, threads: int, figures: Figures) -> list[tuple[int, int]]:
+    """Return into how many parts warps, or warp groups, can divide the rows and the columns of a product.
+
+    All parts are equal. A warp group computes multiples of 64 rows and 8 columns (PTX ISA, «wgmma.mma_async»), a warp
+    of 16 rows and 8 columns («mma»). `T.gemm` demands that (tilelang 0.1.15, src/cuda/op/gemm.cc).
+    """
+    by_group = grouped(gemm, threads, figures)
+    parts, least = max(1, threads // (128 if by_group else 32)), 64 if by_group else 16
+    found = [(rows, parts // rows) for rows in range(1, parts + 1) if parts % rows == 0]
+    return [(rows, columns) for rows, columns in found if gemm.m % (rows * least) == 0 == gemm.n % (columns * 8)]
 
 
 def split(gemm: Gemm, threads: int, figures: Figures) -> tuple[int, int]:
     """Return into how many parts warps, or warp groups, divide the rows and the columns of a product."""
-    by_group = grouped(gemm, threads, figures)
-    parts = max(1, threads // (128 if by_group else 32))
-    most_rows = max(1, gemm.m // (64 if by_group else 16))
-    most_columns = max(1, gemm.n // 8)
-    if gemm.policy == 1:
-        rows = min(parts, most_rows)
-    elif gemm.policy == 2:
-        rows = max(1, parts // min(parts, most_columns))
-    else:
-        fitting = [n for n in range(1, parts + 1) if parts % n == 0 and n <= most_rows] or [1]
-        rows = min(fitting, key=lambda n: abs(math.log(gemm.m / n / (gemm.n / (parts // n)))))
-    return rows, max(1, parts // rows)
+    found = divisions(gemm, threads, figures) or [(1, 1)]
+    if gemm.policy in (1, 2):
+        return found[-1 if gemm.policy == 1 else 0]
+    return min(found, key=lambda parts: abs(math.log(gemm.m / parts[0] / (gemm.n / parts[1]))))
 
 
 def filling(gemm: Gemm, work: BlockWork, figures: Figures) -> float:
     """Return the share of their rate that tensor cores reach with a product of this shape."""
-    if grouped(gemm, work.threads, figures):
-        rows, _ = split(gemm, work.threads, figures)
-        part = gemm.m / rows
-        return part / (math.ceil(part / 64) * 64)
-    return 0.6 if figures.architecture.warp_groups else 1.0  # mma on sm_90 reaches about that (M. Luo et al.)
+    if not figures.architecture.warp_groups or grouped(gemm, work.threads, figures):
+        return 1.0
+    return 0.6  # mma on sm_90 reaches about that (M. Luo et al.)
 
 
 def operand_bytes(gemm: Gemm, threads: int, figures: Figures) -> float:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import pytest
 from stage_runs import session_of
 
-from atune.model.artifact import StaticFacts
+from atune.engine.search.devices import figures_of
+from atune.engine.search.prior import divisions, grouped, split
+from atune.model.artifact import Gemm, StaticFacts
 from atune.model.device import Target
 from atune.stages.accelerators import registry
 from atune.stages.compile.facts import foreseen
@@ -75,3 +79,23 @@ def test_without_warp_specialisation_there_are_no_producers(tmp_path: Path) -> N
 
 def test_what_is_not_understood_has_no_facts() -> None:
     assert foreseen(object(), "sm_90a") == StaticFacts()
+
+
+@pytest.mark.skipif(version("tilelang") == "0.1.14", reason="the rule is that of tilelang 0.1.15")
+@pytest.mark.parametrize("threads", [64, 128, 192, 256, 384])
+def test_warps_divide_products_as_tilelang_has_them_do(threads: int) -> None:
+    from tilelang import tvm
+
+    target, figures = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}), figures_of(None, "sm_90a")
+    assert figures is not None
+    for m, n, policy in itertools.product((16, 64, 96, 128, 192), (8, 24, 96, 128, 160), (0, 1, 2)):
+        gemm = Gemm(m=m, n=n, k=64, calls=1.0, dtype="bfloat16", policy=policy)
+        by_group = grouped(gemm, threads, figures)
+        node = tvm.ir.make_node("tl.GemmWarpPolicy", policy_type=policy, m_warp=0, n_warp=0)
+        try:
+            rows, columns = node.compute_warp_partition(m, n, threads, target, f"cuda.{'wg' if by_group else ''}mma")
+        except tvm.error.InternalError:
+            assert divisions(gemm, threads, figures) == []
+            continue
+        found = (rows // 4 if by_group else rows, columns)
+        assert found == split(gemm, threads, figures) if policy else found in divisions(gemm, threads, figures)
