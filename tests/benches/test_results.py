@@ -439,6 +439,16 @@ def summaries(folder: str, strategy: str) -> dict[str, dict[str, Any]]:
     return {row["space"]: row["summary"] for row in rows}
 
 
+def test_strategies15() -> None:
+    rows = [row["summary"] | row for row in stored("strategies15/result.json")["rows"]]
+    shares = {row["space"]: row["summary"]["within_2pct"] for row in rows if row["evaluations"] >= 0.15 * row["total"]}
+    assert len(shares) == 10 and {row["seeds"] for row in rows} == {40}
+    missed = {space: share for space, share in sorted(shares.items(), key=lambda item: item[1]) if share < 1}
+    assert min(missed.values()) >= 0.8
+    says("strategies15", *(f"{100 * share:.0f} % on {space}" for space, share in missed.items()))
+    says("strategies15", f"all on the other {COUNTS[len(shares) - len(missed)]}")
+
+
 def test_strategies_prior5() -> None:
     for strategy in ("prior", "forest"):
         found = summaries("strategies_prior5", strategy)
@@ -462,7 +472,7 @@ def test_strategies_prior() -> None:
 
 
 WARM = {"gemm_odd", "gemm_unaligned", "gemm_tall"}
-COUNTS = {7: "seven", 9: "nine", 18: "eighteen"}
+COUNTS = {6: "six", 7: "seven", 9: "nine", 18: "eighteen"}
 
 
 def warm_starts(folder: str) -> tuple[dict[str, Any], dict[tuple[str, str, str], Any]]:
