@@ -30,6 +30,29 @@ def product(block_M: int = 64, block_N: int = 128, block_K: int = 32, num_stages
     return main
 
 
+def chained(block_M: int = 128, threads: int = 256) -> Any:
+    """Y = (X W) W, where the first product stays in registers."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, 64), "float16"), W: T.Tensor((64, 64), "float16"), Y: T.Tensor((M, 64), "float32")):
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            X_shared = T.alloc_shared((block_M, 64), "float16")
+            W_shared = T.alloc_shared((64, 64), "float16")
+            first = T.alloc_fragment((block_M, 64), "float32")
+            operand = T.alloc_fragment((block_M, 64), "float16")
+            second = T.alloc_fragment((block_M, 64), "float32")
+            T.copy(X[bx * block_M, 0], X_shared)
+            T.copy(W, W_shared)
+            T.clear(first)
+            T.clear(second)
+            T.gemm(X_shared, W_shared, first, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(first, operand)
+            T.gemm(operand, W_shared, second, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(second, Y[bx * block_M, 0])
+
+    return main
+
+
 def moved(width: int = 4) -> Any:
     """Y = 2 X + W, a row a block, where W is of a row's length."""
     at_once = T.int32(width)
@@ -149,6 +172,7 @@ def workload(kernel: Any, **axes: Any) -> atune.Workload:
 
 CROWDED = workload(crowded, occupancy=[1, 2])
 PRODUCT = workload(product, num_stages=[0, 3], order=[0, 4])
+CHAINED = workload(chained, block_M=[64, 128], threads=[128, 256])
 MOVED = workload(moved, width=[2, 4])
 TRIANGLE = workload(triangle, half=[False, True])
 ANY_ROWS = workload(of_any_rows, tile=[64])

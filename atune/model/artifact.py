@@ -93,6 +93,8 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How warps share the tile, in tilelang's numbers: 0 square, 1 whole rows for each, 2 whole columns for each."""
     in_registers: bool = False
     """Whether its first operand is in registers, not in shared memory."""
+    feeds: bool = False
+    """Whether its result is the first operand of a product, and stays in registers until then."""
 
     @property
     def flops(self) -> float:

@@ -225,14 +225,19 @@ def load_of(work: BlockWork, threads: int, figures: Figures) -> Load:
 
 
 def can_run(facts: StaticFacts, figures: Figures) -> bool:
-    """Tell whether a block of a kernel fits on the device, and warps can divide its products."""
+    """Tell whether a block of a kernel fits on the device, and warps can divide its products, and can chain them."""
     work, limits = facts.work, figures.limits
     pairs = ((facts.smem_bytes, limits.smem_bytes), (facts.threads, limits.threads))
     if any(count is not None and most is not None and count > most for count, most in pairs):
         return False
     if work is None or figures.architecture.tensor_memory:
         return True
-    return all(divisions(gemm, work.threads, figures) for gemm in work.gemms)
+    for gemm in work.gemms:
+        found = divisions(gemm, work.threads, figures)
+        # The next product takes whole rows, which no warp has where several share them: layout inference fails.
+        if not found or (gemm.feeds and found[-1][1] > 1):
+            return False
+    return True
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:

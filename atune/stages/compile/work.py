@@ -103,6 +103,8 @@ class _Reader:
     """Names that depend on a thread's number."""
     threads: int = 1
     gemms: list[Gemm] = field(default_factory=list)
+    sums: dict[Any, int] = field(default_factory=dict)
+    """Data of the fragments that hold a product's result, or a copy of it, with its place in `gemms`."""
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     shared_bytes: float = 0.0
@@ -246,12 +248,19 @@ class _Reader:
         first = region(call.args[0])[0]
         gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=text_of(first.dtype))
         in_registers = str(first.scope()).startswith("local")
+        if in_registers and (feeding := self.sums.get(first.data)) is not None:
+            self.gemms[feeding] = msgspec.structs.replace(self.gemms[feeding], feeds=True)
+        self.sums[region(call.args[2])[0].data] = len(self.gemms)
         policy = policy if isinstance(policy, int) else 0
         self.gemms.append(msgspec.structs.replace(gemm, policy=policy, in_registers=in_registers))
         self.steps = max(self.steps, place.times)
 
     def _copy(self, call: Any, place: _Place) -> None:
         regions = [region(argument) for argument in call.args[:2]]
+        source, target = (buffer for buffer, _, _ in regions)
+        self.sums.pop(target.data, None)
+        if source.data in self.sums and str(target.scope()) == "local.fragment":
+            self.sums[target.data] = self.sums[source.data]
         elements = min(elements_of(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
             n_bytes = place.times * place.all_elements * elements * bits_of(buffer.dtype) / 8

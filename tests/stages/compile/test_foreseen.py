@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from stage_runs import session_of
 
 from atune.engine.search.devices import figures_of
-from atune.engine.search.prior import divisions, grouped, split
+from atune.engine.search.prior import can_run, divisions, grouped, split
 from atune.model.artifact import Gemm, StaticFacts
 from atune.model.device import Target
 from atune.stages.accelerators import registry
@@ -99,3 +100,18 @@ def test_warps_divide_products_as_tilelang_has_them_do(threads: int) -> None:
             continue
         found = (rows // 4 if by_group else rows, columns)
         assert found == split(gemm, threads, figures) if policy else found in divisions(gemm, threads, figures)
+
+
+def test_products_in_a_chain_fail_to_lower_where_warps_share_rows(tmp_path: Path) -> None:
+    figures = figures_of(None, "sm_90a")
+    assert figures is not None
+    found = {}
+    with session_of(FileRef(str(TESTS / "work_kernels.py"), "CHAINED"), tmp_path) as candidates:
+        work = workload()
+        for one in candidates:
+            function = elaborated(work.kernel, work.arguments, one.config, backend_context().target)
+            runs = can_run(foreseen(function, "sm_90a"), figures)
+            found[one.config["block_M"], one.config["threads"]] = runs
+            with nullcontext() if runs else pytest.raises(Exception, match="Layout infer conflict"):
+                lower(one, registry.compose(()))
+    assert found == {(64, 128): True, (64, 256): False, (128, 128): True, (128, 256): True}
