@@ -109,8 +109,8 @@ def found(seed: int, tries: int) -> bool:
 
 
 def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it() -> None:
-    """Drawn blindly, a third of the seeds would find it: 7 of 20."""
-    assert sum(found(seed, len(CONFIGS) // 3) for seed in range(20)) >= 15
+    """Drawn blindly, a third of the seeds would find it: 3 of 8."""
+    assert sum(found(seed, len(CONFIGS) // 3) for seed in range(8)) >= 7
 
 
 def test_a_prior_orders_the_first_batch() -> None:
