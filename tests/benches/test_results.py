@@ -449,6 +449,20 @@ def test_strategies15() -> None:
     says("strategies15", f"all on the other {COUNTS[len(shares) - len(missed)]}")
 
 
+def test_strategies10() -> None:
+    now, before = (summaries(folder, "forest") for folder in ("strategies10", "strategies"))
+
+    def seeds_of(found: dict[str, Any], first: str, second: str) -> list[str]:
+        return [f"{100 * found[space]['within_2pct']:.0f}" for space in (first, second)]
+
+    spaces = "attention_causal", "gemm288"
+    says("strategies10", f"in {seeds_of(now, *spaces)[0]} of 100 seeds", f"in {seeds_of(now, *spaces)[1]} on gemm288")
+    says("strategies10", f"the one before did in {' and '.join(seeds_of(before, *spaces))}")
+    spaces = "dequant_gemm", "transpose"
+    says("strategies10", f"it does in {' and '.join(seeds_of(now, *spaces))}")
+    says("strategies10", f"the one before in {' and '.join(seeds_of(before, *spaces))}")
+
+
 def test_strategies_prior5() -> None:
     for strategy in ("prior", "forest"):
         found = summaries("strategies_prior5", strategy)
