@@ -78,7 +78,7 @@ class Forest:
         """Why those failed that did."""
         self._settled = set[int]()
         self._batch = deque[int]()
-        _forests()  # imports scikit-learn before the first answer
+        self._regressor, self._classifier = _forests()
         self._searched = searched
         self._features = self._rows()
 
@@ -157,15 +157,15 @@ class Forest:
 
         latencies, failures = self._evidence()
         measured, features = list(latencies), np.ascontiguousarray(self._seen())
-        regressor, classifier = _forests()
         options = {"n_estimators": TREES, "max_features": COLUMNS, "random_state": rng.randrange(2**31), "n_jobs": 1}
-        forest = regressor(**options).fit(features[measured], np.log([latencies[c] for c in measured]))
+        forest = self._regressor(**options).fit(features[measured], np.log([latencies[c] for c in measured]))
         rows = features[candidates]
         predicted = np.stack([tree.predict(rows, check_input=False) for tree in forest.estimators_])
         scores: NDArray[np.float64] = OPTIMISM * predicted.std(axis=0) - predicted.mean(axis=0)
         if failures:
             failed = [False] * len(measured) + [True] * len(failures)
-            chances = classifier(**options).fit(features[measured + failures], failed).predict_proba(rows)[:, -1]
+            classifier = self._classifier(**options).fit(features[measured + failures], failed)
+            chances = classifier.predict_proba(rows)[:, -1]
             scores[chances > LIKELY] -= np.ptp(scores) + 1.0
         return scores
 
