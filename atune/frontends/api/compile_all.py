@@ -184,7 +184,7 @@ Use = Callable[[Artifact | None], T]
 
 def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
     """Do what `with_library_async` does, blocking. Works inside a running event loop too."""
-    plain = _plain(settings)
+    plain = plain_settings(settings)
     found = _stored(workload, target, plain)
     if found is not None or in_worker():
         return use(found)
@@ -199,14 +199,14 @@ async def with_library_async(workload: Workload, target: Target, settings: Compi
     worker process may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed` if the
     kernel fails to compile. Cancelling it ends the worker.
     """
-    plain = _plain(settings)
+    plain = plain_settings(settings)
     found = await anyio.to_thread.run_sync(_stored, workload, target, plain)
     if found is not None or in_worker():
         return await anyio.to_thread.run_sync(use, found)
     return await _built(workload, target, plain, use)
 
 
-def _plain(settings: CompileSettings) -> CompileSettings:
+def plain_settings(settings: CompileSettings) -> CompileSettings:
     """Return `settings` for compiling one kernel as tilelang does."""
     return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None)
 

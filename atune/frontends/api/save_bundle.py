@@ -27,7 +27,7 @@ from atune.journal.result import Result
 from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
 from atune.model.device import Target
-from atune.model.settings import CPU_FLAGS, CompileSettings
+from atune.model.settings import CPU_FLAGS
 from atune.reporting.sets.bundle_rule import rules, with_regret
 from atune.reporting.sets.compare import of_result
 from atune.reporting.sets.reading import manifest_of, plain_problem
@@ -241,12 +241,11 @@ async def _compiled(result: Result, header: RunStarted, workload: Workload | Non
     """Compile a winner in a worker, as tilelang alone does."""
     import anyio.to_thread
 
-    from atune.frontends.api.compile_all import compiled, compilers, raise_failures
+    from atune.frontends.api.compile_all import compiled, compilers, plain_settings, raise_failures
     from atune.frontends.api.resume import options_of, origin_of
 
     assert result.best is not None, "it was checked"
-    settings: CompileSettings = options_of(header)["compile"]
-    settings = msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None)
+    settings = plain_settings(options_of(header)["compile"])
     ref = origin_of(header) if workload is None else ship(workload.at(thaw(header.arguments)))
     async with compilers(ref, header.target, settings) as (machine, run):
         spec = await machine.describe(seed=int(header.settings.get("seed", 0)))
