@@ -12,7 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import pytest
+from rounds import Run, waited
 from strategies import interval
 
 from atune.frontends.api.resume import read_state
@@ -334,7 +336,7 @@ def test_scaling_whole() -> None:
     runs = {run["variant"]: run for run in stored("scaling_whole/5_percent/result.json")["runs"]}
     one, two = runs["1 device, 5%"], runs["2 devices, 5%"]
     says("scaling_whole", f"{one['result_s']:.1f} s on one GPU and {two['result_s']:.1f} s on two")
-    idle = [100 * (1 - run["stages"]["benchmark_s"] / run["devices"] / run["measuring_s"]) for run in (one, two)]
+    idle = [100 * (waited(msgspec.convert(run, Run)) or 0) for run in (one, two)]
     says("scaling_whole", f"{idle[0]:.0f} and {idle[1]:.0f} % of the time")
     assert not two["excluded"]
     events = read(RESULTS / "scaling_whole" / "two_devices.jsonl.xz")
