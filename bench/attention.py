@@ -1,6 +1,7 @@
 """Flash attention, forward: a space without a block order to choose, and a kernel of two products and a softmax.
 
 python -m atune tune bench/attention.py:WORKLOAD
+python -m atune tune bench/attention.py:UNFILTERED --budget 5%
 
 Its candidates share none of what the matrix products' do: no two differ in their swizzle alone, and the bodies of their
 loops differ with every tile. After T. Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, algorithm 1.
@@ -105,19 +106,30 @@ def fits(block_M: int, block_N: int, num_stages: int, threads: int) -> bool:
     return block_M * 128 // threads in (64, 128) and shared_bytes <= SHARED_BYTES
 
 
-WORKLOAD = atune.Workload(
-    attention,
-    atune.Space(
-        block_M=[64, 128],
-        block_N=[32, 64, 128],
-        num_stages=[1, 2, 3],
-        threads=[128, 256],
-        where=fits,
-    ),
-    arguments={"batch": BATCH, "heads": HEADS, "length": LENGTH, "width": WIDTH, "causal": CAUSAL},
-    reference=reference,
-    atol=0.016,  # sums of rounded products that nearly cancel: of 16.7 million elements 3 were off by up to 0.008
-    name="attention",
-    flops=4.0 * BATCH * HEADS * LENGTH**2 * WIDTH / (2 if CAUSAL else 1),
-    bytes=8.0 * BATCH * HEADS * LENGTH * WIDTH,
+def workload(space: atune.Space, name: str) -> atune.Workload:
+    return atune.Workload(
+        attention,
+        space,
+        arguments={"batch": BATCH, "heads": HEADS, "length": LENGTH, "width": WIDTH, "causal": CAUSAL},
+        reference=reference,
+        atol=0.016,  # sums of rounded products that nearly cancel: of 16.7 million elements 3 were off by up to 0.008
+        name=name,
+        flops=4.0 * BATCH * HEADS * LENGTH**2 * WIDTH / (2 if CAUSAL else 1),
+        bytes=8.0 * BATCH * HEADS * LENGTH * WIDTH,
+    )
+
+
+WORKLOAD = workload(
+    atune.Space(block_M=[64, 128], block_N=[32, 64, 128], num_stages=[1, 2, 3], threads=[128, 256], where=fits),
+    "attention",
 )
+UNFILTERED = workload(
+    atune.Space(
+        block_M=[64, 128, 192, 256],
+        block_N=[32, 64, 96, 128, 160],
+        num_stages=[1, 2, 3, 4],
+        threads=[128, 256, 384],
+    ),
+    "attention, unfiltered",
+)
+"""240 configurations. Nothing sorts out those that a device cannot run."""
