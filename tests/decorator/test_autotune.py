@@ -112,6 +112,24 @@ def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.Monk
         tuned(multiply).compile(n=64)
 
 
+def test_a_number_at_run_time_may_have_a_default(tuned: Any) -> None:
+    """As with tilelang; a call that gives another one uses the same kernel."""
+
+    @tilelang.jit(target="c", execution_backend="cython")
+    def tripled(A, by: T.int32 = 3, block: int = 16):  # type: ignore[no-untyped-def]
+        n = T.const("n")
+        A: T.Tensor[[n], T.int32]
+        B = T.empty((n,), T.int32)
+        with T.Kernel(T.ceildiv(n, block), threads=1) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] * by
+        return B
+
+    kernel, A = tuned(tripled, reference=product), torch.arange(64, dtype=torch.int32)
+    assert torch.equal(kernel(A), A * 3) and torch.equal(kernel(A, 5), A * 5)
+    assert len(kernel.winners.known) == 1
+
+
 def test_symbolic_dimensions_by_name(tuned: Any) -> None:
     """An explicit variable among the arguments, on the lazy and on the eager path."""
     kernel = tuned(scale_jit, reference=doubled, hints={"factor": 2}, symbols={"n": 128})

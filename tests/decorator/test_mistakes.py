@@ -112,6 +112,20 @@ def test_an_eager_kernel_that_cannot_be_traced_is_shown_with_its_line(tmp_path: 
     assert source.strip().startswith("n = T.const(") and source[caret.index("^")] == "m"
 
 
+def test_a_tensor_that_a_call_lacks_is_named_before_anything_is_tuned(tmp_path: Path) -> None:
+    @tilelang.jit(target="c", execution_backend="cython")
+    def add(A, B, block: int = 16):  # type: ignore[no-untyped-def]
+        n = T.const("n")
+        A: T.Tensor[[n], T.float32]
+        B: T.Tensor[[n], T.float32]
+        return T.empty((n,), "float32")
+
+    kernel = atune.autotune(add, space={"block": [16, 64]}, cache=tmp_path)
+    with pytest.raises(TypeError, match=r"^add lacks the argument 'B'$"):
+        kernel(torch.zeros(64))
+    assert not kernel.known()
+
+
 # Decorators in the wrong order, and other things in place of a kernel
 
 

@@ -109,8 +109,8 @@ def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, ar
             return lambda args, kwargs: run(*args)
         positions = [places[name] for name in names]
         return lambda args, kwargs: run(*[args[i] for i in positions])
-    order = [(places.get(name), name) for name in names]
-    return lambda args, kwargs: run(*[kwargs[name] if i is None else args[i] for i, name in order])
+    order = [(places.get(name), name, signature.parameters[name].default) for name in names]
+    return lambda args, kwargs: run(*[kwargs.get(n, value) if i is None else args[i] for i, n, value in order])
 
 
 class TunedKernel(TunableKernel):
@@ -193,6 +193,8 @@ class TunedKernel(TunableKernel):
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
         call = self.call_of(args, kwargs)
+        if lacking := [name for name in call.names if name not in call.given.values]:
+            raise TypeError(f"{self.__name__} lacks the argument {lacking[0]!r}")
         if call.eager and not self._at_run_time:
             places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
             self._at_run_time = frozenset({*call.names, *places})

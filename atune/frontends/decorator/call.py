@@ -79,7 +79,7 @@ class Call:
         if self.explicit:
             self.arguments = self.given.given
             return
-        self.tensors = {n: self.given.given[n] for n in self.names if n in self.given.given}
+        self.tensors = {n: self.given.values[n] for n in self.names if n in self.given.values}
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
         plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
         self.arguments = {name: self._data(name, value) for name, value in plain.items()}
