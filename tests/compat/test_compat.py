@@ -253,8 +253,9 @@ def test_what_only_the_run_can_find_is_a_value_error_too() -> None:
 
 
 def test_mistakes_are_value_errors_too() -> None:
-    with pytest.raises(ArgumentError, match=r"autotune needs its configs: write @autotune\(configs=...\)"):
-        autotune(scaled, configs=BLOCKS)
+    for given in ({}, {"configs": BLOCKS}):
+        with pytest.raises(ArgumentError, match=r"autotune needs its configs: write @autotune\(configs=...\)"):
+            autotune(scaled, **given)
     with pytest.raises(ArgumentError, match=r"@autotune goes above @tilelang.jit, over a kernel function"):
         autotune(configs=BLOCKS)(scaled)
 

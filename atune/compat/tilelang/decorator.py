@@ -133,9 +133,9 @@ def autotune(func: Any = None, **options: Any) -> Any:
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """
-    given = AutotuneArgs(**options)
     if func is not None:
         raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")
+    given = AutotuneArgs(**options)
 
     def decorated(impl: Any) -> AutoTuneImpl:
         if not hasattr(impl, "get_tir"):
