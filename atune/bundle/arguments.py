@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.bundle.errors import WrongArguments
-from atune.bundle.manifest import BundledKernel, BundleParam, Sizes
+from atune.bundle.manifest import BundledKernel, BundleParam, Sizes, named
 
 Problem = dict[str, Any]
 PLAIN = frozenset({int, float, bool})
@@ -21,13 +21,17 @@ _OPERATORS: Mapping[type[ast.operator], Any] = {
 
 
 class Misfit(NamedTuple):
-    """Why a kernel does not take a call's arguments. `step`: which check failed, of `COUNT` to `LAYOUT`."""
+    """Why a kernel does not take a call's arguments. `step`: which check failed, of `COUNT` to `LAYOUT`.
+
+    `position`: of the parameter.
+    """
 
     step: int
     why: str
+    position: int = 0
 
 
-COUNT, KIND, DEVICE, DTYPE, RANK, SHAPE, LAYOUT = range(7)
+COUNT, KIND, DEVICE, DTYPE, RANK, SHAPE, AGREE, LAYOUT = range(8)
 
 
 def positions(kernel: BundledKernel, count: int) -> tuple[int, ...] | None:
@@ -42,7 +46,8 @@ def fit(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[st
     given = positions(kernel, len(arguments))
     if given is None:
         n, most = len(kernel.inputs), len(kernel.params)
-        return Misfit(COUNT, f"the kernel takes {n} inputs, or all {most} parameters; got {len(arguments)} arguments")
+        inputs = f"{n} input{'s' * (n != 1)}"
+        return Misfit(COUNT, f"the kernel takes {inputs}, or all {most} parameters; got {len(arguments)} arguments")
     sizes: dict[str, int] = {}
     home = next((one.device for one in arguments if one.__class__ not in PLAIN), None)
     found = [_fit_one(kernel.params[i], i, one, home, target, sizes) for i, one in zip(given, arguments, strict=True)]
@@ -73,8 +78,13 @@ def _fit_one(
     if len(shape) != len(param.shape):
         wanted = f"{len(param.shape)} dimension{'s' * (len(param.shape) != 1)}"
         return Misfit(RANK, f"{where}: the kernel takes {wanted}; got {dtype} {list(shape)}")
+    before = dict(sizes)
     if not _bind(param.shape, shape, sizes):
-        return Misfit(SHAPE, f"{where}: no kernel takes {dtype} {list(shape)} here")
+        if _bind(param.shape, shape, {}):
+            return Misfit(
+                AGREE, f"{where}: {dtype} {list(shape)} disagrees with the tensors before it: {named(before)}"
+            )
+        return Misfit(SHAPE, f"{where}: no kernel takes {dtype} {list(shape)} here", position)
     declared: Sizes = contiguous(shape) if param.strides is None else param.strides
     kept = [(w, got) for w, got, size in zip(declared, strides, shape, strict=True) if size > 1]
     if 0 not in shape and not _bind([w for w, _ in kept], [got for _, got in kept], sizes):
@@ -158,8 +168,8 @@ def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
     return round(total, 9)
 
 
-def told_problem(kernels: Sequence[BundledKernel], arguments: Sequence[Any], named: Mapping[str, Any]) -> Problem:
-    """Return what is known of a call's problem: what is `named`, and what the tensors tell where no kernel takes them.
+def told_problem(kernels: Sequence[BundledKernel], arguments: Sequence[Any]) -> Problem:
+    """Return what a call's tensors tell of its problem where no kernel takes them.
 
     A dimension is that of an argument if it has the argument's name, or its value in every kernel. One that all
     kernels share tells nothing where its size is another now.
@@ -181,7 +191,7 @@ def told_problem(kernels: Sequence[BundledKernel], arguments: Sequence[Any], nam
             found[name] = sizes.pop()
         elif constant and not sizes:
             found[name] = value
-    return {**found, **named}
+    return found
 
 
 def _is_size_of(kernels: Sequence[BundledKernel], name: str, position: int, axis: int) -> bool:

@@ -86,6 +86,8 @@ class Bundle:
         if self._target == "cuda":
             prepare(self.folder)  # the first call should not wait for it
         self._plans: dict[Any, Plan] = {}
+        if not (misses is None or isinstance(misses, (str, os.PathLike)) or callable(misses)):
+            raise BundleError(f"misses must be a file or a function, got {misses!r}")
         told = MissFile(misses, [*self._kernels[0].problem]) if isinstance(misses, (str, os.PathLike)) else misses
         self._misses = Misses(told)
 
@@ -104,8 +106,8 @@ class Bundle:
                 key = key, tuple(sorted(problem.items()))
             known = self._plans.get(key)
         except (AttributeError, TypeError):
-            wrong = next((one for one in arguments if one.__class__ not in PLAIN and not hasattr(one, "stride")), None)
-            what = f"the problem {problem}" if wrong is None else f"an argument of {type(wrong)}"
+            wrong = [type(one) for one in arguments if one.__class__ not in PLAIN and not hasattr(one, "stride")]
+            what = f"an argument of {wrong[0]}" if wrong else f"the problem {problem}"
             raise WrongArguments(f"a bundle takes torch tensors and numbers; got {what}") from None
         return (known or self._planned(key, arguments, problem))(arguments)
 
@@ -148,12 +150,15 @@ class Bundle:
                 misfits.append(found)
             else:
                 taking[position] = kernel, found
+        for name, size in next((sizes for _, sizes in taking.values()), {}).items():
+            if problem.get(name, size) != size:
+                raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
         exact = [(k, sizes) for k, sizes in taking.values() if distance(k.problem, {**sizes, **problem}) == 0]
         if len(exact) > 1:
             raise WrongArguments(_ambiguous([kernel.problem for kernel, _ in exact]))
         if exact:
             return exact[0], None
-        nearest_fit = max(misfits, key=lambda one: one.step, default=None)
+        nearest_fit = max(misfits, key=lambda one: (one.step, one.position), default=None)
         if not taking and nearest_fit is not None and nearest_fit.step != SHAPE:
             raise WrongArguments(nearest_fit.why)
         return self._missed(taking, nearest_fit, arguments, problem)
@@ -170,11 +175,12 @@ class Bundle:
         used, by = self._instead(taking, call)
         alike = [kernel for kernel, _ in taking.values()] or self._kernels
         shapes = [list(one.shape) for one in arguments if one.__class__ not in PLAIN]
-        told = {**told_problem(alike, arguments, problem), **call}
+        told = {**told_problem(alike, arguments), **call}
         miss = self._misses.entry(Miss(shapes, told, None if used is None else dict(used[0].problem), by))
         if used is None:
             self._misses.count(miss)
-            why = f"no problem has {named(call)}" if nearest_fit is None or taking else nearest_fit.why
+            which = "no problem of such tensors" if call == problem else "no problem"
+            why = f"{which} has {named(call)}" if nearest_fit is None or taking else nearest_fit.why
             more = "" if taking else "; its kernels are compiled for fixed sizes"
             more += ", and the call is outside of its rule" if taking and self._rules else ""
             raise OutsideProblems(f"{why}; the bundle {self.digest[:12]} has {self._listed()}{more}")

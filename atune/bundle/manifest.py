@@ -68,7 +68,8 @@ class Rule(NamedTuple):
         have fixed, must be the same in all problems.
         """
         for name, (least, most) in self.sizes.items():
-            if not least <= call.get(name, math.inf if least < most else least) <= most:
+            size = call.get(name, math.inf if least < most else least)
+            if isinstance(size, str) or not least <= size <= most:
                 return ()
         if any(call.get(name, value) != value for name, value in self.others.items()):
             return ()

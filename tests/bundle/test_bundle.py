@@ -101,6 +101,16 @@ def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -
     assert found.misses()[0]["count"] == 1
 
 
+def test_of_kernels_of_fixed_sizes_the_one_that_nearly_fits_says_why(tmp_path: Path) -> None:
+    """And a size that is named wrongly is none of these tensors' problem."""
+    sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
+    found = load(write(tmp_path, [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]))
+    with pytest.raises(OutsideProblems, match=r"parameter 1: no kernel takes float32 \[65\] here"):
+        found(ones(64), ones(65))
+    with pytest.raises(OutsideProblems, match="no problem of such tensors has N=32; the bundle .* has N=32; N=64"):
+        found(ones(64), N=32)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -108,12 +118,16 @@ def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -
         (lambda f: f(torch.ones(128)[::2]), r"takes a contiguous tensor; got one with strides \[2\]"),
         (lambda f: f(torch.ones(64, device="meta")), "takes tensors on cpu; got one on meta"),
         (lambda f: f(torch.ones(64), torch.ones(64, device="meta")), "parameter 1: the kernel takes tensors on cpu"),
-        (lambda f: f(), "takes 1 inputs, or all 2 parameters; got 0 arguments"),
+        (lambda f: f(), "takes 1 input, or all 2 parameters; got 0 arguments"),
         (lambda f: f(3), r"parameter 0: the kernel takes a tensor of float32 \['n'\]; got 3"),
         (lambda f: f([1.0]), "torch tensors and numbers; got an argument of <class 'list'>"),
         (lambda f: f(torch.ones(64), N=64), "no problem of the bundle has 'N': by name a call gives n"),
         (lambda f: f(torch.ones(64, 2)), r"parameter 0: the kernel takes 1 dimension; got float32 \[64, 2\]"),
         (lambda f: f(torch.ones(64), n=[64]), "got the problem"),
+        (lambda f: f(None), "torch tensors and numbers; got an argument of <class 'NoneType'>"),
+        (lambda f: f(torch.ones(64), n=1024), "n=1024 is given by name, and the tensors have n=64"),
+        (lambda f: f(torch.ones(64), n="64"), "n='64' is given by name, and the tensors have n=64"),
+        (lambda f: f(torch.ones(64), torch.ones(65)), r"float32 \[65\] disagrees with the tensors before it: n=64"),
     ],
 )
 def test_arguments_that_no_kernel_takes(call: Any, message: str, tmp_path: Path) -> None:

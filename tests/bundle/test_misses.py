@@ -15,7 +15,7 @@ from bundles import TWO, entry, write
 from processes import environment
 
 from atune import Problems
-from atune.bundle import OutsideProblems, load, misses
+from atune.bundle import BundleError, OutsideProblems, load, misses
 from atune.bundle.misses import Misses, MissFile
 
 CALLS = """
@@ -151,3 +151,5 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> No
     write(tmp_path / "b", TWO)
     with pytest.raises(OSError, match="Is a directory"):
         load(tmp_path / "b", misses=tmp_path)
+    with pytest.raises(BundleError, match="misses must be a file or a function, got 3"):
+        load(tmp_path / "b", misses=3)  # type: ignore[arg-type]

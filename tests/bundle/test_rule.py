@@ -61,6 +61,13 @@ def test_a_rule_is_for_problems_that_are_otherwise_equal(tmp_path: Path) -> None
         found(torch.ones(100), far=False)
 
 
+def test_a_size_that_is_text_is_outside_of_the_rule(tmp_path: Path) -> None:
+    problems = [entry("twice", {"n": 64, "groups": groups}) for groups in (2, 8)]
+    rule = {"others": {}, "sizes": {"n": [64, 64], "groups": [2, 8]}, "root": {"problems": [0, 1]}}
+    with pytest.raises(OutsideProblems, match="no problem has n=64, groups=4"):
+        load(write(tmp_path, problems, rule=[rule]))(torch.ones(64), groups="4")
+
+
 def test_a_rule_chooses_among_kernels_that_take_the_call(tmp_path: Path) -> None:
     """Of two widths, each with symbolic rows."""
     problems = []
