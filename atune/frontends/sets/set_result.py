@@ -18,6 +18,7 @@ from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
+from atune.reporting.sets.reading import why
 from atune.reporting.sets.regret import RegretMatrix, regret_matrix
 from atune.reporting.sets.rule import AnyRule
 from atune.workload.workload import Workload
@@ -118,7 +119,7 @@ def set_lines(found: SetResult) -> list[Line]:
         lines.append(Line(f"unfinished {text}", "attention"))
     for row in found:
         if not (row.won or row.unfinished):
-            lines.append(Line(f"failed     {row.problem}: {printable(why(row).splitlines()[0])}", "attention"))
+            lines.append(Line(f"failed     {row.problem}: {why(row)}", "attention"))
     lines += [Line(f"warning    {printable(text)}", "attention") for text in warnings(tried)]
     lines.append(Line(f"journals   {printable(str(found.folder))}", "dim"))
     if unfinished:
@@ -145,17 +146,10 @@ def warnings(results: Sequence[Result]) -> list[str]:
     return list({text: None for result in results for text in result.warnings})
 
 
-def why(row: TunedProblem) -> str:
-    """Return why a problem has no winner."""
-    from atune.frontends.api.blocking import no_winner_message
-
-    return row.error if row.error or row.result is None else no_winner_message(row.result)
-
-
 def row_line(row: TunedProblem) -> str:
     """Return what became of a problem, as one line."""
     if not row.won:
-        return f"{row.problem}: {printable(why(row).splitlines()[0])}"
+        return f"{row.problem}: {why(row)}"
     _, latency, default, _, winner = _cells(row)
     return f"{row.problem}: {latency} ms{f', {default} × default' if default else ''}; {winner}"
 

@@ -31,9 +31,9 @@ from atune.reporting.report import whole_page
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
 from atune.reporting.sets.maps import map_data, map_sections
+from atune.reporting.sets.reading import why
 from atune.reporting.sets.regret import RegretMatrix, regret_matrix
 from atune.reporting.sets.rule import AnyRule, Branch, Leaf, TreeRule
-from atune.reporting.summary import failure_groups, no_winner_line
 
 COLUMNS = 26
 """Most configurations whose regret the page shows: those that win most often."""
@@ -143,7 +143,7 @@ def _row(index: int, row: TunedProblem, weighted: bool, names: dict[str, str]) -
     cells += [f'<td class="n">{row.problem.weight:g}</td>'] * weighted
     if result is None or best is None:
         kind = "" if row.unfinished else ' class="bad"'
-        return f"<tr{kind}>{''.join(cells)}{'<td class=n>–</td>' * 3}<td>{breakable(_why(row))}</td></tr>"
+        return f"<tr{kind}>{''.join(cells)}{'<td class=n>–</td>' * 3}<td>{breakable(why(row))}</td></tr>"
     for value in (result.latency_ms, result.default_ratio, result.reference_ratio):
         shown = ">–" if value is None else f' data-v="{value:.9g}">{value:.3g}'
         cells.append(f'<td class="n"{shown}</td>')
@@ -151,14 +151,6 @@ def _row(index: int, row: TunedProblem, weighted: bool, names: dict[str, str]) -
     cells.append(f"<td><b>{names[row.problem.key]}</b> {config}</td>")
     copied = {"problem": row.problem.arguments, "config": best.config, "latency_ms": result.latency_ms}
     return f'<tr data-config="{escape(printable(json.dumps(copied, default=str)))}">{"".join(cells)}</tr>'
-
-
-def _why(row: TunedProblem) -> str:
-    """Return why a problem has no winner, on one line."""
-    if row.error or row.result is None:
-        return row.error.splitlines()[0] if row.error else "it could not be tuned"
-    groups = failure_groups(row.result.records)
-    return no_winner_line(row.result) + (f": {groups[0].message}" if groups else "")
 
 
 def _configurations(found: SetFindings) -> str:
@@ -275,7 +267,7 @@ def _each(rows: Sequence[TunedProblem]) -> str:
 def _details(row: TunedProblem) -> Iterator[str]:
     result = row.result
     if result is None or result.best is None:
-        yield f'<p class="bad">{breakable(_why(row))}.</p>'
+        yield f'<p class="bad">{breakable(why(row))}.</p>'
     else:
         yield figures_html(winner_figures(result))
         yield f"<p><code>{unbroken(describe_config(result.best.config)) or 'the defaults of the kernel'}</code></p>"

@@ -16,6 +16,7 @@ from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, journals_in
 from atune.model.candidate import config_key, describe_config, printable
+from atune.reporting.summary import failure_groups, no_winner_line
 
 Part = Result | str | os.PathLike[str] | Bundle
 Source = Part | Iterable["Part | TunedProblem"]
@@ -54,6 +55,14 @@ def results_of(source: Source) -> list[Result]:
     if not found:
         raise UsageError(f"{_shown(source)} has no journals: give a journal, a folder of *.jsonl, or a list of these")
     return found
+
+
+def why(row: TunedProblem) -> str:
+    """Return why a problem has no winner, on one line."""
+    if row.error or row.result is None:
+        return printable(next(iter(row.error.splitlines()), "it could not be tuned"))
+    groups = failure_groups(row.result.records)
+    return no_winner_line(row.result) + (f": {groups[0].line}" if groups else "")
 
 
 def header_of(result: Result) -> RunStarted:
