@@ -87,11 +87,24 @@ def test_weights_may_be_numbers_of_numpy() -> None:
     assert [type(one.weight) for one in problems] == [float, float] and problems[0].weight == 2
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "[{}]", "{", json.dumps([{"M": 1, "weight": "x"}])])
-def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UsageError):
-        Problems(tmp_path / "a.json")
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{}", "a.json: must be a list of objects"),
+        ("a.json", "[1]", "a.json, entry 1: each problem is a dictionary of arguments"),
+        ("a.json", "[{}]", "a.json, entry 1: each problem is a dictionary of arguments"),
+        ("a.json", "{", r"a.json: Expecting .*: give a .json, .jsonl or .csv file"),
+        ("a.txt", "M\n1\n", r"a.txt: Expecting .*: give a .json"),
+        ("a.jsonl", '{"M": 1}\n\n{"M": 2\n', r"a.jsonl, line 3: Expecting"),
+        ("a.json", json.dumps([{"M": 1, "weight": "x"}]), "the weight of M=1 must be above zero, got 'x'"),
+        *((f"a.{kind}", "", f"a.{kind}: the file has no problem") for kind in ("json", "jsonl", "csv")),
+        ("a.csv", "M,weight\n", "a.csv: the file has no problem"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_with_the_place(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        Problems(tmp_path / name)
 
 
 def test_sizes_of_the_command_line_are_numbers_or_text() -> None:

@@ -154,18 +154,29 @@ def read(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
                     raise UsageError(f"problems {path}, entry {number}: it needs a value for each column, got {row!r}")
                 rows.append({name: _cell(cell) for name, cell in row.items()})
         elif file.suffix == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            rows = []
+            for number, line in enumerate(text.splitlines(), 1):
+                rows += [_decoded(line, f"problems {path}, line {number}")] if line.strip() else []
         else:
-            rows = json.loads(text)
+            rows = _decoded(text, f"problems {path}") if text.strip() else []
     except OSError as error:
         raise UsageError(f"problems {path}: {error.strerror or error}: give a .json, .jsonl or .csv file") from error
-    except ValueError as error:
+    except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"problems {path}: {error}") from error
     if not isinstance(rows, list):
         raise UsageError(f'problems {path}: must be a list of objects, such as [{{"M": 1}}, {{"M": 2}}]')
+    if not rows:
+        raise UsageError(f"problems {path}: the file has no problem")
     for number, row in enumerate(rows, 1):
         _check_row(row, f"problems {path}, entry {number}")
     return rows
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}: give a .json, .jsonl or .csv file") from error
 
 
 def _check_row(row: Any, where: str) -> None:
