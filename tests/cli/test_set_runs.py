@@ -57,6 +57,10 @@ def test_a_set_is_one_run(folder: Path, capsys: Any) -> None:
     ended(folder / "0002.jsonl")
     assert main(["runs"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "toy", "3", "problems", "3", "now", NAME]
+    text = (folder / "set.json").read_text()
+    (folder / "set.json").write_text(json.dumps(json.loads(text)[:1]))
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "toy", "1", "problem", "1", "now", NAME]
     (folder / "set.json").write_text("{}")
     assert main(["runs"]) == 0
     assert "unreadable" in capsys.readouterr().out

@@ -152,7 +152,8 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
     if "error" in run:
         return number, run["state"], "", "", "", when, name
     if "problems" in run:
-        problem, best, done, total = f"{run['problems']} problems", "", run["ended"], run["problems"]
+        done, total, best = run["ended"], run["problems"], ""
+        problem = f"{total} problem{'s' * (total != 1)}"
     else:
         problem = _short(describe_config(run["problem"]).replace(", ", " "), PROBLEM)
         best = "none" if run["latency_ms"] is None else f"{run['latency_ms']:.4g} ms"
