@@ -107,7 +107,7 @@ def test_of_kernels_of_fixed_sizes_the_one_that_nearly_fits_says_why(tmp_path: P
     found = load(write(tmp_path, [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]))
     with pytest.raises(OutsideProblems, match=r"parameter 1: no kernel takes float32 \[65\] here"):
         found(ones(64), ones(65))
-    with pytest.raises(OutsideProblems, match="no problem of such tensors has N=32; the bundle .* has N=32; N=64"):
+    with pytest.raises(OutsideProblems, match=r"no problem of such tensors has N=32; the bundle \w{12} has N=32"):
         found(ones(64), N=32)
 
 
