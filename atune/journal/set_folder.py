@@ -73,6 +73,8 @@ def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Jour
             if folder.absolute().is_relative_to(cache_folder()):
                 make_private_folder(str(folder))
             folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
+            if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
+                raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
             lock = stack.enter_context(_locked(folder))
             known = listed(folder) if (folder / INDEX).exists() else {}
             for problem in problems:

@@ -21,9 +21,9 @@ def finished(path: Path) -> None:
 
 
 def test_both_readers_of_a_set_read_the_journals_that_it_lists_in_its_order(tmp_path: Path) -> None:
-    (tmp_path / "stray.jsonl").write_text("no journal\n")
     paths, lock = entered(tmp_path, PROBLEMS[::-1])
     lock.close()
+    (tmp_path / "stray.jsonl").write_text("no journal\n")
     finished(paths[2])
     finished(paths[0])
     assert journals_in(tmp_path) == [paths[0], paths[2]] == [tmp_path / "0000.jsonl", tmp_path / "0002.jsonl"]
@@ -62,6 +62,13 @@ def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
         entered(tmp_path, PROBLEMS)
     (tmp_path / "set.json").unlink()
     entered(tmp_path, PROBLEMS)[1].close()
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match="is no set's folder, and is not empty: give a new folder"):
+        entered(tmp_path, PROBLEMS)
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 @pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])

@@ -164,6 +164,16 @@ def test_a_set_without_any_winner_raises(tmp_path: Path) -> None:
     assert ["takes no argument 'm'" in row.error for row in read_set(tmp_path / "t")] == [True, True]
 
 
+def test_the_folder_of_all_runs_is_no_sets_folder_and_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    (old := tmp_path / "journals" / "old").mkdir(parents=True)
+    with pytest.raises(UsageError, match="journals is no set's folder, and is not empty"):
+        atune.run_set(SCALE, Problems(n=[256]), journal=old.parent, **FAST)
+    assert old.exists()
+
+
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(UsageError, match="there is no option 'budgt'"):
         atune.run_set(SCALE, Problems(n=1), budgt=3)  # type: ignore[call-arg]

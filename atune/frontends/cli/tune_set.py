@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import time
 from collections.abc import Awaitable, Callable
@@ -25,7 +24,7 @@ from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, row_line, set_data, set_lines
 from atune.frontends.sets.tuning import read_set, resume_set, tune_set
 from atune.journal.replay import POLL_S
-from atune.journal.set_folder import is_ended, is_set_written, journals_in, listed, tuned_problem
+from atune.journal.set_folder import is_ended, is_set, is_set_written, journals_in, listed, tuned_problem
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -44,7 +43,7 @@ def tune_set_command(
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
     folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))
-    if os.path.isdir(folder):
+    if is_set(Path(folder)):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
     options |= {"journal": folder, "into": arguments.into}
     return drive_set(partial(tune_set, workload, problems), options, folder, arguments, interrupts)

@@ -29,7 +29,7 @@ from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, delete_set, entered, journals_in, keep_errors, tuned_problems
+from atune.journal.set_folder import TunedProblem, delete_set, entered, is_set, journals_in, keep_errors, tuned_problems
 from atune.journal.state import State
 from atune.model.candidate import Config, config_key, printable
 from atune.model.device import Target
@@ -130,7 +130,7 @@ async def tune_set(
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 kept = f"what was measured is kept: atune resume {shlex.quote(str(folder))} continues"
                 error.add_note(f"tuning interrupted; {kept}")
-        elif Path(folder).is_relative_to(journals_folder()):
+        elif is_set(Path(folder)) and Path(folder).is_relative_to(journals_folder()):
             with suppress(OSError):
                 delete_set(Path(folder))  # `atune runs` lists what began
         raise
