@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from cache_entries import events, key
+from processes import environment
 
 from atune.frontends.cli.main import main
 from atune.journal.events import Event
@@ -57,7 +60,7 @@ def test_show(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, "clear", "--kernel", "gemm") == "1 results removed\n"
+    assert printed(capsys, "clear", "--kernel", "gemm") == "1 result removed\n"
     assert as_json(capsys, "clear", "--key", "zz") == {"removed": 0}
     assert as_json(capsys, "clear") == {"removed": 1}
     assert cache.entries() == []
@@ -66,7 +69,7 @@ def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, other = tmp_path / "results.json", str(tmp_path / "other")
     printed(capsys, "export", "--kernel", "gemm", "-o", str(file))
-    assert printed(capsys, "import", str(file), "--folder", other) == "1 results imported\n"
+    assert printed(capsys, "import", str(file), "--folder", other) == "1 result imported\n"
     assert as_json(capsys, "import", str(file), "--folder", other) == {"imported": 0}
     assert "The result was imported" in printed(capsys, "show", key().text, "--folder", other)
     assert json.loads(printed(capsys, "export", "--folder", other)) == json.loads(file.read_text())
@@ -89,18 +92,20 @@ def test_journals_are_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str
     journal(folder / "0002.jsonl", events(1.0), {"M": 3}, code="")
     journal(folder / "0003.jsonl", events(1.0, finished=False), {"M": 4})
     (folder / "0004.jsonl").write_bytes(b"")
+    other = journal(tmp_path / "y.jsonl", events(2.0), {"M": 7})
+    (folder / "0005.jsonl.xz").write_bytes(lzma.compress(other.read_bytes()))
     plain = journal(tmp_path / "plain.jsonl", events(2.0), {"M": 5})
     packed = tmp_path / "packed.jsonl.xz"
     packed.write_bytes(lzma.compress(journal(tmp_path / "x.jsonl", events(2.0), {"M": 6}).read_bytes()))
     assert main(["cache", "import", str(folder), str(plain), str(packed), "--folder", there]) == 0
     out, err = capsys.readouterr()
-    assert out == "3 results imported\n"
+    assert out == "4 results imported\n"
     assert [line.rpartition(": ")[2] for line in err.splitlines()] == [
         "it has no winner", "an older atune began the run, and did not record what its result depends on",
-        "it has not ended", "it has no winner",
+        "it has not ended",
     ]  # fmt: skip
     found = as_json(capsys, "ls", "--folder", there)["results"]
-    assert sorted(each["problem"]["M"] for each in found) == [1, 5, 6]
+    assert sorted(each["problem"]["M"] for each in found) == [1, 5, 6, 7]
     assert main(["cache", "import", str(plain), "--folder", there]) == 0
     out, err = capsys.readouterr()
     assert out == "0 results imported\n" and err == f"atune: {plain} is left out: it is there already\n"
@@ -132,7 +137,7 @@ def test_a_bucket_says_what_was_tuned_for_it(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not a file of exported results" in printed(capsys, "import", __file__, status=2)
+    assert f"{__file__}: this is not a file of exported results" in printed(capsys, "import", __file__, status=2)
     assert "cannot read" in printed(capsys, "import", str(tmp_path / "none"), status=2)
     assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
     assert "  import  " in printed(capsys)
@@ -152,3 +157,12 @@ def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.C
     lines = printed(capsys, "ls").splitlines()
     assert any("add" in line and "dtype=float32, M=m " in line for line in lines)
     assert any("none" in line and "no arguments" in line for line in lines)
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    ResultCache(tmp_path).path.write_bytes(b"no database" * 100)
+    command = [sys.executable, "-m", "atune", "cache", "ls", "--folder", str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "no results\n")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("atune: warning: ") and str(tmp_path) in line

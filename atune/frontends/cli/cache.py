@@ -99,7 +99,7 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     removed = _cache(arguments).clear(kernel=arguments.kernel, key=arguments.key)
-    print_out(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed")
+    print_out(json.dumps({"removed": removed}) if arguments.json else f"{_results(removed)} removed")
     return 0
 
 
@@ -114,7 +114,7 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.json:
         print_out(json.dumps({"exported": count, "file": arguments.output}))
     else:
-        print_message(f"{count} results exported to {arguments.output}", kind="")
+        print_message(f"{_results(count)} exported to {arguments.output}", kind="")
     return 0
 
 
@@ -122,21 +122,30 @@ def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.errors import UsageError
     from atune.frontends.cli.runs import find_journal
     from atune.journal.reader import is_journal, read
+    from atune.journal.set_folder import journals_in
 
     cache, count = _cache(arguments), 0
     for path in map(Path, map(find_journal, arguments.files)):
-        journals = sorted(path.glob("*.jsonl")) if path.is_dir() else [path] if is_journal(path) else []
+        journals = journals_in(path) if path.is_dir() else [path] if is_journal(path) else []
         if path.is_dir() and not journals:
             raise UsageError(f"{path} has no journals: give a journal, a set's folder, or a file of export")
         if not journals:
-            count += cache.merge(read_input(str(path)))
+            data = read_input(str(path))
+            try:
+                count += cache.merge(data)
+            except UsageError as error:
+                raise UsageError(f"{path}: {error}") from error
         for journal in journals:
-            why = cache.put_run(read(journal)) if journal.stat().st_size else "it has no winner"
+            why = cache.put_run(read(journal))
             count += not why
             if why:
                 print_message(f"{journal} is left out: {why}", kind="")
-    print_out(json.dumps({"imported": count}) if arguments.json else f"{count} results imported")
+    print_out(json.dumps({"imported": count}) if arguments.json else f"{_results(count)} imported")
     return 0
+
+
+def _results(count: int) -> str:
+    return f"{count} result{'s' * (count != 1)}"
 
 
 def _plain(entry: CacheEntry) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _run(argv, keep=False)
     prepare()
+    warnings.showwarning = lambda message, *_: print_message(str(message), kind="warning: ")
     try:
         return _run(sys.argv[1:], keep=True)
     finally:
