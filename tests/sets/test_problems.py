@@ -60,7 +60,7 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
         (lambda: Problems([1]), "each problem is a dictionary"),
         (lambda: Problems([{"M": 1}, {"N": 1}]), "N=1 and M=1 differ in the names"),
-        (lambda: Problems(PAIRS, weights=[1]), "1 weights for 2 problems"),
+        (lambda: Problems(PAIRS, weights=[1]), "1 weights for a list of 2 problems"),
         (lambda: Problems(PAIRS, weights=[1, 0]), "the weight of M=2, N=8 must be above zero, got 0"),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),

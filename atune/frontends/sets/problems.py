@@ -51,7 +51,9 @@ class Problems(Sequence[Problem]):
         rows = _rows(given)
         if weights is not None:
             if len(weights) != len(rows):
-                raise UsageError(f"Problems: {len(weights)} weights for {len(rows)} problems: give one for each")
+                raise UsageError(
+                    f"Problems: {len(weights)} weights for a list of {len(rows)} problems: give one for each"
+                )
             rows = [{**row, WEIGHT: weight} for row, weight in zip(rows, weights, strict=True)]
         values = {name: _values(value) for name, value in sizes.items()}
         if twice := [name for name in values if any(name in row for row in rows)]:

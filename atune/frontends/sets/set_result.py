@@ -108,9 +108,10 @@ def set_lines(found: SetResult) -> list[Line]:
     """Return a set's result for a screen: the table, the counts, what failed, and where the journals are."""
     tried = [row.result for row in found if row.result is not None]
     measured = sum(one.measured for one in tried)
-    lines = [Line(text) for text in aligned([HEADS, *(_cells(row) for row in found.winners)]).splitlines()]
+    rows = [_cells(row) for row in found.winners]
+    lines = [*map(Line, aligned([HEADS, *rows]).splitlines()), Line("")] if rows else []
     counts = f"{len(found.winners)} of {len(found)} with a winner; {measured} candidates measured"
-    lines += [Line(""), Line(f"problems   {counts}", "strong")]
+    lines.append(Line(f"problems   {counts}", "strong"))
     if len(found.winners) > 1 and (few := _cover_line(found)):
         lines.append(Line(f"cover      {few}"))
     if unfinished := [row for row in found if row.unfinished]:

@@ -110,7 +110,7 @@ async def tune_set(
     own = {name: given.pop(name, None) for name in ("journal", "on_result", "into")}
     folder, on_result, into = own.values()
     completed("tune_set", given)
-    checked("tune_set: ", own, SetOptions)
+    checked("tune_set", own, SetOptions)
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
