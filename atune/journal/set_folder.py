@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -64,9 +64,11 @@ def is_set(path: Path) -> bool:
 def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Journal]:
     """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
 
-    A journal that a killed run left without a whole line is removed. Also returns what keeps other runs out of the
-    folder, until it is closed. Raises `UsageError` if the folder is another thing, or cannot be written, and
-    `JournalError` while another run writes it.
+    Where nothing has begun, it has those problems alone. A journal that a killed run left without a whole line is
+    removed. Also returns what keeps other runs out of the folder, until it is closed.
+
+    Raises `UsageError` if the folder is another thing, or cannot be written, and `JournalError` while another run
+    writes it.
     """
     with ExitStack() as stack:
         try:
@@ -76,11 +78,11 @@ def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Jour
             if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
                 raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
             lock = stack.enter_context(_locked(folder))
-            known = listed(folder) if (folder / INDEX).exists() else {}
+            known = listed(folder) if is_set(folder) and journals_in(folder) else {}
             for problem in problems:
                 before = known.get(problem.key)
                 known[problem.key] = SetEntry(problem, f"{len(known):04}.jsonl" if before is None else before.journal)
-            check_same_names([one.problem for one in known.values()])
+            check_same_names([one.problem for one in known.values()], f"journal {folder}")
             _write(folder, known.values())
             journals = [known[problem.key].path(folder) for problem in problems]
             for journal in journals:
@@ -97,6 +99,14 @@ def keep_errors(folder: Path, errors: Mapping[str, str]) -> None:
     known = listed(folder)
     with suppress(OSError):
         _write(folder, [msgspec.structs.replace(one, error=errors.get(key, one.error)) for key, one in known.items()])
+
+
+def forget_added(folder: Path, had: Collection[str]) -> None:
+    """Reduce a set's list to what it had, by keys, unless another one has begun. A full disk costs only that."""
+    entries = listed(folder)
+    if not any(is_begun(one.path(folder)) for key, one in entries.items() if key not in had):
+        with suppress(OSError):
+            _write(folder, [entries[key] for key in had])
 
 
 def _write(folder: Path, entries: Iterable[SetEntry]) -> None:

@@ -27,11 +27,11 @@ class Problem(msgspec.Struct, frozen=True):
         return describe_config(self.arguments)
 
 
-def check_same_names(problems: Sequence[Problem]) -> None:
-    """Raise `UsageError` where problems differ in the names of their arguments."""
+def check_same_names(problems: Sequence[Problem], where: str) -> None:
+    """Raise `UsageError`, naming `where`, where problems differ in the names of their arguments."""
     for one in problems:
         if one.arguments.keys() != problems[0].arguments.keys():
-            raise UsageError(f"Problems: {one} and {problems[0]} differ in the names of their arguments")
+            raise UsageError(f"{where}: {one} and {problems[0]} differ in the names of their arguments")
 
 
 def is_size(value: Any) -> bool:

@@ -10,7 +10,7 @@ from event_streams import Stream, write
 
 import atune.sets
 from atune.errors import JournalError, UsageError
-from atune.journal.set_folder import entered, is_ended, journals_in, keep_errors, listed, tuned_problems
+from atune.journal.set_folder import entered, forget_added, is_ended, journals_in, keep_errors, listed, tuned_problems
 from atune.model.problem import Problem
 
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
@@ -69,6 +69,28 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no set's folder, and is not empty: give a new folder"):
         entered(tmp_path, PROBLEMS)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_where_nothing_has_begun_the_problems_are_replaced(tmp_path: Path) -> None:
+    entered(tmp_path, [Problem({"m": 1})])[1].close()
+    [path], lock = entered(tmp_path, [Problem({"M": 1})])
+    lock.close()
+    assert [str(row.problem) for row in tuned_problems(tmp_path)] == ["M=1"]
+    finished(path)
+    with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 differ in the names"):
+        entered(tmp_path, [Problem({"m": 1})])
+
+
+def test_problems_that_were_added_are_forgotten_unless_one_has_begun(tmp_path: Path) -> None:
+    paths, lock = entered(tmp_path, PROBLEMS)
+    lock.close()
+    had = {PROBLEMS[0].key}
+    finished(paths[2])
+    forget_added(tmp_path, had)
+    assert len(listed(tmp_path)) == 3
+    paths[2].unlink()
+    forget_added(tmp_path, had)
+    assert listed(tmp_path).keys() == had
 
 
 @pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])

@@ -236,7 +236,9 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
 def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="it has problems of scale, and this is other work"):
         atune.run_set(f"{KERNELS}:FREE", [{"n": 128}], journal=tuned[0].folder, **FAST)
-    assert {row.result.header.workload for row in read_set(tuned[0].folder) if row.result is not None} == {"scale"}
+    assert {row.result and row.result.header and row.result.header.workload for row in read_set(tuned[0].folder)} == {
+        "scale"
+    }, "and the other problem is not listed"
     with pytest.raises(UsageError, match="m=1 and n=256 differ in the names"):
         atune.run_set(SCALE, [{"m": 1}], journal=tuned[0].folder, **FAST)
     with pytest.raises(UsageError, match="cannot be written"):

@@ -79,7 +79,7 @@ class Problems(Sequence[Problem]):
         self._problems = tuple(found.values())
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
-        check_same_names(self._problems)
+        check_same_names(self._problems, "Problems")
 
     def __len__(self) -> int:
         return len(self._problems)

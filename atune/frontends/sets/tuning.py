@@ -29,7 +29,17 @@ from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, delete_set, entered, is_set, journals_in, keep_errors, tuned_problems
+from atune.journal.set_folder import (
+    TunedProblem,
+    delete_set,
+    entered,
+    forget_added,
+    is_set,
+    journals_in,
+    keep_errors,
+    listed,
+    tuned_problems,
+)
 from atune.journal.state import State
 from atune.model.candidate import Config, config_key, printable
 from atune.model.device import Target
@@ -190,6 +200,15 @@ class _SetRun:
 
     async def all(self) -> SetResult:
         """Tune every problem."""
+        had = listed(self._folder) if is_set(self._folder) else {}
+        try:
+            return await self._all()
+        except JournalError as error:
+            if had and not isinstance(error.__cause__, OSError):  # other work, of which the set gets nothing
+                forget_added(self._folder, had)
+            raise
+
+    async def _all(self) -> SetResult:
         host = SharedServer(self._at_once, min(PLACES, self._at_once))
         async with AsyncExitStack() as stack:
             self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
