@@ -9,6 +9,7 @@ import ast
 import copy
 import hashlib
 import importlib.util
+import inspect
 import linecache
 import os
 import pickle
@@ -131,10 +132,10 @@ def ship(workload: Workload) -> PickleRef:
         try:
             packed = pack((_without_kernels(workload), _annotation_globals(functions)))
         except Exception as error:
-            culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
+            culprit = next((f"{n} {_uses(f)}" for n, f in parts_of(workload) if not can_be_sent(f)), "")
             raise WorkloadError(
-                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}). Functions must not hold "
-                "locks, files, CUDA streams or the like in their closure or defaults"
+                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}). Functions must not use "
+                "locks, files, CUDA streams or the like from outside"
             ) from error
     parts = [part for _, part in parts_of(workload)]
     sent_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
@@ -255,12 +256,23 @@ def _workloads_of(module: ModuleType) -> list[str]:
     return list(reversed(found.values()))
 
 
-def _pickles(part: Any) -> bool:
+def can_be_sent(part: Any) -> bool:
+    """Tell whether `part` can be sent to other processes. A closure over a lock, for example, cannot."""
     try:
         pack(part)
-    except Exception:
+    except Exception:  # pickling may raise anything
         return False
     return True
+
+
+def _uses(part: Any) -> str:
+    """Return which variable from outside keeps a function from being pickled; empty where none is found."""
+    with suppress(TypeError):  # no function of Python
+        used = inspect.getclosurevars(function_of(part))
+        for name, value in {**used.globals, **used.nonlocals}.items():
+            if not can_be_sent(value):
+                return f"uses {name!r} and "
+    return ""
 
 
 def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
@@ -285,7 +297,7 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
             continue
         for name in (*names(function.__code__), *annotation_names(function)):
             value = function.__globals__.get(name)
-            if value is not None and not isinstance(value, Workload) and _pickles(value):
+            if value is not None and not isinstance(value, Workload) and can_be_sent(value):
                 found[name] = value
     return found
 

@@ -22,7 +22,7 @@ from atune.model.space import Space
 from atune.stages.frontend.frontend import encode
 from atune.workload.definition import function_of, signature_of
 from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.packing import LazyCallback, pack
+from atune.workload.packing import LazyCallback
 
 _active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autotune_inputs", default=())
 
@@ -87,15 +87,6 @@ def judging(check: Callable[..., Any] | None, with_reference: bool) -> Callable[
 
 def _check(check: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
     return check(outputs)
-
-
-def can_be_sent(callback: Callable[..., Any]) -> bool:
-    """Tell whether `callback` can be sent to other processes. A closure over a lock, for example, cannot."""
-    try:
-        pack(callback)
-    except Exception:  # pickling may raise anything
-        return False
-    return True
 
 
 def _tilelang_param(parameter: KernelParam) -> Any:
