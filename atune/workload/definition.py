@@ -49,9 +49,10 @@ class Workload:
     def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
         refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
         given: WorkloadOptions = complete("Workload", options, WorkloadOptions, WorkloadError)  # type: ignore[assignment]
-        if not callable(kernel):
-            made = type(kernel).__name__
-            got = "a PrimFunc: do not call the function" if made == "PrimFunc" else reprlib.repr(kernel)
+        if not callable(kernel) or is_compiled(kernel):
+            made = "compiled kernel" if is_compiled(kernel) else type(kernel).__name__
+            called = made in ("compiled kernel", "PrimFunc")
+            got = f"a {made}: do not call the function" if called else reprlib.repr(kernel)
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
         if why := tuned_by_calls(kernel):
             raise WorkloadError(f"Workload: the kernel {why}")
@@ -112,6 +113,11 @@ class Workload:
         functions = {"inputs": self.inputs, "reference": self.reference, "check": self.check}
         parts += [f"{n}={getattr(f, '__name__', '…')}" for n, f in functions.items() if f is not None]
         return f"Workload({', '.join([self.name, repr(self.space), *parts])})"
+
+
+def is_compiled(kernel: Any) -> bool:
+    """Tell whether `kernel` is a `tilelang.JITKernel`, in place of the function that makes it."""
+    return hasattr(kernel, "prim_func") and hasattr(kernel, "adapter")
 
 
 def is_autotuned(kernel: Any) -> bool:

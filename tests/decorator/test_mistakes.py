@@ -227,3 +227,15 @@ def test_a_prim_func_in_place_of_its_function_is_not_printed_whole() -> None:
 
     with pytest.raises(WorkloadError, match=r"got a PrimFunc: do not call the function$"):
         atune.Workload(PrimFunc(), {"block": [16]})
+
+
+def test_a_compiled_kernel_in_place_of_its_function_is_refused_at_once() -> None:
+    class JITKernel:
+        """Stands in for tilelang's."""
+
+        prim_func = adapter = None
+
+        def __call__(self, *tensors: Any) -> None: ...
+
+    with pytest.raises(WorkloadError, match=r"got a compiled kernel: do not call the function$"):
+        atune.Workload(JITKernel(), {"block": [16]})

@@ -36,7 +36,6 @@ from atune.compat.tilelang.environment import (
 from atune.compat.tilelang.inputs import (
     TilelangCall,
     TilelangKernel,
-    can_be_sent,
     get_autotune_inputs,
     judging,
     supplied,
@@ -52,6 +51,8 @@ from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
 from atune.stages.measure.inputs import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
+from atune.workload.definition import is_compiled
+from atune.workload.pickling import can_be_sent
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
 """Files of a saved result. That of the parameters is missing, because its name depends on tilelang's version."""
@@ -334,7 +335,7 @@ def drop_in() -> Iterator[None]:
 def _tunable(fn: Any) -> Any:
     """Return the kernel function in `fn`. Raises `ArgumentError` for a compiled kernel."""
     fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
-    if hasattr(fn, "prim_func") and hasattr(fn, "adapter"):
+    if is_compiled(fn):
         raise ArgumentError(
             "from_kernel takes the function that makes the kernel, and got a compiled kernel: omit the call"
         )
