@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 import os
+import reprlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,7 +100,7 @@ class Field:
         if self.plain in (int, float):
             check_number(name, value, whole=self.plain is int, zero=option.zero, error=error)
         if option.fits is not None and not option.fits(value):
-            raise error(f"{name} {option.must}, got {value!r}")
+            raise error(f"{name} {option.must}, got {reprlib.repr(value)}")
         return value if option.check is None else option.check(name, value)
 
 

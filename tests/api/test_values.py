@@ -22,6 +22,7 @@ WORKLOADS: list[tuple[str, Any, str]] = [
     ("arguments", [("M", 3)], "must be a dict of"),
     ("inputs", 3, "must be a list of tensors, or a function that returns one, got 3"),
     ("inputs", "randn", "must be a list of tensors"),
+    ("reference", [*range(10**4)], "must be a function of the inputs, got [0, 1, 2, 3, 4, 5, ...]"),
     ("reference", "torch", "must be a function of the inputs, got 'torch'"),
     ("check", True, "must be a function of the outputs, got True"),
     ("setup", {}, "must be a function of the inputs"),

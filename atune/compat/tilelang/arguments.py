@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
@@ -69,7 +70,7 @@ class Checked:
             value = getattr(self, field.name)
             fits, wanted = _MUST.get(field.name, (None, ""))
             if fits is not None and value is not field.default and not fits(value):
-                raise ArgumentError(f"{field.name} must be {wanted}, got {value!r}")
+                raise ArgumentError(f"{field.name} must be {wanted}, got {reprlib.repr(value)}")
 
 
 @dataclass(frozen=True)
