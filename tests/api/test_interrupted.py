@@ -9,13 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 from event_streams import Stream
 from teaching_kernels import N, times
 
-from atune import Workload, run
+from atune import Workload, run, tune
 from atune.frontends.api import default_journal
 from atune.frontends.sets.tuning import read_set
+from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
 from atune.journal.set_folder import entered
 from atune.journal.writer import Journal, write_journal
@@ -62,6 +64,17 @@ def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path
     assert Path(found[2]) == kept and kept.name.startswith("endless-") and kept.stat().st_mode & 0o777 == 0o600
     result = replay(kept)
     assert result.measured == int(found[1]) >= 1 and not result.finished
+
+
+@pytest.mark.anyio
+async def test_a_run_that_ends_before_its_first_event_names_no_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "go_on", lambda *_: anyio.sleep_forever())
+    with anyio.move_on_after(0.5), pytest.raises(anyio.get_cancelled_exc_class()) as raised:
+        await tune(machine=FakeMachine(2), journal=tmp_path / "run.jsonl")
+    assert raised.value.__notes__ == ["tuning interrupted; 0 measured, and no journal kept"]
+    assert not (tmp_path / "run.jsonl").exists()
 
 
 @pytest.fixture

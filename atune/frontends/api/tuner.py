@@ -357,8 +357,9 @@ async def _finished(tuner: Tuner) -> TuneResult:
             return await tuner.result()
     except anyio.get_cancelled_exc_class() as error:
         if tuner._recorder is not None:
-            path = None if tuner._journal_path is None else str(tuner._journal_path)
-            error.add_note(kept_line(tuner._recorder.state, path))
+            path = tuner._journal_path  # one without an event was removed
+            kept = None if path is None or not path.exists() else str(path)
+            error.add_note(kept_line(tuner._recorder.state, kept))
         raise
 
 
