@@ -248,6 +248,7 @@ class TestReal:
             ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 inputs"),
             ("inputs=[torch.zeros(3)]", r"input 0 is torch\.float32 \[3\]; the kernel takes float32 \[32\]"),
             ("reference=lambda x: 1 / 0", "the reference raised ZeroDivisionError"),
+            ("reference=lambda x, y, z: x", r"'y' and 'z'; it gets the kernel's 1 input\(s\), by out_idx \(-1,\)"),
             ("reference=lambda x: 5", r"the reference returned an int"),
             ("out_idx=7", "out_idx 7: the kernel has 2 parameters"),
         ],

@@ -58,6 +58,8 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
         message = f"Workload {work.name}: the reference raised {name_and_message(error)}"
+        if not takes(work.reference, len(given)):
+            message += f"; it gets the kernel's {len(inputs)} input(s), by out_idx {work.out_idx}"
         raise WorkloadError(located(message, error)) from error
     if sees_outputs and isinstance(answer, bool):
         return {}
