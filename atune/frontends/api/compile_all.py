@@ -23,7 +23,7 @@ from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.events import BuildFailed
 from atune.model.artifact import Artifact, Failure, Lowered, source_path, what_failed
-from atune.model.candidate import Candidate, Config, config_key
+from atune.model.candidate import Candidate, Config, config_key, describe_config
 from atune.model.device import Target
 from atune.model.options import Option, complete, documents, options_of
 from atune.model.settings import CompileSettings
@@ -31,6 +31,7 @@ from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.server import in_worker, refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workload.options import WorkloadOptions
+from atune.workload.source_locations import place_in
 from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, candidates_of, describe, ship
 
 _OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
@@ -174,6 +175,11 @@ def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifa
     if failures:
         reasons = Counter((failure.kind, failure.message) for _, failure in failures)
         lines = [f"  {n} {what_failed(kind)}: {message}" for (kind, message), n in reasons.most_common(10)]
+        often = reasons.most_common(1)[0][0]
+        config, first = next(one for one in failures if (one[1].kind, one[1].message) == often)
+        place = place_in(first.detail)
+        lines[1:1] = [f"    for example {describe_config(config)}"]
+        lines[2:2] = [f"      {line}" for line in (place.lines() if place is not None else [])]
         message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
         raise CompileFailed("\n".join([message, *lines]), failures)
 
