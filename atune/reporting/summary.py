@@ -23,8 +23,8 @@ from atune.workload.source_locations import Place, place_in
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "noise", "energy",
-    "stages", "cache_hit",
+    "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
+    "energy", "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 NAMED_TIES = 5
@@ -78,7 +78,9 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
         lines.append(Line(f"{label:11}{line}", "attention"))
         label = ""
     lines += [Line(f"             {line}", "dim") for line in first_failure_lines(result, groups)]
-    lines += [Line(f"{'' if n else 'noise':11}{printable(text)}", "attention") for n, text in enumerate(result.noise)]
+    warned = [text for text in result.warnings if text not in result.noise]
+    for label, texts in (("warnings", warned), ("noise", result.noise)):
+        lines += [Line(f"{'' if n else label:11}{printable(text)}", "attention") for n, text in enumerate(texts)]
     if not result.finished:
         how = "interrupted" if result.interrupted else "not yet: the run is under way, or was killed"
         lines.append(Line(f"ended      {how}", "attention"))

@@ -434,7 +434,7 @@ async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
     assert calls == [0, 1, 2] and [e.seq for e in seen] == list(range(len(seen)))
     [warning] = [e for e in seen if isinstance(e, Warned)]
     assert "KeyError: 'oops'" in warning.message and result.measured == 8
-    assert result.warnings == (warning.message,)
+    assert result.warnings == (warning.message,) and f"warnings   {warning.message}" in str(result).splitlines()
 
 
 async def test_no_winner_has_the_reasons_grouped_and_counted(tmp_path: Path) -> None:

@@ -304,14 +304,9 @@ def _simulated(summary: Summary, recording: Recording) -> str:
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.main import show
-    from atune.frontends.cli.output import print_message
     from atune.journal.merge import merge
-    from atune.model.candidate import printable
 
-    result = merge(arguments.journal, arguments.output)
-    for text in result.warnings:
-        print_message(printable(text), kind="merge: ")
-    return show(result, arguments)
+    return show(merge(arguments.journal, arguments.output), arguments)
 
 
 def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
