@@ -302,8 +302,6 @@ def test_misses_are_tuned_into_the_bundle(
     folder, misses = tmp_path / "b", tmp_path / "misses.jsonl"
     read_set(doubled).save_bundle(folder)
     serving = load(folder, misses=misses)
-    for n in (64, 100, 100, 3000):
-        serving(torch.ones(n))
     command = [
         "tune",
         f"{KERNELS}:DOUBLE",
@@ -315,6 +313,9 @@ def test_misses_are_tuned_into_the_bundle(
         "c",
         "--quiet",
     ]
+    assert main(command) == 0 and "nothing is tuned" in capsys.readouterr().err
+    for n in (64, 100, 100, 3000):
+        serving(torch.ones(n))
     assert main(command) == 0
     printed = capsys.readouterr().out
     found = load(folder)
@@ -326,7 +327,8 @@ def test_misses_are_tuned_into_the_bundle(
     serving(torch.ones(4096))
     assert main([*command, "--json"]) == 0
     shown = capsys.readouterr()
-    assert f"every problem is in {folder}" in shown.err and json.loads(shown.out)["problems"] == []
+    assert f"every problem is in {folder}" in shown.err
+    assert json.loads(shown.out)["problems"] == [] and json.loads(shown.out)["digest"] == found.digest
     assert load(folder).digest == found.digest
 
 

@@ -49,6 +49,15 @@ def tune_set_command(
     return drive_set(partial(tune_set, workload, problems), options, folder, arguments, interrupts)
 
 
+def nothing_missed(arguments: argparse.Namespace) -> bool:
+    """Tell whether no program has missed a problem of a bundle yet: their file is empty. Says so."""
+    file = Path(arguments.problems)
+    if not file.is_file() or file.stat().st_size:
+        return False
+    show_set(SetResult([], Path(arguments.into)), arguments)
+    return True
+
+
 def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], interrupts: Interrupts) -> int:
     """Continue the set of a folder, and print the table as `tune_set_command` does. Raises `UsageError`."""
     folder = arguments.journal

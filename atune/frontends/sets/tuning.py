@@ -128,7 +128,9 @@ async def tune_set(
     if there is not None:
         has = {config_key(one["problem"]) for one in there["problems"]}
         if not (left := [problem for problem in chosen if problem.key not in has]):
-            return SetResult([], Path(into or ""))
+            found = SetResult([], Path(into or ""))
+            found.digest = there["digest"]
+            return found
         chosen = Problems.of(left)
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
