@@ -66,6 +66,8 @@ class Plan:
     """Whether the space must be surveyed before the strategy is made."""
     redo: list[Candidate] = field(default_factory=list)
     """Candidates that an earlier part proposed and that have no outcome."""
+    postponed: set[int] = field(default_factory=set)
+    """Such candidates that the budget does not admit, because it is smaller than the earlier part's."""
     begun: list[int] = field(default_factory=list)
     """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
     also: list[Candidate] = field(default_factory=list)
@@ -138,7 +140,8 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
         baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
     before, total = proposed(state), len(candidates)
     used_up = search.budget.used_up(state.wall_s)
-    most = min(total, search.budget.most(total) or total) - sum(not entry.further_layout for entry in before)
+    allowed = min(total, search.budget.most(total) or total)
+    most = allowed - sum(not entry.further_layout for entry in before)
     plan = Plan(
         search,
         candidates,
@@ -151,6 +154,8 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
     plan.also = [one for one in candidates.values() if one.key in asked and not state.entry(one.index).key]
     plan.proposable = max(0, plan.proposable - len(plan.also))
     _sort_out(plan, state, [*before, tried] if tried.key else before)
+    if most < 0:
+        _keep_within(plan, state, before, allowed)
     last = [entry.index for entry in before if not entry.further_layout][-1:]
     plan.begun = [*(candidate.index for candidate in plan.redo), *last]
     return plan
@@ -202,14 +207,29 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
             plan.redo.append(plan.candidate(group[0].index))
 
 
+def _keep_within(plan: Plan, state: State, before: Sequence[Entry], allowed: int) -> None:
+    """Leave out of `plan` what a budget of `allowed` candidates, less than was proposed `before`, does not admit."""
+    undone = {state.first(candidate.index).index for candidate in plan.redo}
+    done = [entry for entry in before if state.first(entry.index).index not in undone]
+    left = allowed - sum(not entry.further_layout for entry in done)
+    kept = []
+    for candidate in plan.redo:
+        left -= candidate.index != BASELINE and not state.entry(candidate.index).further_layout
+        if left >= 0 or candidate.index == BASELINE:
+            kept.append(candidate)
+            undone.discard(state.first(candidate.index).index)
+    plan.redo = kept
+    plan.postponed = {entry.index for entry in before if state.first(entry.index).index in undone}
+
+
 def finished(state: State, budget: Budget) -> bool:
     """Tell whether a run has ended and `budget` admits no more."""
     if state.finished is None or state.finished.reason == "stopped":
         return False
-    count, entries = len(proposed(state)), state.entries.values()
+    done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
     most = budget.most(state.total)
-    used_up = most is not None and count - sum(entry.further_layout for entry in entries) >= most
-    settled = count + sum(entry.surveyed for entry in entries)
+    used_up = most is not None and sum(not entry.further_layout for entry in done) >= most
+    settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
     return settled >= state.total or used_up or budget.used_up(state.wall_s)
 
 

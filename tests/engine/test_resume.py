@@ -165,6 +165,20 @@ async def test_a_larger_budget_goes_on_and_a_used_up_one_does_not(tmp_path: Path
     assert len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 3
 
 
+async def test_unfinished_candidates_beyond_a_smaller_budget_wait_for_a_larger_one(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=fake(), journal=journal, strategy="exhaustive")
+    die(journal, [e.seq for e in read(journal) if isinstance(e, CandidateMeasured)][3] + 1)
+    cut = replay(journal)
+    done, proposed = cut.total - cut.remaining, len(cut.records)
+    assert done + 1 < proposed
+    for budget, tried in ((1, done), (done + 1, done + 1), (None, 40)):
+        result = await resume(journal, machine=fake(), budget=budget)
+        assert result.total - result.remaining == tried and result.finished
+    await tune(machine=fake(), journal=tmp_path / "whole", strategy="exhaustive")
+    assert sorted(measured(journal)) == sorted(measured(tmp_path / "whole"))
+
+
 async def test_the_kept_winner_is_taken_from_the_store_after_its_hash_is_checked(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     first = await tune(machine=fake(), journal=journal, budget=30)
