@@ -11,7 +11,7 @@ import msgspec
 
 from atune.journal.result import Ratio, Record, Result
 from atune.model.artifact import what_failed
-from atune.model.candidate import describe_config, printable
+from atune.model.candidate import config_key, describe_config, printable
 from atune.model.device import Target
 from atune.model.roofline import Roofline, rate_text
 from atune.reporting.importance import axis_importance
@@ -111,7 +111,10 @@ def known_line(result: Result) -> str | None:
         return "from the result cache: nothing was run"
     advice = () if result.header is None else result.header.advice
     first = next((one.best for one in advice if one.source.startswith("cache ")), None)
-    return None if first is None else f"the result cache had {describe_config(first)}, which was tried first"
+    if first is None:
+        return None
+    tried = any(one.status != "remaining" and one.key == config_key(first) for one in result.records)
+    return f"the result cache had {describe_config(first)}, which was {'tried first' if tried else 'not tried'}"
 
 
 def next_lines(result: Result) -> list[Line]:
