@@ -18,7 +18,7 @@ from atune.errors import UsageError
 from atune.journal.candidate_state import Status
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.state import State
-from atune.model.candidate import BASELINE, Config, describe_config, printable
+from atune.model.candidate import Config, describe_config, printable
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 
@@ -28,6 +28,7 @@ class Progress:
 
     `stream`: where to write (default: stderr). `interval_s`: least time between two plain lines, by the run's clock.
     `budget`: the run's budget, needed for totals and for the time left (default: what the run's header has).
+    `since`: events from before this time count and are not shown; in seconds since 1970.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class Progress:
         stream: TextIO | None = None,
         interval_s: float = 5.0,
         budget: Budget | None = None,
+        since: float = 0.0,
     ) -> None:
         self._in_notebook = stream is None and _in_notebook()
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self._state = State()
+        self._since, self._begun = since, False
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
         self._bars: _Bars | NotebookBars | None = None
@@ -65,13 +68,13 @@ class Progress:
         if self._bars is not None:
             try:
                 with suppress(OSError):  # the terminal is gone
-                    if self._state.header is not None:
+                    if self._begun:
                         self._bars.show(self)
                     self._bars.stop()
             finally:
                 if isinstance(self._bars, _Bars):
                     _ON_SCREEN.release()
-        elif self._state.header is not None:
+        elif self._begun:
             self._line()
 
     def on_event(self, event: Event) -> None:
@@ -82,6 +85,9 @@ class Progress:
             self._started_mono = event.mono  # earlier time went into imports, not candidates
             if self._as_recorded:
                 self._budget = _recorded_budget(event)
+        if event.time < self._since:
+            return
+        self._begun = True
         if isinstance(event, Warned):
             self._warn(event.message)
         if isinstance(event, FinalStarted | FinalOrdered):
@@ -100,10 +106,9 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows, or that were proposed before it was set."""
+        """Number of candidates that the budget allows, or that had an outcome before it was set."""
         allowed = self._budget.most(self._state.total) or self._state.total
-        known = len(self._state.entries.keys() - {BASELINE})
-        return min(self._state.total, max(allowed, known))
+        return min(self._state.total, max(allowed, self._state.settled))
 
     @property
     def past_compiling(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from event_streams import Stream
+from msgspec.structs import replace
 
 from atune.engine.plan import PARTS
 from atune.engine.search.registry import SHOWN
@@ -47,7 +48,7 @@ class Scripted:
         with Journal.create(options["journal"]) as journal:
             for event in self.stream.events:
                 journal.append(event)
-                options["on_event"](event)
+                options["on_event"](event if event.seq == 0 else replace(event, time=time.time()))
         if self.error is not None:
             raise self.error
         result = Result.from_events(self.stream.events, options["journal"])

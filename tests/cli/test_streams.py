@@ -14,7 +14,7 @@ from atune.journal.replay import replay
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 ENGINE = r"""
-import sys, types
+import msgspec, sys, time, types
 from event_streams import Stream
 from atune.errors import NoWinner
 from atune.journal.result import Result
@@ -28,7 +28,7 @@ async def tune(workload, *, journal, on_event, **options):
     with Journal.create(journal) as file:
         for event in stream.finished(2.5).events:
             file.append(event)
-            on_event(event)
+            on_event(msgspec.structs.replace(event, time=time.time()))
     result = Result.from_events(stream.events, journal)
     if result.best is None:
         raise NoWinner("no candidate worked", result)

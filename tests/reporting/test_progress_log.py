@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from event_streams import Stream
 
-from atune.journal.events import FinalStarted, Warned
+from atune.journal.events import FinalStarted, RunResumed, Warned
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
@@ -137,9 +137,19 @@ def test_what_failed_does_not_count_as_compiled() -> None:
     assert " 0/3 compiled, 0/0 measured, 3 failed; nothing measured yet" in shown(stream.finished())[-1]
 
 
-def test_totals_of_a_resumed_run_are_never_below_what_was_proposed_before() -> None:
+def test_totals_of_a_resumed_run_are_never_below_what_was_done_before() -> None:
     stream = Stream(total=288).candidate(0, 1.0).candidate(1, 1.5).candidate(2, 1.2).proposed(3).interrupted().resumed()
-    assert "3/4 compiled, 3/4 measured" in shown(stream, budget=Budget(candidates=2))[-1]
+    assert "3/3 compiled, 3/3 measured" in shown(stream, budget=Budget(candidates=2))[-1]
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_earlier_parts_count_and_are_not_shown(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = run_of(10).add(Warned, message="of before")
+    now = 1.7e9 + stream.mono
+    assert written(stream, kind(), since=now) == ""
+    text = written(stream.add(RunResumed, part=1, versions={}), kind(), since=now)
+    assert "10/10" in text and "tried 10 of 10" in text and "of before" not in text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -240,7 +241,7 @@ class Tuner:
             if self._progress:
                 from atune.reporting.progress import Progress
 
-                with Progress(budget=self._settings.budget) as progress:
+                with Progress(budget=self._settings.budget, since=time.time()) as progress:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)

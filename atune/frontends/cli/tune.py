@@ -155,7 +155,7 @@ def drive(
         elif not arguments.quiet:
             from atune.reporting.progress import Progress
 
-            listeners.append(stack.enter_context(Progress(budget=budget)).on_event)
+            listeners.append(stack.enter_context(Progress(budget=budget, since=since)).on_event)
 
         def on_event(event: Event) -> None:
             nonlocal begun
