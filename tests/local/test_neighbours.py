@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from processes import wait_until
 
 import atune
 from atune.model.device import DeviceInfo, Target
@@ -41,7 +42,8 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
     with open(os.environ["OTHERS"]) as file:
         return [Process(int(pid)) for pid in file.read().replace("SELF", str(os.getpid())).split()]
 def nvmlDeviceGetUtilizationRates(handle):
-    class Rates: gpu, memory = int(os.environ["BUSY"]), 0
+    with open(os.environ["OTHERS"] + ".busy") as file:
+        class Rates: gpu, memory = int(file.read()), 0
     return Rates
 """
 
@@ -56,6 +58,7 @@ def stranger() -> Iterator[Stranger]:
             env = {"PATH": os.environ["PATH"], **environment}
             pid = int(subprocess.run(command, env=env, user=user, check=True, capture_output=True, cwd="/").stdout)
             stack.callback(lambda: os.kill(pid, signal.SIGKILL))
+            wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", 10, "the sleep after its fork")
             return pid
 
         yield start
@@ -110,14 +113,28 @@ class OnAGpu(LocalMachine):
         return target, [device]
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Have workers load a library that lists the processes in a file, which is returned.
+
+    It stays for all tests, so that their runs have one environment, and one fork server.
+    """
+    folder = tmp_path_factory.mktemp("nvml")
+    (folder / "pynvml.py").write_text(NVML)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("OTHERS", str(folder / "others"))
+        yield folder / "others"
+
+
 @pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have workers load a library that lists the processes in a file, which is returned."""
-    (tmp_path / "pynvml.py").write_text(NVML)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("OTHERS", str(tmp_path / "others"))
-    monkeypatch.setenv("BUSY", "0")
-    return tmp_path / "others"
+def nvml(library: Path) -> Path:
+    busy(library, 0)
+    return library
+
+
+def busy(library: Path, percent: int) -> None:
+    library.with_name("others.busy").write_text(str(percent))
 
 
 def warnings_of_a_run() -> list[str]:
@@ -147,12 +164,10 @@ def test_a_run_alone_on_its_gpu_warns_of_nobody(nvml: Path, listed: str) -> None
 
 
 @pytest.mark.parametrize("listed", ["1 2 3", "SELF"], ids=["nobody can be named", "nobody is there"])
-def test_a_gpu_that_is_busy_before_the_run_is_warned_of(
-    nvml: Path, monkeypatch: pytest.MonkeyPatch, listed: str
-) -> None:
+def test_a_gpu_that_is_busy_before_the_run_is_warned_of(nvml: Path, listed: str) -> None:
     nvml.write_text(listed)
-    monkeypatch.setenv("BUSY", "43")
+    busy(nvml, 43)
     warnings = warnings_of_a_run()
     assert len(warnings) == (listed != "SELF")
-    busy = "device cpu was 43 % busy before anything was measured on it"
-    assert all(one.startswith(busy) and REMEDY in one for one in warnings)
+    told = "device cpu was 43 % busy before anything was measured on it"
+    assert all(one.startswith(told) and REMEDY in one for one in warnings)

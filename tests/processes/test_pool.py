@@ -62,6 +62,15 @@ def warm_up_uvloop() -> None:
     anyio.run(anyio.sleep, 0, backend_options={"use_uvloop": True})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_is_there_is_not_looked_through() -> Iterator[None]:
+    """Have the collections of each test pass over the objects of torch and tilelang: some 300,000."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(anyio_backend: object) -> Iterator[None]:
     """Fail a test that leaves a descriptor, a child process or a transport behind."""
