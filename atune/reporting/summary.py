@@ -38,7 +38,7 @@ def summary(result: Result) -> dict[str, Any]:
     read = {"axis_importance": axis_importance}
     found = {name: msgspec.to_builtins(read[name](result) if name in read else getattr(result, name)) for name in KEYS}
     left = [{"reason": one.reason, "count": one.count} for one in result.untried]
-    return {**found, "untried": left, "failures": failures_data(result)}
+    return {**found, "untried": left, "failures": failures_data(result.records)}
 
 
 def summary_text(result: Result) -> str:
@@ -312,8 +312,8 @@ def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
     ]
 
 
-def failures_data(result: Result) -> list[dict[str, Any]]:
-    """Return the groups as ``--json`` prints them: kind, count, message, where and example."""
+def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return their groups as ``--json`` prints them: kind, count, message, where and example."""
     return [
         {
             "kind": group.kind,
@@ -322,7 +322,7 @@ def failures_data(result: Result) -> list[dict[str, Any]]:
             "where": msgspec.to_builtins(group.where),
             "example": {"index": group.first.index, "config": msgspec.to_builtins(group.first.config)},
         }
-        for group in failure_groups(result.records)[:MOST_GROUPS]
+        for group in failure_groups(records)[:MOST_GROUPS]
     ]
 
 
@@ -335,12 +335,16 @@ def first_failure_lines(result: Result, groups: Iterable[FailureGroup]) -> list[
     group = next((g for g in groups if g.kind != PRUNED), None)
     if group is None:
         return []
-    lines = [f"for example candidate {group.first.index}: {group.example}"]
-    text = where.lines() if (where := group.where) is not None else _last_lines(group)
-    lines += [f"  {printable(line)[:300]}" for line in text]
+    lines = example_lines(group)
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
     return lines + _all_mismatch(result) + _for_cuda(result, group)
+
+
+def example_lines(group: FailureGroup) -> list[str]:
+    """Return the first of a group: its configuration, and where it failed."""
+    example = f"for example candidate {group.first.index}: {group.example}"
+    return [example, *(f"  {line}" for line in evidence_lines(group.message, group.first.detail))]
 
 
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
@@ -370,10 +374,17 @@ def _all_mismatch(result: Result) -> list[str]:
     return ["every candidate that ran differs from the reference: look at the kernel, the reference and the inputs"]
 
 
-def _last_lines(group: FailureGroup) -> list[str]:
-    """Return the end of what was written, without stacks of code that is not the user's, and repetitions."""
-    lines = [line.rstrip() for line in _STACK.sub("", group.first.detail).splitlines() if line.strip(" |")]
-    return [line for line in lines if group.message not in line and line.strip() not in group.message][-DETAIL_LINES:]
+def evidence_lines(message: str, detail: str) -> list[str]:
+    """Return the place in the user's code that raised, or the end of what was written.
+
+    Without stacks of code that is not the user's, and without what `message` says.
+    """
+    if (where := place_in(detail)) is not None:
+        found = where.lines()
+    else:
+        lines = [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
+        found = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
+    return [printable(line)[:300] for line in found]
 
 
 def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:

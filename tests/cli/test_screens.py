@@ -14,8 +14,9 @@ from event_streams import Stream, write
 
 from atune.frontends.cli.main import main
 from atune.frontends.cli.output import print_message
-from atune.frontends.cli.preview import CompileReason, CompileSummary, compile_lines
+from atune.frontends.cli.preview import CompileSummary, compile_lines
 from atune.journal.events import BuildFailed, RunFinished
+from atune.journal.record import Record
 from atune.journal.result import Result
 from atune.model.device import Target
 from atune.reporting.screen import Line, fitted, fitted_table, plain
@@ -207,14 +208,22 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
     out = capsys.readouterr().out
     assert out.startswith("compiled   0 of 2 candidates, 0 distinct codes, 2 failed; ")
     assert "target     cuda (sm_90a); nothing was measured" in out
-    assert "2 failed to lower: ValueError: no such block" in out
+    assert "failures   2 failed to lower: ValueError: no such block\n" in out and "candidate 0: block=1\n" in out
+    assert 'broken.py", line 7, in kernel' in out
+    assert main([*command, "--json"]) == 1
+    [failure] = json.loads(capsys.readouterr().out)["failures"]
+    assert (failure["count"], failure["where"]["line"], failure["example"]["config"]) == (2, 7, {"block": 1})
 
 
 def test_many_reasons_are_counted() -> None:
-    failures = tuple(CompileReason("lower", f"reason {k}", 1) for k in range(11))
+    failures = tuple(
+        Record(index=n, key="", config={}, status="failed", kind="lower", message=f"reason {'abcdefghijk'[n]}")
+        for n in range(11)
+    )
     counts = {"total": 11, "compiled": 0, "codes": 0, "failed": 11, "wall_s": 1.0}
     lines = compile_lines(CompileSummary(target="c", **counts, compiler="as asked", failures=failures))
-    assert lines[2] == "compiler   as asked" and len(lines) == 3 + 8 + 1 and lines[-1].strip() == "3 other reasons"
+    assert lines[2] == "compiler   as asked" and lines[3] == "failures   1 failed to lower: reason a"
+    assert lines[11].strip() == "3 more, for 3 other reasons" and len(lines) == 3 + 8 + 1 + 1
 
 
 def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureFixture[str]) -> None:

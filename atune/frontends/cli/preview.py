@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,17 @@ from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.reader import read
+from atune.journal.record import Record
 from atune.journal.result import Result
-from atune.model.artifact import Artifact, Failure, StaticFacts, what_failed
+from atune.model.artifact import Artifact, Failure, StaticFacts
 from atune.model.candidate import Candidate, Config, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
+from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 from atune.workers.local.workload_queries import discover, survey_space
 from atune.workload.workload import FileRef, Refusals, SpaceSurvey
 
-REASONS = 8
-"""Most reasons of failures that are shown."""
 SHOWN = 12
 """Most configurations that are shown."""
 
@@ -206,16 +205,8 @@ def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
         yield f"time       about {duration(run.seconds)}, at the pace of the journal's run"
 
 
-class CompileReason(msgspec.Struct, frozen=True):
-    """Why candidates failed to compile, and how many."""
-
-    kind: str
-    message: str
-    count: int
-
-
 class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a space that was compiled, as ``--json`` prints it. `failures`: the most frequent first."""
+    """What became of a space that was compiled, as ``--json`` prints it, but for `failures`."""
 
     target: str
     total: int
@@ -228,7 +219,7 @@ class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
     """As in `DryRun`."""
     compiler: str = ""
     """Which compiler was chosen, and why; empty if there was no choice."""
-    failures: tuple[CompileReason, ...] = ()
+    failures: tuple[Record, ...] = ()
     passed: int = 0
     """Candidates for which ``--layouts`` has others."""
     layouts: tuple[LayoutRows, ...] = ()
@@ -238,7 +229,7 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
     found = anyio.run(_compile, workload, options["target"], options["compile"], options["budget"])
     if arguments.json:
-        print_out(json.dumps(msgspec.to_builtins(found)))
+        print_out(json.dumps({**msgspec.to_builtins(found), "failures": failures_data(found.failures)}))
     else:
         print_lines(map(Line, compile_lines(found)))
     return OK if found.compiled else NO_WINNER
@@ -259,17 +250,16 @@ async def _compile(
         compiler = machine.service.why
     good = [one for one in answers.values() if isinstance(one, Artifact)]
     failures = {index: one for index, one in answers.items() if isinstance(one, Failure)}
-    reasons = Counter((one.kind, one.message) for one in failures.values())
     return CompileSummary(
         target=str(machine.found.target),
         total=len(candidates),
         compiled=len(good),
         codes=len({(one.path, one.symbol) for one in good}),
-        failed=reasons.total(),
+        failed=len(failures),
         wall_s=round(time.monotonic() - began, 3),
         fallback=machine.found.fallback,
         compiler=compiler,
-        failures=tuple(CompileReason(*reason, count) for reason, count in reasons.most_common()),
+        failures=tuple(_failed(candidates[index], failure) for index, failure in failures.items()),
         passed=len(candidates) - len(answers),
         layouts=() if layouts is None else layout_rows(candidates, run, layouts, failures),
     )
@@ -282,11 +272,17 @@ def compile_lines(found: CompileSummary) -> list[str]:
     lines = [f"compiled   {counts}; {duration(found.wall_s)}", f"target     {found.target}; nothing was measured"]
     lines += [f"           {found.fallback}"] if found.fallback else []
     lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
-    for one in found.failures[:REASONS]:
-        lines.append(f"           {one.count} {what_failed(one.kind)}: {printable(one.message)}")
-    if (more := len(found.failures) - REASONS) > 0:
-        lines.append(f"           {more} other reasons")
+    groups = failure_groups(found.failures)
+    lines += [f"{'' if n else 'failures':11}{line}" for n, line in enumerate(group_lines(groups))]
+    lines += [f"             {line}" for line in (example_lines(groups[0]) if groups else ())]
     return [*lines, *layout_lines(found.layouts)]
+
+
+def _failed(candidate: Candidate, failure: Failure) -> Record:
+    return Record(
+        index=candidate.index, key=candidate.key, config=candidate.config, status="failed",
+        kind=failure.kind, message=failure.message, detail=failure.detail,
+    )  # fmt: skip
 
 
 def layout_rows(
