@@ -22,7 +22,7 @@ from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
 from atune.model.measurement import Timing
 from atune.reporting.export import outcome
 from atune.reporting.layout_notes import repeated_lines
-from atune.reporting.summary import failure_groups
+from atune.reporting.summary import DEFAULTS, failure_groups
 
 
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +71,17 @@ def _chosen(result: Result, index: int | None) -> Record:
         index = next((group.first.index for group in failure_groups(result.records)), None)
     found = next((record for record in result.all_records if record.index == index), None)
     if found is None:
-        listed = f"atune replay {result.journal} --table lists those it has"
-        if index is not None and 0 <= index < result.total:
-            raise UsageError(f"candidate {index} was not tried; {listed}")
-        wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
-        raise UsageError(f"{result.journal} has no {wanted}; {listed}")
+        raise not_tried(result, index)
     return found
+
+
+def not_tried(result: Result, index: int | None) -> UsageError:
+    """Return the error that a result has no candidate `index`, or, for None, none that was measured or failed."""
+    listed = f"atune replay {result.journal} --table lists those it has"
+    if index is not None and 0 <= index < result.total:
+        return UsageError(f"candidate {index} was not tried; {listed}")
+    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+    return UsageError(f"{result.journal} has no {wanted}; {listed}")
 
 
 def _concerns(event: Event, record: Record) -> bool:
@@ -127,7 +132,7 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
     """Return the story for people, a line each, safe to print."""
     record = story.record
     yield f"candidate  {record.index}: {record.status}"
-    yield f"config     {describe_config(record.config) or 'the defaults of the kernel'}"
+    yield f"config     {describe_config(record.config) or DEFAULTS}"
     yield f"key        {printable(record.key)}"
     if record.same_as is not None:
         yield f"same as    candidate {record.same_as}: the same code, compiled and measured once"
@@ -208,7 +213,7 @@ Rows = list[tuple[str, str]]
 
 def report_lines(found: Explained) -> Iterator[str]:
     """Return the report of one configuration, as lines of text."""
-    yield f"config     {describe_config(found.config) or 'the defaults of the kernel'}"
+    yield f"config     {describe_config(found.config) or DEFAULTS}"
     yield f"target     {found.target}"
     width = max(len(name) for name, _ in rows(found))
     for name, value in rows(found):
@@ -242,8 +247,8 @@ def rows(found: Explained) -> Rows:
 
 def difference_lines(one: Explained, other: Explained) -> Iterator[str]:
     """Return the differences of two configurations: their facts, and their sources as a unified diff."""
-    yield f"A          {describe_config(one.config) or 'the defaults of the kernel'}"
-    yield f"B          {describe_config(other.config) or 'the defaults of the kernel'}"
+    yield f"A          {describe_config(one.config) or DEFAULTS}"
+    yield f"B          {describe_config(other.config) or DEFAULTS}"
     differing = differing_rows(one, other)
     if not differing:
         yield "no known fact differs"

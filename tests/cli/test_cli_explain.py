@@ -15,7 +15,7 @@ from atune.frontends.cli.main import main
 from atune.journal.reader import is_journal
 from atune.journal.result import Record
 from atune.journal.writer import write_journal
-from atune.model.artifact import StaticFacts
+from atune.model.artifact import Failure, StaticFacts
 from atune.model.jobs import Explained
 from atune.model.layouts import Picture
 from atune.reporting.explanation import choice_of, difference_lines, differing_rows, rows
@@ -23,6 +23,7 @@ from atune.reporting.plot import fragment_svg
 
 ROOT = Path(__file__).parents[2]
 WEIGHTED = str(ROOT / "tests" / "layout_kernels.py:WEIGHTED")
+JOURNAL = str(ROOT / "tests" / "data" / "schema-1.jsonl")
 
 
 def test_the_report_of_a_kernel_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +48,26 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
     assert failure["where"]["file"] == WEIGHTED.partition(":")[0]
 
 
+def test_who_asks_without_a_gpu_is_told_that_the_cpu_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not shown the stack of TVM."""
+    detail = (
+        'Traceback (most recent call last):\n  File "<unknown>", in tvm\nInternalError: no layout\n--> gemm.py:12:1'
+    )
+
+    async def explain(*_: object, **__: object) -> tuple[bool, list[Failure]]:
+        return True, [Failure(0, "lower", "no layout", detail)]
+
+    monkeypatch.setattr("atune.workers.local.workload_queries.explain", explain)
+    assert main(["explain", WEIGHTED]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "atune: warning: no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a",
+        "atune: error: the kernel's defaults failed to lower: no layout",
+        "  --> gemm.py:12:1",
+    ]
+
+
 def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "row=64"]) == 2
     printed = "the kernel takes no argument 'row'; it takes rows (did you mean 'rows'?)"
@@ -61,8 +82,8 @@ def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: py
         ([WEIGHTED, "--config", "a=1,a=2"], "a is given twice"),
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
         ([WEIGHTED, "--fragment", "held_s"], "add --svg FILE"),
-        ([str(ROOT / "tests/data/schema-1.jsonl"), "--config", "a=1"], "give the candidate's INDEX"),
-        ([str(ROOT / "tests/data/schema-1.jsonl"), "12345"], "has no candidate 12345"),
+        ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
+        ([JOURNAL, "12345"], f"has no candidate 12345; atune replay {JOURNAL} --table lists those it has"),
     ],
 )
 def test_what_cannot_be_explained_is_said_before_anything_starts(

@@ -93,6 +93,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
     import msgspec
 
+    from atune.frontends.cli.output import print_message
     from atune.model.artifact import Failure
     from atune.model.device import parse_target
     from atune.workers.local.workload_queries import explain
@@ -103,7 +104,9 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
-    answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
+    for_want, answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
+    if for_want:
+        print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):
         return _failed([answer for answer in answers if isinstance(answer, Failure)], configs, arguments)
@@ -137,7 +140,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
     from atune.journal.replay import replay
-    from atune.reporting.explanation import choice_of
+    from atune.reporting.explanation import choice_of, not_tried
     from atune.workload.workload import parse_file_ref
 
     result = replay(path)
@@ -146,7 +149,7 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
         raise UsageError(f"{path} has no winner: give a candidate's INDEX")
     wanted = indices or [index for index in (result.best_index,) if index is not None]
     if missing := [index for index in wanted if index not in known]:
-        raise UsageError(f"{path} has no candidate {missing[0]}; atune replay --table lists them")
+        raise not_tried(result, missing[0])
     if result.header is None or not result.header.origin:
         raise UsageError(f"{path} names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2")
     target = result.header.target
@@ -160,14 +163,13 @@ def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Name
     from atune.frontends.cli.output import NO_WINNER, print_detail, print_message, print_out
     from atune.model.artifact import what_failed
     from atune.model.candidate import describe_config, printable
-    from atune.workload.source_locations import place_in
+    from atune.reporting.summary import DEFAULTS, evidence_lines
 
     for failure in failures:
-        asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
+        asked = describe_config(configs[failure.index]) or DEFAULTS
         why = f"{asked} {what_failed(failure.kind)}: {printable(failure.message)}"
-        place = place_in(failure.detail)
-        print_message("\n  ".join([why, *(place.lines() if place is not None else ())]))
-        if place is None:
+        print_message("\n  ".join([why, *evidence_lines(failure.message, failure.detail)]))
+        if arguments.debug:
             print_detail(failure.detail)
     if arguments.json:
         print_out(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
@@ -190,8 +192,8 @@ def _draw(found: Explained, arguments: argparse.Namespace) -> None:
     if found.picture is None:
         layouts = found.facts.layouts
         names = ", ".join(one.name for one in layouts.fragments) if layouts is not None else ""
-        what = f"no fragment {arguments.fragment}" if arguments.fragment else "no fragment"
-        raise UsageError(f"--svg: the kernel has {what}; it has {names or 'none'}")
+        what = f"no fragment {arguments.fragment}; it has {names}" if names else "no fragment to draw"
+        raise UsageError(f"--svg: the kernel has {what}")
     write_output(arguments.svg, fragment_svg(found.picture).encode())
 
 

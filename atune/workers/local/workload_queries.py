@@ -66,15 +66,17 @@ N_STEPS = 2
 
 async def explain(
     ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings, picture: str | None = None
-) -> list[Answer]:
-    """Compile each of `configs` for `target` and return its facts or its failure.
+) -> tuple[bool, list[Answer]]:
+    """Compile each of `configs` for `target` and return its facts or its failure; before them, whether that is the CPU
+    only because there is no GPU.
 
     `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
     """
     async with asking(ref) as (workers, run_dir):
         found = await _discovered(workers, target, (), compile)
         session = Session(ref, found.target, compile, BenchmarkSettings(), run_dir)
-        return [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
+        answers = [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
+        return bool(found.fallback), answers
 
 
 async def _one(workers: Workers, session: Session, index: int, config: Config, picture: str | None) -> Answer:
