@@ -32,6 +32,12 @@ def test_a_list_a_function_and_sizes_go_together() -> None:
     assert arguments(Problems(PAIRS, K=[3, 4])) == [{**pair, "K": k} for pair in PAIRS for k in (3, 4)]
 
 
+def test_some_problems_of_a_set_make_another_one_with_their_weights() -> None:
+    problems = Problems(PAIRS, weights=[10, 1])
+    assert list(Problems(problems[:1], K=3)) == [Problem({**PAIRS[0], "K": 3}, 10.0)]
+    assert list(Problems([one for one in problems if one.weight < 10])) == [problems[1]]
+
+
 def test_a_problem_that_is_given_twice_is_there_once_with_both_weights() -> None:
     problems = Problems([*PAIRS, PAIRS[0]], weights=[10, 1, 2.5])
     assert [(one.arguments, one.weight) for one in problems] == [(PAIRS[0], 12.5), (PAIRS[1], 1)]

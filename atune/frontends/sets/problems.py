@@ -20,6 +20,9 @@ WEIGHT = "weight"
 """The column of a file that says how often a problem occurs."""
 
 
+Given = Iterable[Mapping[str, Any] | Problem]
+
+
 class Problems(Sequence[Problem]):
     """Problems of one kernel, each once, in the order in which they were given.
 
@@ -33,7 +36,8 @@ class Problems(Sequence[Problem]):
     Parameters
     ----------
     given
-        A list of arguments (dictionaries), a function that returns one, or the path of a file.
+        A list of arguments (dictionaries) or of other sets' problems, a function that returns one, or the path of a
+        file.
     weights
         How often each problem of a list occurs: numbers above zero. None: equally often.
     sizes
@@ -43,7 +47,7 @@ class Problems(Sequence[Problem]):
 
     def __init__(
         self,
-        given: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | str | os.PathLike[str] = (),
+        given: Given | Callable[[], Given] | str | os.PathLike[str] = (),
         *,
         weights: Sequence[float] | None = None,
         **sizes: Any,
@@ -134,7 +138,7 @@ def _rows(given: Any) -> list[Mapping[str, Any]]:
     rows = given() if callable(given) else given
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise UsageError(f"Problems: give a list of dictionaries, a function or a file, got {rows!r}")
-    rows = list(rows)
+    rows = [{**row.arguments, WEIGHT: row.weight} if isinstance(row, Problem) else row for row in rows]
     for row in rows:
         _check_row(row, "Problems")
     return rows
