@@ -213,7 +213,16 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0 and found["winners"] == len(found["problems"]) == 4, done.stderr
+    assert f"resuming the problems of {folder} with {KERNELS}:SCALE" in done.stderr
     assert measured(folder) == Counter(dict.fromkeys(measured(folder), 1)) and len(measured(folder)) == 8
+
+
+def test_a_set_whose_workload_came_from_no_file_is_resumed_with_one(tmp_path: Path, capsys: Any) -> None:
+    found = atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST)
+    assert main(command := ["resume", str(tmp_path / "s"), "--quiet"]) == 2
+    assert "names no file that its workload came from: give workload= (--workload" in capsys.readouterr().err
+    assert main([*command, "--workload", f"{KERNELS}:SCALE"]) == 0
+    assert capsys.readouterr().out == f"{found}\n"
 
 
 def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any) -> None:
@@ -354,5 +363,5 @@ def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> N
             await task
         return found.value.__notes__
 
-    said = f"tuning interrupted; what was measured is kept: atune resume {tmp_path / 's'} continues"
-    assert said in asyncio.run(cancelled())
+    said = f"tuning interrupted; what was measured is kept in {tmp_path / 's'}; journal= takes it to continue"
+    assert asyncio.run(cancelled())[0].startswith(said)

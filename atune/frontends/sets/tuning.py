@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from atune.frontends.api.save_bundle import extensible
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.budget import lacking, rest, shares
-from atune.frontends.sets.problems import Problems
+from atune.frontends.sets.problems import Given, Problems
 from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
 from atune.journal.reader import JournalReader
@@ -94,7 +94,7 @@ class SetOptions(RunOptions, total=False):
 
 @documents(SetOptions)
 async def tune_set(
-    workload: Workload | FileRef | str, problems: Problems | Iterable[Mapping[str, Any]], **options: Unpack[SetOptions]
+    workload: Workload | FileRef | str, problems: Problems | Given, **options: Unpack[SetOptions]
 ) -> SetResult:
     """Tune `workload` for each of `problems`, and return all results.
 
@@ -140,8 +140,8 @@ async def tune_set(
     except BaseException as error:
         if journals_in(Path(folder)):
             if isinstance(error, anyio.get_cancelled_exc_class()):
-                kept = f"what was measured is kept: atune resume {shlex.quote(str(folder))} continues"
-                error.add_note(f"tuning interrupted; {kept}")
+                then = "journal= takes it to continue, atune replay to show it"
+                error.add_note(f"tuning interrupted; what was measured is kept in {shlex.quote(str(folder))}; {then}")
         elif is_set(Path(folder)) and Path(folder).is_relative_to(journals_folder()):
             with suppress(OSError):
                 delete_set(Path(folder))  # `atune runs` lists what began
@@ -152,9 +152,7 @@ async def tune_set(
 
 
 @documents(SetOptions)
-def run_set(
-    workload: Workload | FileRef | str, problems: Problems | Iterable[Mapping[str, Any]], **options: Unpack[SetOptions]
-) -> SetResult:
+def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **options: Unpack[SetOptions]) -> SetResult:
     """Do what `tune_set` does, blocking. Works inside a running event loop too.
 
     Parameters
@@ -367,8 +365,10 @@ def read_set(folder: str | os.PathLike[str]) -> SetResult:
 
 
 @documents(RunOptions)
-async def resume_set(folder: str | os.PathLike[str], **options: Unpack[RunOptions]) -> SetResult:
-    """Continue the set of a folder with the workload and the settings of its journals, and return all results.
+async def resume_set(
+    folder: str | os.PathLike[str], workload: Workload | FileRef | str | None = None, **options: Unpack[RunOptions]
+) -> SetResult:
+    """Continue the set of a folder with the settings of its journals, and return all results.
 
     Raises `UsageError` if it is no such folder or nothing was begun there, and else what `tune_set` raises.
 
@@ -376,6 +376,8 @@ async def resume_set(folder: str | os.PathLike[str], **options: Unpack[RunOption
     ----------
     folder
         The folder that `tune_set` wrote.
+    workload
+        As for `tune_set`. None takes the file that the journals name.
     {options}
     """
     found = read_set(folder)
@@ -386,4 +388,4 @@ async def resume_set(folder: str | os.PathLike[str], **options: Unpack[RunOption
     chosen: dict[str, Any] = {**options_of(headers[0]), **named("resume_set", options, RunOptions)}
     if "strategy" not in options and len({header.strategy for header in headers}) > 1:
         del chosen["strategy"]  # their shares of the budget led to several: each journal keeps its own
-    return await tune_set(origin_of(headers[0]), problems, journal=folder, **chosen)
+    return await tune_set(workload or origin_of(headers[0]), problems, journal=folder, **chosen)
