@@ -55,8 +55,8 @@ class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
     event: msgspec.Raw
 
 
-class _Header(msgspec.Struct, tag_field="event", tag="run_started"):
-    schema: int
+class _Header(msgspec.Struct):
+    schema: int = 0
 
 
 _read_line = msgspec.json.Decoder(_CheckedLine)
@@ -133,6 +133,7 @@ class JournalReader:
         if event.seq != number - 1:
             raise JournalError(
                 f"{where}: event {event.seq} stands where {number - 1} belongs; lines are missing or were moved"
+                f"{_kept(number)}"
             )
         if isinstance(event, RunStarted) != (number == 1):
             raise JournalError(f"{where}: the header must be the first line, and stand only there")
@@ -141,10 +142,14 @@ class JournalReader:
     def _damaged(self, number: int) -> JournalError:
         if number == 1:
             return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
-        return JournalError(
-            f"{self.path}, line {number}: damaged, it does not match its checksum; the lines before it are whole, and "
-            f"`head -n {number - 1}` keeps them as a journal of their own"
-        )
+        return JournalError(f"{self.path}, line {number}: damaged, it does not match its checksum{_kept(number)}")
+
+
+def _kept(number: int) -> str:
+    """Say how to keep the lines before line `number`."""
+    if number == 1:
+        return ""
+    return f"; the lines before it are whole, and `head -n {number - 1}` keeps them as a journal of their own"
 
 
 def read(path: str | Path) -> list[AnyEvent]:
@@ -231,8 +236,9 @@ _ADVICE = {
 }
 
 
-def cannot(doing: str, path: str, error: OSError) -> JournalError:
-    """Return the error for an `OSError`: the reason, and what to do."""
-    return JournalError(
-        f"cannot {doing} the journal {path}: {_ADVICE.get(error.errno or 0, error.strerror or str(error))}"
-    )
+def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
+    """Return the error for an `OSError`: the reason, and what to do: `do`, or what the reason says."""
+    why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+    if do:
+        why = f"{why.partition(':')[0]}: {do}"
+    return JournalError(f"cannot {doing} the journal {path}: {why}")

@@ -130,7 +130,8 @@ def listed(folder: Path) -> dict[str, SetEntry]:
     try:
         found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[SetEntry])
     except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{folder} is no folder of a set's journals: {error}") from error
+        why = f"it has no {INDEX}" if isinstance(error, FileNotFoundError) else str(error)
+        raise UsageError(f"{folder} is no folder of a set's journals: {why}") from error
     for one in found:
         if Path(one.journal).name != one.journal:
             raise UsageError(f"{folder}: the journal {one.journal!r} of its {INDEX} is outside of the folder")

@@ -59,7 +59,8 @@ class Journal:
             try:
                 make_private_folder(folder)
             except OSError as error:
-                raise cannot("create the folder of", path, error) from error
+                do = "set ATUNE_CACHE_DIR to a folder that you may write"
+                raise cannot("create the folder of", path, error, do) from error
         elif not os.path.exists(folder):
             raise JournalError(f"cannot write the journal {path}: there is no folder {folder}; make it first")
         fd, made = _open_locked(path, create=True)

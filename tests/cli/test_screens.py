@@ -176,6 +176,26 @@ def test_resume_of_a_finished_run_says_so(journal: Path, capsys: pytest.CaptureF
     assert f"the run of {journal} is finished: nothing is left to do" in err and "winner     block=0" in out
 
 
+def test_a_merge_without_an_output_says_that_nothing_was_written(
+    journal: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", str(journal)]) == 0
+    assert "atune: nothing was written: add -o FILE to write the journal\n" in capsys.readouterr().err
+
+
+def test_a_folder_and_a_cache_folder_that_cannot_be_used_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(tmp_path)]) == 2
+    assert f"{tmp_path} is no folder of a set's journals: it has no set.json\n" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "file"))
+    assert main(["tune", f"{KERNELS}:SCALED", "--target", "c", "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"atune: error: cannot create the folder of the journal {tmp_path}/file/journals/")
+    assert err.endswith(": a part of the path is a file: set ATUNE_CACHE_DIR to a folder that you may write\n")
+
+
 def test_watch_of_a_missing_file_says_so_and_shows_no_bars(tmp_path: Path, capsys: Any) -> None:
     assert main(["watch", str(tmp_path / "none.jsonl")]) == 2
     err = capsys.readouterr().err

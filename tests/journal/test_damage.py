@@ -175,7 +175,9 @@ def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
     before = path.read_bytes()
     assert main(["resume", str(path)]) == 2
     err = capsys.readouterr().err
-    assert err.index("resuming toy.py:WORKLOAD, 4 of 4 candidates done") < err.index("there is no file 'toy.py'")
+    assert err.index("resuming toy.py:WORKLOAD, 4 of 4 candidates done") < err.index(
+        "the journal's workload came from toy.py, which is gone: give workload= (--workload FILE.py:NAME)"
+    )
     assert path.read_bytes() == before
     write(tmp_path / "done", EVENTS)
     assert main(["resume", str(tmp_path / "done"), "--json"]) == 0  # at once: nothing is left to run

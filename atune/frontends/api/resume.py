@@ -90,11 +90,12 @@ def read_state(journal: str | os.PathLike[str]) -> State:
 
 
 def origin_of(header: RunStarted | None) -> FileRef:
-    """Return the workload that a header names, with its problem. Raises `UsageError` if it came from no file."""
+    """Return the workload that a header names, with its problem. Raises `UsageError` if no file has it."""
+    give = "give workload= (--workload FILE.py:NAME)"
     if header is None or not header.origin:
-        raise UsageError(
-            "the journal names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
-        )
+        raise UsageError(f"the journal names no file that its workload came from: {give}")
+    if not os.path.isfile(file := header.origin.rpartition(":")[0]):
+        raise UsageError(f"the journal's workload came from {file}, which is gone: {give}")
     return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments)
 
 

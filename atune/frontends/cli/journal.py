@@ -304,9 +304,13 @@ def _simulated(summary: Summary, recording: Recording) -> str:
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.main import show
+    from atune.frontends.cli.output import print_message
     from atune.journal.merge import merge
 
-    return show(merge(arguments.journal, arguments.output), arguments)
+    result = merge(arguments.journal, arguments.output)
+    if arguments.output is None:
+        print_message("nothing was written: add -o FILE to write the journal", kind="")
+    return show(result, arguments)
 
 
 def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
