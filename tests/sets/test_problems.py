@@ -73,6 +73,7 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
         (lambda: parse_sizes(["M"], "--arg"), "--arg 'M': give a name and its values"),
         (lambda: parse_sizes(["M=1,,2"], "--arg"), "--arg 'M=1,,2': give a name and its values"),
+        (lambda: parse_sizes(["M=[1,2]"], "--arg"), "give a name and its values, such as M=1,2,4"),
         (lambda: parse_sizes(["M=1", "M=2"], "--arg"), "M is given twice"),
     ],
 )  # fmt: skip

@@ -107,7 +107,7 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
     for text in texts:
         name, equals, values = text.partition("=")
         cells = [value.strip() for value in values.split(",")]
-        if not (name.isidentifier() and equals and all(cells)):
+        if not (name.isidentifier() and equals and all(cells)) or cells[0].startswith(("[", "(")):
             raise UsageError(f"{where} {text!r}: give a name and its values, such as M=1,2,4")
         if name in found:
             raise UsageError(f"{where} {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
