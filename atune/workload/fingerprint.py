@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from atune.workload.definition import Workload, annotation_names, function_of, parts_of
-from atune.workload.packing import LARGE_BYTES
+from atune.workload.packing import LARGE_BYTES, LazyCallback, UnopenedCallback
 from atune.workload.source_text import normalised, normalised_expression
 
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
@@ -33,7 +33,7 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     # Constraints do not count: the space has its own fingerprint, and may grow while the kernel stays.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
         digest.update(f"\0{label}\0".encode())
-        digest.update(_identity(function))
+        digest.update(identity(function))
     checks: list[Any] = [
         len(workload.out_idx or ()) if workload.kernels_out_idx else workload.out_idx,
         workload.rtol,
@@ -52,10 +52,15 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
     `without_defaults`: parameters whose default values do not count.
     """
-    return hashlib.sha256(_identity(kernel, without_defaults=without_defaults)).hexdigest()
+    return hashlib.sha256(identity(kernel, without_defaults=without_defaults)).hexdigest()
 
 
-def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
+def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
+    """Return what a function, or data, counts as in a fingerprint: the same in the program and in its workers."""
+    if isinstance(part, LazyCallback):
+        return identity(part.func)
+    if isinstance(part, UnopenedCallback):
+        return part.identity
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
@@ -73,7 +78,7 @@ def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ())
     names = dict.fromkeys((*_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
     inner = [
-        _identity(v, depth + 1)
+        identity(v, depth + 1)
         for v in (*cells, *used, *_defaults(function, without_defaults))
         if not isinstance(v, ModuleType)
     ]
@@ -106,24 +111,24 @@ def _data_identity(part: Any, depth: int) -> bytes:
     if isinstance(own := getattr(type(part), "cache_identity", None), str):
         return own.encode()  # the key already covers its content
     if isinstance(part, MethodType):
-        return _identity(part.__func__, depth + 1) + b"@" + _identity(part.__self__, depth + 1)
+        return identity(part.__func__, depth + 1) + b"@" + identity(part.__self__, depth + 1)
     if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
         return f"{part.__module__ if hasattr(part, '__module__') else ''}.{part.__qualname__}".encode()
     items: list[bytes] = []
     if depth < 8 and isinstance(part, functools.partial):
-        items = [_identity(v, depth + 1) for v in (part.func, part.args, part.keywords)]
+        items = [identity(v, depth + 1) for v in (part.func, part.args, part.keywords)]
     elif depth < 8 and isinstance(part, enum.Enum):
         items = [part.name.encode()]
     elif depth < 8 and isinstance(part, (list, tuple)):
-        items = [_identity(v, depth + 1) for v in part]
+        items = [identity(v, depth + 1) for v in part]
     elif depth < 8 and isinstance(part, (set, frozenset)):
-        items = sorted(_identity(v, depth + 1) for v in part)
+        items = sorted(identity(v, depth + 1) for v in part)
     elif depth < 8 and isinstance(part, Mapping):
-        items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
+        items = sorted(identity(k, depth + 1) + b"=" + identity(v, depth + 1) for k, v in part.items())
     elif depth < 4 and isinstance(fields := getattr(part, "__dict__", None), dict):
         called = inspect.getattr_static(type(part), "__call__", None)
         public = {name: value for name, value in fields.items() if not name.startswith("_")}  # other fields are caches
-        items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
+        items = [identity(public, depth + 1), identity(called, depth + 1) if inspect.isfunction(called) else b""]
         items.append(_class_identity(type(part)))
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
 

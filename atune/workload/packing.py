@@ -197,22 +197,23 @@ class LazyCallback:
         return self.func(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packed = pack(self.func)
-        return _UnopenedCallback, (
-            packed.stream,
-            self.__signature__,
-            [Part(memory) for memory in packed.parts],
-            packed.buffers,
-        )
+        packed, identity = pack(self.func), importlib.import_module("atune.workload.fingerprint").identity
+        parts = [Part(memory) for memory in packed.parts]
+        return UnopenedCallback, (identity(self), packed.stream, self.__signature__, parts, packed.buffers)
 
 
-class _UnopenedCallback:
-    """A lazy callback in a worker."""
+class UnopenedCallback:
+    """A lazy callback in a worker. `identity`: what it counts as in the workload's fingerprint."""
 
     def __init__(
-        self, stream: bytes, signature: inspect.Signature, parts: Sequence[Part] = (), buffers: Sequence[int] = ()
+        self,
+        identity: bytes,
+        stream: bytes,
+        signature: inspect.Signature,
+        parts: Sequence[Part] = (),
+        buffers: Sequence[int] = (),
     ) -> None:
-        self._packed, self.__signature__ = (stream, parts, buffers), signature
+        self.identity, self._packed, self.__signature__ = identity, (stream, parts, buffers), signature
         self._function: Callable[..., Any] | None = None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
@@ -224,7 +225,7 @@ class _UnopenedCallback:
 
     def __reduce__(self) -> tuple[Any, ...]:
         stream, parts, buffers = self._packed
-        return _UnopenedCallback, (stream, self.__signature__, parts, buffers)
+        return UnopenedCallback, (self.identity, stream, self.__signature__, parts, buffers)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
@@ -50,6 +51,18 @@ def test_what_is_large_comes_back_as_it_was(way: Way, tmp_path: Path) -> None:
     assert (found[1] == array).all() and found[1].flags.writeable and not found[2].flags.writeable
     assert torch.equal(found[3], tensor) and found[3].stride() == tensor.stride()
     assert type(found[4]) is torch.nn.Parameter and found[4].requires_grad
+
+
+def test_a_lazy_callback_counts_in_a_worker_as_in_the_program() -> None:
+    """Or a file that is written beside the script, such as its log, would make the worker's work look edited."""
+    factor = numpy.arange(3)
+    reference, supply = LazyCallback(lambda x: x * factor), functools.partial(numpy.zeros, LazyCallback(abs))
+    work = Workload(kernel, [{"block": 32}], arguments={"N": 1}, reference=reference, inputs=supply)
+    there = load(ship(work))
+    again = load(ship(there))
+    assert fingerprint(work) == fingerprint(there) == fingerprint(again)
+    other = Workload(kernel, [{"block": 32}], arguments={"N": 1}, reference=LazyCallback(abs), inputs=supply)
+    assert fingerprint(load(ship(other))) != fingerprint(work)
 
 
 @both_ways
