@@ -107,6 +107,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     setup: dict[str, Any]
     """What a latency depends on besides the configuration, by the name that a reader knows."""
     benchmark: Mapping[str, Any]
+    finished: bool = True
 
     @property
     def key(self) -> tuple[str, str]:
@@ -140,7 +141,12 @@ def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> C
         problems=problems,
         only_before=tuple(str(run) for key, run in one.items() if key not in other),
         only_after=tuple(str(run) for key, run in other.items() if key not in one),
-        notes=(*_notes(problems), *_moved(problems, fail_over)),
+        notes=(
+            *_unfinished("before", one, both),
+            *_unfinished("after", other, both),
+            *_notes(problems),
+            *_moved(problems, fail_over),
+        ),
     )
 
 
@@ -188,6 +194,7 @@ def of_result(result: Result) -> ComparedRun:
         winner=winner,
         setup=_setup(header.target, winner.device, header.kernel, header.versions),
         benchmark=header.settings.get("benchmark") or {},
+        finished=result.finished,
     )
 
 
@@ -284,6 +291,14 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Diff
         one, other = before.get(name), after.get(name)
         if config_key({"value": one}) != config_key({"value": other}):  # tuples are lists where they come from a file
             yield Difference(name, one, other)
+
+
+def _unfinished(
+    side: str, runs: Mapping[tuple[str, str], ComparedRun], both: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield a sentence where runs did not finish: their winners are the best so far."""
+    if left := [str(runs[key]) for key in both if not runs[key].finished]:
+        yield f"{_some(iter(left))} did not finish {side}"
 
 
 def _notes(problems: Sequence[ComparedProblem]) -> Iterator[str]:

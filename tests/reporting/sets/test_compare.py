@@ -47,6 +47,13 @@ def test_a_ratio_spans_the_intervals_of_both_medians() -> None:
     assert (one.before.latency_ms, one.after.latency_ms) == (pytest.approx(1.0), pytest.approx(1.5))
 
 
+def test_runs_that_did_not_finish_make_it_doubtful() -> None:
+    half = Result.from_events(stream_of({"M": 1}, {1: (1.0,), 9: (5.0,)}).events[:-1])
+    whole = tuned({"M": 1}, 1)
+    assert compare([whole], [half]).notes == ("toy M=1 did not finish after",)
+    assert compare([half], [whole]).notes == ("toy M=1 did not finish before",)
+
+
 def test_an_interval_holds_the_true_ratio() -> None:
     """Of 400 pairs of runs of one kernel, whose samples have a long tail, at least 95 % hold 1."""
     draw = random.Random(1)
