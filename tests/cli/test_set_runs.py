@@ -97,14 +97,14 @@ def test_watch_of_a_set_that_no_run_writes_shows_the_table(folder: Path, capsys:
 
 
 def test_an_interrupted_set_says_how_it_goes_on(folder: Path, capsys: Any) -> None:
-    """Its workload came by value, so that no command can load it."""
+    """Its workload came by value, so that no file is known to load it from."""
     header, *events = Stream(total=2).candidate(0, 2.0).events
     for name in ("0000.jsonl", "0001.jsonl"):
         (folder / name).unlink()
     write_journal(str(folder / "0000.jsonl"), [msgspec.structs.replace(header, origin=""), *events])
     assert main(["replay", str(folder)]) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert "unfinished 3 of 3 problems; 2 not begun" in shown
+    assert "unfinished 3 of 3 problems; 2 not begun" in shown and shown[1].endswith("block=0 (so far)")
     assert shown[-1] == f"next       tune the set again, with {folder} as its journal"
 
 

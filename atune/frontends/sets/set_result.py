@@ -176,7 +176,8 @@ def _cells(row: TunedProblem) -> tuple[str, ...]:
     result = row.result
     assert result is not None and result.best is not None and result.latency_ms is not None
     ratios = (_ratio(result.default_ratio), _ratio(result.reference_ratio))
-    return str(row.problem), f"{result.latency_ms:.4g}", *ratios, describe_config(result.best.config)
+    winner = describe_config(result.best.config) + " (so far)" * (not result.finished)
+    return str(row.problem), f"{result.latency_ms:.4g}", *ratios, winner
 
 
 def _ratio(ratio: float | None) -> str:
