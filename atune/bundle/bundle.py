@@ -155,7 +155,7 @@ class Bundle:
                 raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
         exact = [(k, sizes) for k, sizes in taking.values() if distance(k.problem, {**sizes, **problem}) == 0]
         if len(exact) > 1:
-            raise WrongArguments(_ambiguous([kernel.problem for kernel, _ in exact]))
+            raise WrongArguments(_differing([kernel.problem for kernel, _ in exact], {}))
         if exact:
             return exact[0], None
         nearest_fit = max(misfits, key=lambda one: (one.step, one.position), default=None)
@@ -176,6 +176,8 @@ class Bundle:
         alike = [kernel for kernel, _ in taking.values()] or self._kernels
         shapes = [list(one.shape) for one in arguments if one.__class__ not in PLAIN]
         told = {**told_problem(alike, arguments), **call}
+        if unknown := _differing([kernel.problem for kernel, _ in taking.values()], told):
+            raise WrongArguments(unknown)
         miss = self._misses.entry(Miss(shapes, told, None if used is None else dict(used[0].problem), by))
         if used is None:
             self._misses.count(miss)
@@ -215,8 +217,14 @@ class Bundle:
         return run
 
 
-def _ambiguous(problems: Sequence[Mapping[str, Any]]) -> str:
-    """Return the message for a call that several problems fit."""
-    names = [name for name in problems[0] if len({repr(one.get(name)) for one in problems}) > 1]
-    ways = " or ".join(f"{names[0]}={one.get(names[0])!r}" for one in problems) if names else "fewer problems"
-    return f"{len(problems)} problems take these tensors: give {ways}, by name"
+def _differing(problems: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> str:
+    """Return the message for a call that several problems' kernels take, and that does not tell them apart.
+
+    It is empty if all arguments that differ are `known`.
+    """
+    for name in problems[0] if problems else ():
+        values = dict.fromkeys(repr(one.get(name)) for one in problems)
+        if name not in known and len(values) > 1:
+            ways = " or ".join(f"{name}={value}" for value in values)
+            return f"{len(problems)} problems take these tensors: give {ways}, by name"
+    return ""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bundles import TWO, entry, write
 
-from atune.bundle import DamagedBundle, OutsideProblems, load
+from atune.bundle import DamagedBundle, OutsideProblems, WrongArguments, load
 from atune.bundle.arguments import distance
 from atune.model import problem as tuned
 
@@ -59,6 +59,21 @@ def test_a_rule_is_for_problems_that_are_otherwise_equal(tmp_path: Path) -> None
     assert runs(found, 100, far=True) == "tenfold"
     with pytest.raises(OutsideProblems, match="no problem has n=100, far=False"):
         found(torch.ones(100), far=False)
+
+
+@pytest.mark.parametrize("on_miss", ["error", "nearest", "default"])
+def test_between_the_problems_too_what_else_tells_them_apart_must_be_named(on_miss: Any, tmp_path: Path) -> None:
+    """Else a kernel of another `far` would run, and return other values."""
+    problems = [
+        entry(symbol, {"n": n, "far": symbol == "tenfold"}) for symbol in ("twice", "tenfold") for n in (64, 1024)
+    ]
+    roots = {False: [0, 1], True: [2, 3]}
+    rules = [{**NEAREST, "others": {"far": far}, "root": {"problems": root}} for far, root in roots.items()]
+    found = load(write(tmp_path, problems, rule=rules), on_miss=on_miss)
+    for n in (100, 2000):
+        with pytest.raises(WrongArguments, match="4 problems take these tensors: give far=False or far=True, by name"):
+            found(torch.ones(n))
+    assert runs(found, 100, far=True) == "tenfold" and [miss["count"] for miss in found.misses()] == [1]
 
 
 def test_a_size_that_is_text_is_outside_of_the_rule(tmp_path: Path) -> None:
