@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,8 @@ def load(
     on_miss
         What a call does whose sizes no problem has, and which are outside of the bundle's rule. ``error`` raises
         `OutsideProblems`. ``nearest`` runs the kernel of the nearest problem in log sizes, and ``default`` that of the
-        first problem. Both warn once for each signature, and raise `OutsideProblems` if that kernel was compiled for
-        other shapes.
+        first problem; of those whose kernels take the shapes, and that differ in sizes alone. Both warn once for each
+        signature, and raise `OutsideProblems` if there is none.
     misses
         Who hears of calls whose sizes no problem has, whatever served them: a file for ``atune tune --problems``, to
         which many processes may append, or a function of what `Bundle.misses` lists. Of each problem it hears the
@@ -201,8 +202,8 @@ class Bundle:
         near = None
         if self.on_miss == "nearest":
             near = nearest(problems, call)
-        elif self.on_miss == "default" and 0 in taking:
-            near = 0
+        elif self.on_miss == "default":
+            near = next((i for i, one in problems.items() if distance(one, call) < math.inf), None)
         return (None if near is None else taking[near]), self.on_miss
 
     def _listed(self) -> str:

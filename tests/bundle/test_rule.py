@@ -74,6 +74,9 @@ def test_between_the_problems_too_what_else_tells_them_apart_must_be_named(on_mi
         with pytest.raises(WrongArguments, match="4 problems take these tensors: give far=False or far=True, by name"):
             found(torch.ones(n))
     assert runs(found, 100, far=True) == "tenfold" and [miss["count"] for miss in found.misses()] == [1]
+    if on_miss != "error":  # nor does another `far` run beyond them
+        with pytest.warns(RuntimeWarning, match=r"the kernel of n=\d+, far=True runs"):
+            assert runs(found, 2000, far=True) == "tenfold"
 
 
 def test_a_size_that_is_text_is_outside_of_the_rule(tmp_path: Path) -> None:
