@@ -98,7 +98,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One side of a comparison: a run or a bundle's kernel. `benchmark`: the settings of measuring, where known."""
+    """One side of a comparison: a run or a bundle's kernel. `benchmark`: how it was measured, where known."""
 
     kernel: str
     problem: dict[str, Any]
@@ -175,6 +175,7 @@ def _runs(source: Source) -> Iterator[ComparedRun]:
 def of_result(result: Result) -> ComparedRun:
     """Return a result as one side of a comparison."""
     header, best = header_of(result), result.best
+    timing = "by the final" if result.final else "by first timing"
     facts = None if best is None else best.facts
     winner = ComparedWinner(
         journal=result.journal,
@@ -193,7 +194,7 @@ def of_result(result: Result) -> ComparedRun:
         time=header.time,
         winner=winner,
         setup=_setup(header.target, winner.device, header.kernel, header.versions),
-        benchmark=header.settings.get("benchmark") or {},
+        benchmark={**(header.settings.get("benchmark") or {}), **({} if best is None else {"latency": timing})},
         finished=result.finished,
     )
 
@@ -312,7 +313,8 @@ def _notes(problems: Sequence[ComparedProblem]) -> Iterator[str]:
                     None
                 )
             elif change.name.startswith(MEASURING):
-                found[f"measured otherwise: {change.name.removeprefix(MEASURING)} differs"] = None
+                name = change.name.removeprefix(MEASURING)
+                found[f"measured otherwise: {name} was {change.before} and is {change.after}"] = None
     yield from found
 
 

@@ -50,8 +50,8 @@ def test_a_ratio_spans_the_intervals_of_both_medians() -> None:
 def test_runs_that_did_not_finish_make_it_doubtful() -> None:
     half = Result.from_events(stream_of({"M": 1}, {1: (1.0,), 9: (5.0,)}).events[:-1])
     whole = tuned({"M": 1}, 1)
-    assert compare([whole], [half]).notes == ("toy M=1 did not finish after",)
-    assert compare([half], [whole]).notes == ("toy M=1 did not finish before",)
+    assert compare([whole], [half]).notes[0] == "toy M=1 did not finish after"
+    assert compare([half], [whole]).notes[0] == "toy M=1 did not finish before"
 
 
 def test_an_interval_holds_the_true_ratio() -> None:
@@ -91,8 +91,8 @@ def test_problems_are_matched_by_kernel_and_arguments(tmp_path: Path) -> None:
     assert one.ratio is not None and one.ratio[1] == pytest.approx(1.1)
     assert one.before.journal == str(tmp_path / "a.jsonl")
     assert (found.only_before, found.only_after) == ((), ("toy shape=(8, 3)", "b shape=(8, 2)"))
-    assert lines(found)[1] == "only after: toy shape=(8, 3); b shape=(8, 2)"
-    assert lines(compare(tmp_path, after[:2]))[1] == "only after: shape=(8, 3)", "there is one kernel alone"
+    assert lines(found)[3] == "only after: toy shape=(8, 3); b shape=(8, 2)"
+    assert lines(compare(tmp_path, after[:2]))[3] == "only after: shape=(8, 3)", "there is one kernel alone"
 
 
 def test_what_changed_is_said(tmp_path: Path) -> None:
@@ -173,8 +173,14 @@ def test_different_gpus_settings_and_a_moved_reference_are_doubtful() -> None:
         return run_of({}, {1: EVEN, 2: EVEN}, {1: EVEN}, scaled(factor), settings=settings)
 
     settings, moved = compare(run(20, 1.0), run(40, 1.1)).notes
-    assert settings == "measured otherwise: n_repeat differs"
+    assert settings == "measured otherwise: n_repeat was 20 and is 40"
     assert moved.startswith("the reference's latency moved by more than 2 % on 1 of 1 problems, to 1.1 times")
+
+
+def test_a_first_timing_and_a_final_are_told_apart() -> None:
+    first, final = run_of({}, {1: EVEN, 2: EVEN}), run_of({}, {1: EVEN, 2: EVEN}, {1: EVEN})
+    note = "measured otherwise: latency was by first timing and is by the final"
+    assert compare(first, final).notes == (note,) and compare(first, first).notes == ()
 
 
 def test_results_of_sets_are_compared(tmp_path: Path) -> None:
