@@ -87,7 +87,8 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
     if not colon or text.endswith(".py"):
         path, colon, name = text, "", ""
     if not os.path.isfile(path):
-        raise WorkloadError(f"{text}: there is no file {path!r}; give FILE.py, or FILE.py:NAME")
+        why = "it is a folder" if os.path.isdir(path) else f"there is no file {path!r}"
+        raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME")
     if not colon:
         return FileRef(os.path.abspath(path), "", f"{command} {path}".lstrip())
     if not name.isidentifier():

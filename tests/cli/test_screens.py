@@ -196,6 +196,19 @@ def test_a_folder_and_a_cache_folder_that_cannot_be_used_are_named(
     assert err.endswith(": a part of the path is a file: set ATUNE_CACHE_DIR to a folder that you may write\n")
 
 
+def test_watch_of_a_killed_run_says_that_no_run_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def leave(message: str, kind: str) -> None:
+        said.append(message)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("atune.frontends.cli.journal.QUIET_S", 0)
+    monkeypatch.setattr("atune.frontends.cli.output.print_message", leave)
+    assert main(["watch", str(write(tmp_path / "j", run_of().events))]) == 130
+    assert said == ["nothing new for 0 s: no run here writes it any more; press Ctrl-C to leave"]
+
+
 def test_watch_of_a_missing_file_says_so_and_shows_no_bars(tmp_path: Path, capsys: Any) -> None:
     assert main(["watch", str(tmp_path / "none.jsonl")]) == 2
     err = capsys.readouterr().err

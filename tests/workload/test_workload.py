@@ -131,6 +131,7 @@ def problem(space: Any, **options: Any) -> Any:
             lambda: Workload(kernel, Space(block=[1]), max_mismatched_ratio=-0.1),
             "max_mismatched_ratio must be a share, from 0 to 1",
         ),
+        (lambda: parse_file_ref("/tmp"), "/tmp: it is a folder; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),
         (lambda: load(FileRef(__file__, "Nothing")), "the file has no 'Nothing'"),

@@ -150,6 +150,7 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import time
+    from pathlib import Path
 
     import anyio
 
@@ -158,6 +159,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.replay import follow, play
     from atune.journal.result import Result
     from atune.journal.state import State
+    from atune.journal.writer import is_written
     from atune.reporting.progress import Progress
 
     if os.path.isdir(arguments.journal):
@@ -179,9 +181,10 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 progress.on_event(each)
                 last, noted = time.time(), False
             elif not noted and time.time() - last > QUIET_S:
-                print_message(
-                    f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind=""
+                how = (
+                    "a run still writes it" if is_written(Path(arguments.journal)) else "no run here writes it any more"
                 )
+                print_message(f"nothing new for {QUIET_S} s: {how}; press Ctrl-C to leave", kind="")
                 noted = True
 
     with Progress(interval_s=1.0) as progress:

@@ -108,9 +108,11 @@ def _tune_once(
 
 
 def _check_no_run(arguments: argparse.Namespace) -> None:
-    """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` ignore."""
+    """Raise `UsageError` for an option that ``--dry-run`` or ``--compile-only`` ignores."""
     if arguments.on_save:
         raise UsageError("--on-save: --dry-run and --compile-only end by themselves: leave one of them out")
+    if arguments.dry_run and arguments.compile_only:
+        raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
     if arguments.compile_only and arguments.journal is not None:
         raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
     if arguments.cluster:
