@@ -20,6 +20,7 @@ from atune.frontends.sets.tuning import read_set
 from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
 from atune.journal.set_folder import entered
+from atune.journal.state import State
 from atune.journal.writer import Journal, write_journal
 from atune.model.problem import Problem
 from atune.testing import FakeMachine
@@ -66,12 +67,25 @@ def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path
     assert result.measured == int(found[1]) >= 1 and not result.finished
 
 
+def test_what_an_interrupted_call_of_a_decorated_kernel_measured_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    """Such a call takes no `journal=`."""
+    journal = f"{tmp_path}/{default_journal.RUNNING}/key.jsonl"
+    told = default_journal.kept_line(State(), journal)
+    assert told == f"tuning interrupted; 0 measured are kept in {journal}; the next call continues"
+
+
 @pytest.mark.anyio
 async def test_a_run_that_ends_before_its_first_event_names_no_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "go_on", lambda *_: anyio.sleep_forever())
-    with anyio.move_on_after(0.5), pytest.raises(anyio.get_cancelled_exc_class()) as raised:
+    scope = anyio.CancelScope()
+
+    async def end(*_: object) -> None:
+        scope.cancel()
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Recorder, "go_on", end)
+    with scope, pytest.raises(anyio.get_cancelled_exc_class()) as raised:
         await tune(machine=FakeMachine(2), journal=tmp_path / "run.jsonl")
     assert raised.value.__notes__ == ["tuning interrupted; 0 measured, and no journal kept"]
     assert not (tmp_path / "run.jsonl").exists()

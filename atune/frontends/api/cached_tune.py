@@ -17,6 +17,7 @@ import msgspec
 from atune.engine.search.survey_columns import figures_for
 from atune.errors import JournalError, NoWinner
 from atune.frontends.api.blocking import no_winner_message
+from atune.frontends.api.default_journal import RUNNING
 from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed, shows_progress
 from atune.frontends.api.tuner import engine_settings, tune_apart
@@ -130,7 +131,7 @@ async def tune_work(
     if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key, header)) is not None:
         return found
     refuse_in_worker()
-    lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
+    lock = TuningLock(cache.folder / RUNNING / f"{key.text}.lock")
     mine = _acquire(lock)
     while mine is False and concurrent == "wait":
         await anyio.sleep(POLL_S)
@@ -139,7 +140,7 @@ async def tune_work(
         if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key, header)) is not None:
             return found  # another process finished tuning before the lock was free
         own = work.options.get("journal") is not None
-        journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
+        journal = cache.folder / RUNNING / f"{key.text}.jsonl" if mine and not own else None
         return await _tune_and_keep(work, key, cache, journal, refresh)
     finally:
         lock.release()

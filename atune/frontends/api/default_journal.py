@@ -15,6 +15,8 @@ from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.folders import cache_folder
 
+RUNNING = "running"
+"""Folder in the result cache: journals of calls that tune now, or were interrupted; the same call takes them up."""
 KEPT = 200
 """Runs whose journals stay; a set is one run. Older ones are deleted when a run starts, unless a run writes them."""
 
@@ -56,9 +58,9 @@ def kept_line(state: State, journal: str | None) -> str:
     measured = state.counts["measured"]
     if journal is None:
         return f"tuning interrupted; {measured} measured, and no journal kept"
-    shown = shlex.quote(journal)
-    then = "journal= takes it to continue, atune replay to show it"
-    return f"tuning interrupted; {measured} measured are kept in {shown}; {then}"
+    of_cache = Path(journal).parent.name == RUNNING
+    then = "the next call continues" if of_cache else "journal= takes it to continue, atune replay to show it"
+    return f"tuning interrupted; {measured} measured are kept in {shlex.quote(journal)}; {then}"
 
 
 def _delete_oldest() -> None:
