@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atune.errors import UsageError
-from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured, CandidatePruned
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
@@ -90,17 +90,18 @@ def _t4(result: Result, journal: str | Path) -> bytes:
     """T4 auto-tuning results, schema 1.0.0, with the further fields of Kernel Tuner's `store_output_file`."""
     times: dict[int, tuple[float, float, float]] = {}
     lowered: dict[int, float] = {}
+    credited = {one.index: one.index if one.same_as is None else one.same_as for one in result.all_records}
     for event in JournalReader(journal):
         if isinstance(event, CandidateLowered):
             lowered[event.index] = event.seconds
-        elif isinstance(event, CandidateMeasured | BuildFailed | BenchmarkFailed):
+        elif isinstance(event, CandidateMeasured | CandidatePruned | BuildFailed | BenchmarkFailed):
             seconds = event.seconds if isinstance(event, CandidateMeasured) else 0.0
-            times[event.index] = (lowered.get(event.index, 0.0), seconds, event.time)
+            times[credited.get(event.index, event.index)] = (lowered.get(event.index, 0.0), seconds, event.time)
     entries = []
     for record in result.records:
         if record.status == "remaining":
             continue
-        built_s, ran_s, at = times.get(record.index if record.same_as is None else record.same_as, (0.0, 0.0, 0.0))
+        built_s, ran_s, at = times.get(credited[record.index], (0.0, 0.0, 0.0))
         runtimes = [] if record.timing is None else [sample / 1e3 for sample in record.timing.samples_us]
         invalid = record.kind or ("pruned" if record.status == "pruned" else "")
         worked = record.latency_ms is not None

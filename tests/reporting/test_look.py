@@ -166,6 +166,15 @@ def test_t4_names_failures_by_their_kind_and_conditions_where_they_are_known() -
     }  # fmt: skip
 
 
+def test_t4_has_the_times_of_all_that_share_code_and_of_the_pruned(tmp_path: Path) -> None:
+    """The outcome belongs to the smallest index, whichever was measured."""
+    stream = Stream(total=3).proposed(2).pruned(2).proposed(1).lowered(1).built(1).measured(1, 1.0)
+    path = write(tmp_path / "j", stream.proposed(0).lowered(0).aliased(0, 1).finished().events)
+    first, second, pruned = json.loads(export(path, "t4"))["results"]
+    assert first["times"] == second["times"] and first["times"]["compilation"] > 0
+    assert [one["timestamp"][:4] for one in (first, second, pruned)] == ["2023"] * 3
+
+
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UsageError, match="give one of csv, t4"):
         export(DATA, "xlsx")
