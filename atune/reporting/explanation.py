@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
+from atune.journal.events import (
+    ArtifactBuilt,
+    CandidateAliased,
+    CandidateLowered,
+    CandidateMeasured,
+    CandidateProposed,
+    Event,
+    FinalOrdered,
+)
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import State
@@ -61,7 +69,8 @@ def candidate_story(journal: str | Path, index: int | None = None) -> CandidateS
             concerning.append(event)
     result = Result.of(state, Path(journal), replayed=True)
     record = _chosen(result, index)
-    return _story(result, record, [e for e in concerning if _concerns(e, record)])
+    same = _with_its_code(result, record)
+    return _story(result, record, same, [e for e in concerning if _concerns(e, record, same)])
 
 
 def _chosen(result: Result, index: int | None) -> Record:
@@ -84,23 +93,24 @@ def not_tried(result: Result, index: int | None) -> UsageError:
     return UsageError(f"{result.journal} has no {wanted}; {listed}")
 
 
-def _concerns(event: Event, record: Record) -> bool:
-    wanted = _credited(record)
+def _concerns(event: Event, record: Record, same: set[int]) -> bool:
     if isinstance(event, FinalOrdered):
-        return any(entry.index in wanted for entry in event.entries)
-    return getattr(event, "index", None) in wanted or bool(wanted.intersection(getattr(event, "indices", ())))
+        return any(entry.index in same for entry in event.entries)
+    if isinstance(event, CandidateProposed | CandidateLowered | CandidateAliased):  # of all others with its code: many
+        return event.index in (record.index, record.same_as)
+    return getattr(event, "index", None) in same or not same.isdisjoint(getattr(event, "indices", ()))
 
 
-def _credited(record: Record) -> set[int]:
-    """Return the candidates whose events are the record's: itself, and the one with the same code."""
-    return {record.index} if record.same_as is None else {record.index, record.same_as}
+def _with_its_code(result: Result, record: Record) -> set[int]:
+    """Return the candidates that share the record's code, itself among them: any of them was measured for all."""
+    first = record.index if record.same_as is None else record.same_as
+    return {one.index for one in result.all_records if first in (one.index, one.same_as)}
 
 
-def _story(result: Result, record: Record, events: list[Event]) -> CandidateStory:
-    wanted = _credited(record)
+def _story(result: Result, record: Record, same: set[int], events: list[Event]) -> CandidateStory:
     built = next((e for e in reversed(events) if isinstance(e, ArtifactBuilt)), None)
     measured = next((e for e in reversed(events) if isinstance(e, CandidateMeasured)), None)
-    final = [entry.timing for entry in result.final if entry.index in wanted]
+    final = [entry.timing for entry in result.final if entry.index in same]
     ordered = next((e for e in reversed(events) if isinstance(e, FinalOrdered)), None)
     return CandidateStory(
         record=record,
@@ -114,7 +124,7 @@ def _story(result: Result, record: Record, events: list[Event]) -> CandidateStor
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
         compiler="" if built is None else built.compiler,
-        source=_source(result) if result.best_index in wanted else "",
+        source=_source(result) if result.best_index in same else "",
         choice=choice_of(result.all_records, record.index),
         events=tuple(events),
     )

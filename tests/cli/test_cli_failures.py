@@ -129,6 +129,20 @@ def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: 
     assert "the journal records another space" in err
 
 
+def test_show_has_what_was_measured_of_another_with_the_same_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(total=3).proposed(1).lowered(1).proposed(0).lowered(0).aliased(0, 1).proposed(2).lowered(2)
+    path = write(
+        tmp_path / "j", stream.aliased(2, 1).built(1).measured(1, 2.0, 4.0).final({0: [3.0]}).finished().events
+    )
+    assert main(["show", str(path), "0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["first"]["samples_us"] == [2000.0, 4000.0]
+    kinds = [one["event"] for one in data["events"]]
+    assert kinds.count("candidate_proposed") == 1 and "artifact_built" in kinds and "candidate_measured" in kinds
+
+
 def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = Stream(total=2).candidate(0).candidate(1, 2.0, 4.0).final({1: [3.0]}).finished()
     path = write(tmp_path / "good", good.events)
