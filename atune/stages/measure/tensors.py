@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,9 +136,9 @@ def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], dev
         if param.shape is None:
             continue
         if not hasattr(tensor, "stride"):
-            raise TypeError(
-                f"parameter {position}: the kernel takes a tensor of {param.dtype} {list(param.shape)}; got {tensor!r}"
-            )
+            wanted = f"{param.dtype} {list(param.shape)}"
+            got = reprlib.repr(tensor)
+            raise TypeError(f"parameter {position}: the kernel takes a tensor of {wanted}; got {got}")
         shape = tuple(tensor.shape)
         fits = len(shape) == len(param.shape) and all(
             isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)

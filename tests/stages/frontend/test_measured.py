@@ -176,6 +176,9 @@ def test_atunes_own_callable_allocates_as_much() -> None:
     assert torch.equal(plain(kernels.from_numbers, [-1])(5), torch.arange(N, dtype=torch.int32) + 5)
     with pytest.raises(TypeError, match=r"parameter 0: the kernel takes a tensor of float32 \[64\]; got 3"):
         plain(kernels.one, [-1])(3)
+    with pytest.raises(TypeError, match=r"got array\(\[0.*\.\.\.") as raised:
+        plain(kernels.one, [-1])(torch.zeros(64).numpy())
+    assert len(str(raised.value)) < 120
 
 
 # For a GPU that is not there
