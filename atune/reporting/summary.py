@@ -375,16 +375,10 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:
-    """Return the place in the user's code that raised, or the end of what was written.
-
-    Without stacks of code that is not the user's, and without what `message` says.
-    """
-    if (where := place_in(detail)) is not None:
-        found = where.lines()
-    else:
-        lines = [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
-        found = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
-    return [printable(line)[:300] for line in found]
+    """Return the place in the user's code that raised, or the end of what was written, without stacks and `message`."""
+    where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
+    last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
+    return [printable(line)[:300] for line in (last if where is None else where.lines())]
 
 
 def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:
