@@ -286,6 +286,10 @@ def test_what_does_not_fit_a_bundle_is_not_added(
     with monkeypatch.context() as elsewhere, pytest.raises(UsageError, match="and this machine is arm"):
         elsewhere.setattr(writer, "this_cpu", lambda: {"machine": "arm", "name": "", "features": []})
         save_bundle(tmp_path / "b", results, add=True)
+    with monkeypatch.context() as elsewhere, pytest.raises(UsageError, match="cannot be written: write a new bundle"):
+        elsewhere.setattr("os.access", lambda path, mode: False)  # as on a disk that is mounted read-only
+        atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=tmp_path / "b", journal=tmp_path / "t")
+    assert not (tmp_path / "t").exists()
     monkeypatch.setattr(set_tuning, "extensible", lambda folder: found.manifest | {"target": "cuda", "arch": "sm_80"})
     with pytest.raises(UsageError, match=r"into: the bundle is for cuda \(sm_80\) and has problems"):
         atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=tmp_path / "b", journal=tmp_path / "t")

@@ -125,12 +125,15 @@ def _manifest(
 def extensible(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of the bundle to which winners can be added here; None for a new or an empty folder.
 
-    Raises `UsageError` for other folders, a damaged bundle, another CPU's, and one with another tilelang's runtime.
+    Raises `UsageError` for other folders, a damaged bundle, one that cannot be written, another CPU's, and one with
+    another tilelang's runtime.
     """
     before = manifest_of(folder)
     if before is None:
         _check_new(folder)
         return None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{folder} cannot be written: write a new bundle")
     if (there := before["cpu"]["machine"]) != (here := this_cpu()["machine"]):
         raise UsageError(f"{folder} is for {there}, and this machine is {here}: write a new bundle")
     now, then = installed_versions().get("tilelang"), before["versions"].get("tilelang")
