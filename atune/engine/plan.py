@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,7 +155,7 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
     plan.proposable = max(0, plan.proposable - len(plan.also))
     _sort_out(plan, state, [*before, tried] if tried.key else before)
     if most < 0:
-        _keep_within(plan, state, before, allowed)
+        _keep_within(plan, state, before, allowed, asked)
     last = [entry.index for entry in before if not entry.further_layout][-1:]
     plan.begun = [*(candidate.index for candidate in plan.redo), *last]
     return plan
@@ -207,15 +207,19 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
             plan.redo.append(plan.candidate(group[0].index))
 
 
-def _keep_within(plan: Plan, state: State, before: Sequence[Entry], allowed: int) -> None:
-    """Leave out of `plan` what a budget of `allowed` candidates, less than was proposed `before`, does not admit."""
+def _keep_within(plan: Plan, state: State, before: Sequence[Entry], allowed: int, asked: Collection[str]) -> None:
+    """Leave out of `plan` what a budget of `allowed` candidates, less than was proposed `before`, does not admit.
+
+    The keys in `asked` are of candidates that are wanted beyond the budget.
+    """
     undone = {state.first(candidate.index).index for candidate in plan.redo}
     done = [entry for entry in before if state.first(entry.index).index not in undone]
     left = allowed - sum(not entry.further_layout for entry in done)
     kept = []
     for candidate in plan.redo:
-        left -= candidate.index != BASELINE and not state.entry(candidate.index).further_layout
-        if left >= 0 or candidate.index == BASELINE:
+        beyond = candidate.index == BASELINE or candidate.key in asked
+        left -= not beyond and not state.entry(candidate.index).further_layout
+        if beyond or left >= 0:
             kept.append(candidate)
             undone.discard(state.first(candidate.index).index)
     plan.redo = kept

@@ -13,7 +13,7 @@ import pytest
 
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.api.tuner import Tuner, tune
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkStarted,
@@ -177,6 +177,19 @@ async def test_unfinished_candidates_beyond_a_smaller_budget_wait_for_a_larger_o
         assert result.total - result.remaining == tried and result.finished
     await tune(machine=fake(), journal=tmp_path / "whole", strategy="exhaustive")
     assert sorted(measured(journal)) == sorted(measured(tmp_path / "whole"))
+
+
+async def test_a_candidate_that_is_asked_for_is_finished_beyond_the_budget(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=fake(), journal=journal, strategy="exhaustive")
+    die(journal, [e.seq for e in read(journal) if isinstance(e, CandidateMeasured)][3] + 1)
+    cut = replay(journal)
+    *_, last = (record for record in cut.records if record.status == "remaining")
+    tuner = Tuner(machine=fake(), journal=journal, strategy="exhaustive", budget=1)
+    tuner.also(last.config)
+    async with tuner:
+        result = await tuner.result()
+    assert result.remaining == cut.remaining - 1 and measured(journal).count(last.index) == 1
 
 
 async def test_the_kept_winner_is_taken_from_the_store_after_its_hash_is_checked(tmp_path: Path) -> None:
