@@ -379,6 +379,9 @@ def test_seed000() -> None:
     says("seed000", f"alone gains {gain(roller, 'pipeline')} and {gain(gemm, 'pipeline')} times")
     groups = [gain(roller, name) for name in roller if name.startswith("groups")]
     says("seed000", f"{min(groups)} to {max(groups)} times")
+    slower = runs("groups", "gemm288")
+    each = [gain(slower, f"groups {size}") for size in ("of 2", "of 4", "automatic")]
+    says("seed000", "{}, {} and {} times on the 288".format(*each), f"everything {gain(slower, 'all')} times")
     two = runs("two_devices", "gemm288")
     seconds = [two[name]["stages"]["benchmark_wall_s"] for name in ("nothing", "2 devices")]
     says("seed000", f"{seconds[0] / seconds[1]:.2f} times as fast", f"end {gain(two, '2 devices')} times as early")
