@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from atune.errors import JournalError, UsageError
-from atune.journal.events import RunFinished
-from atune.journal.reader import MAX_LINE_BYTES, last_event, unpacked
+from atune.journal.events import RunFinished, RunStarted
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, unpacked
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.journal.writer import Journal, is_written
@@ -59,6 +59,12 @@ class TunedProblem(msgspec.Struct, frozen=True, eq=False):
 def is_set(path: Path) -> bool:
     """Tell whether `path` is the folder of a set."""
     return (path / INDEX).is_file()
+
+
+def header_of_set(folder: Path) -> RunStarted | None:
+    """Return the header of the first problem that has begun; the work is the same in all."""
+    first = next((event for path in journals_in(folder)[:1] for event in JournalReader(path)), None)
+    return first if isinstance(first, RunStarted) else None
 
 
 def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Journal]:

@@ -49,9 +49,9 @@ class Workload:
     def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
         refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
         given: WorkloadOptions = complete("Workload", options, WorkloadOptions, WorkloadError)  # type: ignore[assignment]
-        if not callable(kernel) or is_compiled(kernel):
-            made = "compiled kernel" if is_compiled(kernel) else type(kernel).__name__
-            called = made in ("compiled kernel", "PrimFunc")
+        if (compiled := is_compiled(kernel)) or not callable(kernel):
+            made = "compiled kernel" if compiled else type(kernel).__name__
+            called = compiled or made == "PrimFunc"
             got = f"a {made}: do not call the function" if called else reprlib.repr(kernel)
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
         if why := tuned_by_calls(kernel):

@@ -174,14 +174,14 @@ def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifa
     failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
     if failures:
         reasons = Counter((failure.kind, failure.message) for _, failure in failures)
-        lines = [f"  {n} {what_failed(kind)}: {message}" for (kind, message), n in reasons.most_common(10)]
-        often = reasons.most_common(1)[0][0]
-        config, first = next(one for one in failures if (one[1].kind, one[1].message) == often)
-        place = place_in(first.detail)
-        lines[1:1] = [f"    for example {describe_config(config)}"]
-        lines[2:2] = [f"      {line}" for line in (place.lines() if place is not None else [])]
+        common = reasons.most_common(10)
+        first, *others = [f"  {n} {what_failed(kind)}: {message}" for (kind, message), n in common]
+        config, failure = next(one for one in failures if (one[1].kind, one[1].message) == common[0][0])
+        place = place_in(failure.detail)
+        where = [f"      {line}" for line in (place.lines() if place is not None else ())]
+        example = [f"    for example {describe_config(config)}", *where]
         message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
-        raise CompileFailed("\n".join([message, *lines]), failures)
+        raise CompileFailed("\n".join([message, first, *example, *others]), failures)
 
 
 T = TypeVar("T")

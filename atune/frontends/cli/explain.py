@@ -104,8 +104,8 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
-    for_want, answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
-    if for_want:
+    on_cpu, answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
+    if on_cpu:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):

@@ -122,13 +122,11 @@ def _data(path: Path) -> dict[str, Any]:
 def _set_data(folder: Path) -> dict[str, Any]:
     """Return a set as ``--json`` prints it. Of its journals only the ends are read: it may have many."""
     from atune.errors import AtuneError
-    from atune.journal.reader import JournalReader
-    from atune.journal.set_folder import is_ended, is_set_written, journals_in, listed, written_at
+    from atune.journal.set_folder import header_of_set, is_ended, is_set_written, listed, written_at
 
     data = {"journal": str(folder), "written": written_at(folder)}
     try:
-        problems, begun = listed(folder).values(), journals_in(folder)
-        header = next((event for path in begun[:1] for event in JournalReader(path)), None)
+        problems, header = listed(folder).values(), header_of_set(folder)
     except AtuneError as error:
         return {**data, "state": "unreadable", "error": str(error)}
     ended = sum(is_ended(one, folder) for one in problems)

@@ -23,9 +23,8 @@ from atune.frontends.cli.tune import interruptible
 from atune.frontends.sets.problems import Problems
 from atune.frontends.sets.set_result import SetResult, row_line, set_data, set_lines
 from atune.frontends.sets.tuning import read_set, resume_set, tune_set
-from atune.journal.reader import JournalReader
 from atune.journal.replay import POLL_S
-from atune.journal.set_folder import is_ended, is_set, is_set_written, journals_in, listed, tuned_problem
+from atune.journal.set_folder import header_of_set, is_ended, is_set, is_set_written, journals_in, listed, tuned_problem
 from atune.model.candidate import printable
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ def nothing_missed(arguments: argparse.Namespace) -> bool:
 def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], interrupts: Interrupts) -> int:
     """Continue the set of a folder, and print the table as `tune_set_command` does. Raises `UsageError`."""
     folder = arguments.journal
-    first = next((event for path in journals_in(Path(folder))[:1] for event in JournalReader(path)), None)
-    named = arguments.workload or getattr(first, "origin", "")  # printed first, because resuming runs that file
+    # Printed before it begins, because resuming runs that file.
+    named = arguments.workload or getattr(header_of_set(Path(folder)), "origin", "")
     print_message(f"resuming the problems of {folder}{f' with {printable(named)}' if named else ''}", kind="")
     return drive_set(partial(resume_set, folder, arguments.workload), options, folder, arguments, interrupts)
 

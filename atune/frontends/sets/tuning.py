@@ -27,13 +27,13 @@ from atune.frontends.sets.budget import lacking, rest, shares
 from atune.frontends.sets.problems import Given, Problems
 from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
-from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
     delete_set,
     entered,
     forget_added,
+    header_of_set,
     is_set,
     journals_in,
     keep_errors,
@@ -214,8 +214,8 @@ class _SetRun:
             self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
             stack.enter_context(lock)
             self._print(f"[0/{len(self._problems)}] journals in {printable(str(self._folder))}")
-            if begun := journals_in(self._folder):
-                self._same_work(next(iter(JournalReader(begun[0]))))
+            if (header := header_of_set(self._folder)) is not None:
+                self._same_work(header)
             if not self._options.get("cluster"):
                 await stack.enter_async_context(host.open())
             await self._each(dict.fromkeys(range(len(self._problems))), host)
