@@ -9,7 +9,7 @@ from pathlib import Path
 import atune
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from attention import SHARED_BYTES, WIDTH, WORKLOAD, attention, reference
+from attention import SHARED_BYTES, WIDTH, workload
 
 
 def fits(block_M: int, block_N: int, num_stages: int, threads: int) -> bool:
@@ -19,8 +19,7 @@ def fits(block_M: int, block_N: int, num_stages: int, threads: int) -> bool:
 
 
 # The mask hides the keys past the last one, too: tiles need not divide the length.
-CAUSAL = atune.Workload(
-    attention,
+CAUSAL = workload(
     atune.Space(
         block_M=[64, 128, 192],
         block_N=[32, 48, 64, 80, 96, 112, 128, 144, 160],
@@ -28,10 +27,5 @@ CAUSAL = atune.Workload(
         threads=[128, 256, 384],
         where=fits,
     ),
-    arguments=WORKLOAD.arguments,
-    reference=reference,
-    atol=WORKLOAD.atol,
-    name="attention_causal",
-    flops=WORKLOAD.flops,
-    bytes=WORKLOAD.bytes,
+    "attention_causal",
 )
