@@ -353,6 +353,29 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     assert err == f"atune: interrupted; 1 measured are kept in {journal}; continue with atune resume {journal}\n"
 
 
+def test_an_interrupt_in_a_destructor_is_raised_after_it() -> None:
+    code = """
+import signal, sys, time, types
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        print("not reached")
+module = types.ModuleType("atune.frontends.cli.doctor")
+def add_commands(commands, *_):
+    Interrupted()
+    print("after", flush=True)
+    time.sleep(60)
+module.add_commands = add_commands
+sys.modules["atune.frontends.cli.doctor"] = module
+from atune.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=ENVIRONMENT, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "after\n", "atune: interrupted\n")
+
+
 def test_under_nohup_a_closed_terminal_interrupts_nothing(workload: str, tmp_path: Path) -> None:
     journal = str(tmp_path / "j.jsonl")
     command = ["nohup", sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--quiet", "--journal", journal]

@@ -18,6 +18,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Turns the first of `SIGNALS` into one KeyboardInterrupt. Later signals are only counted.
 
+    Python does not raise what a destructor raises. If the signal came in one, the exception is raised shortly after.
+
     A SIGHUP that is already ignored, for example by `nohup`, stays ignored. `keep`: leave the handlers installed on
     exit, for a process that is about to end.
     """
@@ -28,13 +30,15 @@ class Interrupts:
         self.signals = tuple(number for number in SIGNALS if not (ignored and number is signal.SIGHUP))
         """Those that interrupt."""
         self._keep = keep
-        self._raises = True
+        self._raises, self._raised = True, False
         self._before: dict[signal.Signals, Any] = {}
+        self._report_unraisable = sys.unraisablehook
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python refuses handlers in other threads
             for number in self.signals:
                 self._before[number] = signal.signal(number, self._on_signal)
+            sys.unraisablehook = self._on_unraisable
         return self
 
     def __exit__(
@@ -44,13 +48,13 @@ class Interrupts:
         if not self._keep:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = self._report_unraisable
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Only count signals inside the block. The event loop in it receives them and cancels its work.
 
-        Raises `KeyboardInterrupt` if a signal came before, because an exception in a signal handler can be lost, for
-        example in a destructor.
+        Raises `KeyboardInterrupt` if a signal came before, whose exception can have been lost in a destructor.
         """
         self._raises = False
         if self.count:
@@ -63,9 +67,17 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self._raises:
-            self._raises = False
+        if self._raises and not self._raised:
+            self._raised = True
             raise KeyboardInterrupt
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._report_unraisable(unraisable)
+            return
+        self._raised = False
+        signal.signal(signal.SIGALRM, self._on_signal)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)  # the last step here, as this cannot raise it either
 
 
 def prepare() -> None:
