@@ -134,6 +134,10 @@ class WorkloadError(UsageError):
     """
 
 
+class LoadError(WorkloadError):
+    """The workload's file cannot be loaded, or its kernel takes no such argument: no problem of a set can be tuned."""
+
+
 class InputsMissing(WorkloadError):
     """A parameter of the kernel, a scalar, has no value that could be made up. Give the workload `inputs`."""
 

@@ -159,9 +159,32 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
 def test_a_set_without_any_winner_raises(tmp_path: Path) -> None:
     with pytest.raises(NoWinner, match="no problem of 2 has a winner"):
         atune.run_set(FREE, [{"n": "x"}, {"n": "y"}], journal=tmp_path / "s", **FAST)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "told"),
+    [
+        ("SCALE", "m=1,2,3,4", "Workload scale: the kernel takes no argument 'm'; it takes n, block"),
+        ("SCAEL", "n=256,512", "has no 'SCAEL'; it has SCALE"),
+    ],
+)
+def test_a_mistake_of_all_problems_is_told_once(name: str, sizes: str, told: str, tmp_path: Path, capsys: Any) -> None:
+    command = ["tune", f"{KERNELS}:{name}", "--target", "c", "--arg", sizes, "--journal", str(tmp_path / "s")]
+    assert main(command) == 2
+    assert [told in line for line in capsys.readouterr().err.splitlines()] == [False, True]
     with pytest.raises(WorkloadError, match="takes no argument 'm'"):
-        atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", **FAST)
-    assert ["takes no argument 'm'" in row.error for row in read_set(tmp_path / "t")] == [True, True]
+        atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", on_result=pytest.fail, **FAST)
+
+
+def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path: Path) -> None:
+    file, folder = tmp_path / "kernels.py", tmp_path / "s"
+    file.write_text(Path(KERNELS).read_text())
+    atune.run_set(f"{file}:FREE", Problems(n=[256]), journal=folder, **FAST)
+    before = measured(folder)
+    file.write_text(file.read_text().replace("def scale(n:", "def scale(m:"))
+    with pytest.raises(WorkloadError, match="takes no argument 'n'"):
+        atune.run_set(f"{file}:FREE", Problems(n=[256, 512]), journal=folder, **FAST)
+    assert measured(folder) == before and len(read_set(folder).winners) == 1
 
 
 def test_the_folder_of_all_runs_is_no_sets_folder_and_is_left_alone(
