@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from decorated import TUNING, add, doubled, multiply, scale_jit, shift, shift_any
-from torch._dynamo.testing import CompileCounter
 
 import atune
 from atune.errors import CacheMiss, UsageError
@@ -53,6 +52,8 @@ def test_a_kernel_that_writes_into_what_it_gets_declares_it(tuned: Any) -> None:
 
 def test_symbolic_sizes_stay_symbolic(tuned: Any) -> None:
     op = tuned(shift_any, do_not_specialize="m").as_op("atune_decorated::shift_any", torch.randn(256))
+    from torch._dynamo.testing import CompileCounter  # takes a third of what collecting all tests takes
+
     counter = CompileCounter()
     around = torch.compile(lambda A: op(A) * 2, backend=counter, fullgraph=True, dynamic=True)
     for m in (7, 100):

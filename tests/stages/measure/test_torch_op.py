@@ -81,7 +81,9 @@ def test_the_winner_runs_inside_a_compiled_function(doubled: Any, backend: str) 
 def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake outputs carry the symbols of the inputs, so that one graph serves every size."""
     op = jit_op(measured(kernels.twice_as_long, [-1]), fresh(), target="c")
-    counter = torch._dynamo.testing.CompileCounter()
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
     around = torch.compile(lambda A: op(A) + 1, backend=counter, fullgraph=True, dynamic=True)
     for n in (3, 5, 8):
         assert torch.equal(around(numbers(n)), torch.cat([numbers(n)] * 2) + 1)
