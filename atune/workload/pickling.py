@@ -55,11 +55,6 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     def origin(self) -> str:
         return f"{self.path}:{self.name}" if self.name else self.path
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Files that workers load."""
-        return (self.path,)
-
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """A workload by value. It passes only between a program and its own workers, and never enters a journal."""
@@ -69,8 +64,6 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """Text of the files of parts that are sent by value, by the file name in code objects."""
     sys_path: tuple[str, ...]
     origin: str = ""
-    files: tuple[str, ...] = ()
-    """Files of the workload's parts."""
     loaded_as: str = ""
     """The program's own fingerprint of the workload, if a worker's must equal it."""
 
@@ -144,8 +137,7 @@ def ship(workload: Workload) -> PickleRef:
     names = sent_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
-    files = tuple({file for part in parts if os.path.isabs(file := _file_of(part))})
-    return PickleRef(packed, sources, tuple(sys.path), files=files, loaded_as=known)
+    return PickleRef(packed, sources, tuple(sys.path), loaded_as=known)
 
 
 def _file_of(part: Any) -> str:

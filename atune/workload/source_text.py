@@ -1,4 +1,4 @@
-"""Source texts: their syntax trees, what decides of them, the texts that a worker has read, and files written since.
+"""Source texts: their syntax trees, what decides of them, the texts that a process has read, and those written since.
 
 Comments, docstrings and formatting decide nothing.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 T = TypeVar("T", bound=ast.AST)
@@ -124,17 +124,7 @@ def keep_texts() -> None:
             linecache.cache[name] = (entry[0], None, entry[2], entry[3])
 
 
-def written_since(when: float, files: Iterable[str]) -> list[str]:
-    """Return what was written after `when` in the folders of `files`, and in packages there, except journals."""
-    folders = {os.path.dirname(path) for path in files}
-    return sorted({path for folder in folders for path in _newer_files(folder, when) if not path.endswith(".jsonl")})
-
-
-def _newer_files(folder: str, when: float) -> Iterator[str]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if os.path.exists(os.path.join(entry.path, "__init__.py")):
-                    yield from _newer_files(entry.path, when)
-            elif entry.stat().st_mtime > when:
-                yield entry.path
+def written_since(when: float) -> list[str]:
+    """Return the files of this process's modules that were written after `when`."""
+    files = {file for module in sys.modules.copy().values() if (file := getattr(module, "__file__", None))}
+    return sorted(file for file in files if os.path.exists(file) and os.path.getmtime(file) > when)

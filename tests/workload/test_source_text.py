@@ -7,9 +7,12 @@ import importlib.util
 import inspect
 import linecache
 import os
+import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -187,16 +190,15 @@ def test_a_text_that_was_read_stays_after_an_edit(tmp_path: Path) -> None:
     del linecache.cache[str(file)]
 
 
-def test_what_was_written_next_to_the_files_is_named_except_journals(tmp_path: Path) -> None:
-    package, other = tmp_path / "package", tmp_path / "other"
-    for folder in (package, other):
-        folder.mkdir()
-        (folder / "part.py").write_text("")
-    (package / "__init__.py").write_text("")
-    for name in ("main.py", "old.py", "data.json", "journal.jsonl"):
-        (tmp_path / name).write_text("")
-    os.utime(tmp_path / "old.py", (1e9, 1e9))
-    os.utime(package / "__init__.py", (1e9, 1e9))
-    found = written_since(1.5e9, [str(tmp_path / "main.py")])
-    assert found == [str(tmp_path / "data.json"), str(tmp_path / "main.py"), str(package / "part.py")]
-    assert written_since(1.5e9, [str(tmp_path / "gone" / "main.py")]) == []
+def test_what_was_imported_and_written_since_is_named_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = time.time() + 10
+    for name, imported, when in (("a", True, later + 1), ("b", True, later - 1), ("c", False, later + 1)):
+        (file := tmp_path / f"{name}.py").write_text("")
+        os.utime(file, (when, when))
+        monkeypatch.setitem(sys.modules, f"part_{name}", module := ModuleType(name))
+        module.__file__ = str(file) if imported else None
+    monkeypatch.setitem(sys.modules, "part_gone", module := ModuleType("gone"))
+    module.__file__ = str(tmp_path / "gone.py")
+    assert written_since(later) == [str(tmp_path / "a.py")]

@@ -20,7 +20,7 @@ from atune.model.candidate import Candidate, Config
 from atune.workers.processes.messages import LoadSpace, Session, SpacePart
 from atune.workload.kernel_defaults import Sought, locate
 from atune.workload.pickling import FileRef, WorkloadRef, chosen
-from atune.workload.source_text import keep_texts
+from atune.workload.source_text import keep_texts, written_since
 from atune.workload.workload import Candidates, Workload, WorkloadSpec, fingerprint, head, load, survey
 
 
@@ -47,6 +47,11 @@ def load_workload(_: bytes) -> bytes:
     Returns the fingerprint of what was loaded.
     """
     return loaded_as().encode()
+
+
+def written(payload: bytes) -> bytes:
+    """Entry point: return the files of imported modules that were written after a time, as msgpack."""
+    return msgspec.msgpack.encode(written_since(msgspec.msgpack.decode(payload, type=float)))
 
 
 def session() -> Session:

@@ -219,7 +219,8 @@ class LocalDeviceWorker:
                 raise
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
-        self.context.workers.agree(prepared.loaded_as)
+        assert self._worker is not None
+        await self.context.workers.agree(self._worker, prepared.loaded_as)
         self._prepared, self._params = True, job.params
         self._free_bytes = prepared.free_bytes
         self._keep_standby()

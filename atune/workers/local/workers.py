@@ -17,11 +17,10 @@ from atune.engine.interfaces import ignored
 from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
 from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder, run_folder
 from atune.workers.local.retry import shortage
-from atune.workers.processes.messages import BEGIN, LOAD, Session
+from atune.workers.processes.messages import BEGIN, LOAD, WRITTEN, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.processes.worker import CANCEL_S, Worker
-from atune.workload.source_text import written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
 T = TypeVar("T")
@@ -141,7 +140,6 @@ class Workers:
         self._forked: list[Worker] = []
         self._idle: defaultdict[str, list[Worker]] = defaultdict(list)
         """Processes that earlier runs passed on, by role, where runs share them."""
-        self._files = workload.files
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
@@ -203,18 +201,21 @@ class Workers:
         """Set the fingerprint that the run's first worker loaded."""
         self._loaded_as = loaded_as
 
-    def agree(self, loaded_as: str) -> None:
-        """Raise `WorkloadError`, naming the edited files, if a worker loaded another workload than the first one.
+    async def agree(self, worker: Worker, loaded_as: str) -> None:
+        """Raise `WorkloadError`, naming the edited files, if `worker` loaded another workload than the first one.
 
-        The program's own workload counts, too, if a file was written since the run began.
+        The program's own workload counts, too, if a file that it imports was written since the run began.
         """
         self._loaded_as = self._loaded_as or loaded_as
         if loaded_as == self._loaded_as and loaded_as == (self._known or loaded_as):
             return
-        written = written_since(self._began, self._files)
+        reply = await worker.call(WRITTEN, msgspec.msgpack.encode(self._began), LOAD_TIMEOUT_S)
+        written = msgspec.msgpack.decode(reply, type=list[str])
         if loaded_as == self._loaded_as and not written:
             return  # `end_warnings` says so
-        cause = f"written since: {', '.join(written)}" if written else "something that it reads while loading changed"
+        cause = "none of its Python files was written since: something else that it reads while loading changed"
+        if written:
+            cause = f"written since: {', '.join(written)}"
         raise WorkloadError(
             f"{self.what} loads as other work than at the run's start ({cause}). A run measures one version. Earlier "
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
@@ -245,7 +246,7 @@ class Workers:
             worker = self.taken(COMPILES) or await self.spawn(role, cpus=cpus, nice=nice)
             try:
                 await self.begin(worker, session)
-                self.agree((await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
+                await self.agree(worker, (await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
             except (WorkerError, WorkloadError):
                 await worker.kill()
                 raise

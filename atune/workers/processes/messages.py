@@ -14,6 +14,7 @@ from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
+WRITTEN = "atune.stages.session.session:written"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
 LOCATE = "atune.stages.session.session:locate_kernel"
