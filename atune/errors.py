@@ -134,8 +134,8 @@ class WorkloadError(UsageError):
     """
 
 
-class LoadError(WorkloadError):
-    """The workload's file cannot be loaded, or its kernel takes no such argument: no problem of a set can be tuned."""
+class NoSuchWorkload(WorkloadError):
+    """The file cannot be loaded, or its kernel takes no such argument, so that no problem of a set can be tuned."""
 
 
 class InputsMissing(WorkloadError):

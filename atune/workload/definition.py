@@ -13,7 +13,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Unpack
 
-from atune.errors import LoadError, SpaceError, WorkloadError
+from atune.errors import NoSuchWorkload, SpaceError, WorkloadError
 from atune.model.candidate import (
     COMPILE_FLAGS,
     PASS_CONFIGS,
@@ -208,7 +208,7 @@ class Fit:
         for name in workload.arguments:
             if name not in parameters and not self._takes_any:
                 symbolic = "; a symbolic dimension (T.dynamic) has its size from inputs"
-                raise LoadError(
+                raise NoSuchWorkload(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or symbolic}"
                 )

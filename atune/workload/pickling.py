@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import LoadError, SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
+from atune.errors import NoSuchWorkload, SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
 from atune.workload.definition import (
     Workload,
     annotation_names,
@@ -199,10 +199,10 @@ def load(ref: WorkloadRef) -> Workload:
             try:
                 workload = workload.workload_for(ref.arguments)
             except TypeError as error:
-                raise LoadError(f"{ref.origin}: {error}; --arg NAME=VALUE gives an argument") from error
+                raise NoSuchWorkload(f"{ref.origin}: {error}; --arg NAME=VALUE gives an argument") from error
         elif not isinstance(workload, Workload):
             why = tuned_by_calls(workload) or f"is {type_of(workload)} and must be an atune.Workload"
-            raise LoadError(f"{ref.origin} {why}")
+            raise NoSuchWorkload(f"{ref.origin} {why}")
         else:
             workload = workload.at(ref.arguments)
     assert isinstance(workload, Workload)
@@ -215,7 +215,7 @@ def load_named(ref: FileRef) -> Any:
     if not hasattr(module, ref.name):
         there = _workloads_of(module)
         hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no Workload at all"
-        raise LoadError(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
+        raise NoSuchWorkload(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
     return getattr(module, ref.name)
 
 
@@ -230,10 +230,10 @@ def chosen(ref: FileRef) -> FileRef:
         return ref
     there = _workloads_of(_run_file(ref.path))
     if not there:
-        raise LoadError(f"{ref.path} has no atune.Workload at its top level")
+        raise NoSuchWorkload(f"{ref.path} has no atune.Workload at its top level")
     if len(there) > 1 and PREFERRED not in there:
         ways = "".join(f"\n  {ref.typed}:{name}" for name in there)
-        raise LoadError(f"{ref.path} has {len(there)} workloads; choose one:{ways}")
+        raise NoSuchWorkload(f"{ref.path} has {len(there)} workloads; choose one:{ways}")
     return msgspec.structs.replace(ref, name=PREFERRED if PREFERRED in there else there[0], typed="")
 
 
@@ -360,7 +360,7 @@ def _run_file(path: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise LoadError(f"{path} is not a Python file")
+        raise NoSuchWorkload(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # for pickle and inspect
     folder = str(Path(path).parent)
@@ -378,5 +378,5 @@ def _run_file(path: str) -> ModuleType:
             raise
         hint = _RELATIVE if isinstance(error, ImportError) and "relative import" in message_of(error) else ""
         message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
-        raise LoadError(located(message, error)) from error
+        raise NoSuchWorkload(located(message, error)) from error
     return module
