@@ -7,6 +7,7 @@ import lzma
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from event_streams import Stream
 
@@ -23,6 +24,7 @@ from atune.reporting.plot import fragment_svg
 
 ROOT = Path(__file__).parents[2]
 WEIGHTED = str(ROOT / "tests" / "layout_kernels.py:WEIGHTED")
+SCALE = str(ROOT / "tests" / "set_kernels.py:SCALE")
 JOURNAL = str(ROOT / "tests" / "data" / "schema-1.jsonl")
 
 
@@ -102,11 +104,23 @@ def test_a_compressed_journal_is_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["show", str(packed)]) == 0
     assert capsys.readouterr().out.startswith("candidate  0: measured")
     assert main(["explain", str(packed)]) == 2
-    assert "there is no file 'toy.py'" in capsys.readouterr().err  # which the journal names
+    gone = "the journal's workload came from toy.py, which is gone: give FILE.py:NAME and --config a=1,b=2"
+    assert capsys.readouterr().err == f"atune: error: {gone}\n"
     assert main(["export", str(packed), "--to", "csv", "-o", str(packed)]) == 2
     assert "is a journal, which is never overwritten" in capsys.readouterr().err
     packed.write_bytes(packed.read_bytes()[:40])
     assert not is_journal(packed)
+
+
+def test_a_candidate_is_explained_for_the_problem_of_its_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which need not be the problem of the file: n is 256 there."""
+    stream = Stream(total=1).ready().candidate(0, 1.0, block=16).finished()
+    stream.events[0] = msgspec.structs.replace(stream.events[0], origin=SCALE, arguments={"n": 512})
+    write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]
+    assert main(["explain", str(tmp_path / "j.jsonl"), "--target", "c", "--source"]) == 0
+    assert "bx < 32" in capsys.readouterr().out
 
 
 def test_a_configuration_is_read_from_text() -> None:

@@ -174,7 +174,7 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
     if not origin:
         assert main(["explain", str(path), "0"]) == 2
         printed = "names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2"
-        assert capsys.readouterr().err == f"atune: error: {path} {printed}\n"
+        assert capsys.readouterr().err == f"atune: error: the journal {printed}\n"
 
 
 def test_show_prints_no_control_characters_of_a_strangers_journal(

@@ -89,9 +89,11 @@ def read_state(journal: str | os.PathLike[str]) -> State:
     return State.of(JournalReader(Path(journal)))
 
 
-def origin_of(header: RunStarted | None) -> FileRef:
-    """Return the workload that a header names, with its problem. Raises `UsageError` if no file has it."""
-    give = "give workload= (--workload FILE.py:NAME)"
+def origin_of(header: RunStarted | None, give: str = "give workload= (--workload FILE.py:NAME)") -> FileRef:
+    """Return the workload that a header names, with its problem.
+
+    Raises `UsageError` if no file has it, and says what to `give` instead.
+    """
     if header is None or not header.origin:
         raise UsageError(f"the journal names no file that its workload came from: {give}")
     if not os.path.isfile(file := header.origin.rpartition(":")[0]):

@@ -139,9 +139,9 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 
 
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
+    from atune.frontends.api.resume import origin_of
     from atune.journal.replay import replay
     from atune.reporting.explanation import choice_of, not_tried
-    from atune.workload.workload import parse_file_ref
 
     result = replay(path)
     known = {record.index: dict(record.config) for record in result.all_records}
@@ -150,12 +150,11 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
     wanted = indices or [index for index in (result.best_index,) if index is not None]
     if missing := [index for index in wanted if index not in known]:
         raise not_tried(result, missing[0])
-    if result.header is None or not result.header.origin:
-        raise UsageError(f"{path} names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2")
-    target = result.header.target
+    ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2")
+    target = None if result.header is None else result.header.target
     text = "auto" if target is None else target.arch or target.kind
     choices = [choice_of(result.all_records, index) for index in wanted]
-    return parse_file_ref(result.header.origin), [known[index] for index in wanted], text, choices
+    return ref, [known[index] for index in wanted], text, choices
 
 
 def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
