@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -16,11 +18,11 @@ from teaching_kernels import N, times
 
 from atune import Workload, run, tune
 from atune.frontends.api import default_journal
+from atune.frontends.api.tuner import tune_apart
 from atune.frontends.sets.tuning import read_set
 from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
 from atune.journal.set_folder import entered
-from atune.journal.state import State
 from atune.journal.writer import Journal, write_journal
 from atune.model.problem import Problem
 from atune.testing import FakeMachine
@@ -67,11 +69,23 @@ def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path
     assert result.measured == int(found[1]) >= 1 and not result.finished
 
 
-def test_what_an_interrupted_call_of_a_decorated_kernel_measured_is_taken_up_by_the_next(tmp_path: Path) -> None:
-    """Such a call takes no `journal=`."""
-    journal = f"{tmp_path}/{default_journal.RUNNING}/key.jsonl"
-    told = default_journal.kept_line(State(), journal)
-    assert told == f"tuning interrupted; 0 measured are kept in {journal}; the next call continues"
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("how", "then"),
+    [
+        (tune, "journal= takes it to continue, atune replay to show it"),
+        (partial(tune_apart, taken_up=True), "the next call continues"),
+    ],
+)
+async def test_only_what_a_call_of_a_decorated_kernel_measured_is_taken_up_by_the_next(
+    how: Any, then: str, tmp_path: Path
+) -> None:
+    """Such a call takes no `journal=`. A folder's name says nothing."""
+    journal, scope = tmp_path / default_journal.RUNNING / "key.jsonl", anyio.CancelScope()
+    journal.parent.mkdir()
+    with scope, pytest.raises(anyio.get_cancelled_exc_class()) as raised:
+        await how(None, machine=FakeMachine(2), journal=journal, on_event=lambda _: scope.cancel())
+    assert raised.value.__notes__ == [f"tuning interrupted; 0 measured are kept in {journal}; {then}"]
 
 
 @pytest.mark.anyio

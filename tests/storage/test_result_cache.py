@@ -531,10 +531,12 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(cached, "tune_apart", standing_in(calls))
     result = run_here(cache, concurrent="tune")
-    assert not result.cache_hit and "journal" not in calls[0]
+    assert not result.cache_hit and "journal" not in calls[0] and not calls[0]["taken_up"]
     other.release()
     assert run_here(cache).cache_hit
     assert len(calls) == 1
+    run_here(cache, refresh=True)
+    assert calls[1]["journal"].parent.name == "running" and calls[1]["taken_up"]
 
 
 def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,13 +190,13 @@ async def _tune_again_if_useless(
 ) -> TuneResult:
     """Tune, and once more without `journal`, the cache's own, where that is damaged or of work that looks the same."""
     try:
-        return await tune_apart(work.workload, **options)
+        return await tune_apart(work.workload, taken_up=journal is not None, **options)
     except JournalError:
         if journal is None:
             raise
         events.clear()
         journal.unlink(missing_ok=True)
-        return await tune_apart(work.workload, **options)
+        return await tune_apart(work.workload, taken_up=True, **options)
 
 
 def _drop(journal: Path, result: Result) -> None:

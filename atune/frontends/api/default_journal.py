@@ -53,13 +53,15 @@ def opened_journal(name: str) -> Journal | None:
     return None
 
 
-def kept_line(state: State, journal: str | None) -> str:
-    """Return one line on a run that was interrupted: what it measured, and the journal that has it."""
+def kept_line(state: State, journal: str | None, *, taken_up: bool = False) -> str:
+    """Return one line on a run that was interrupted: what it measured, and the journal that has it.
+
+    `taken_up`: whether the next call of a kernel takes up that journal by itself.
+    """
     measured = state.counts["measured"]
     if journal is None:
         return f"tuning interrupted; {measured} measured, and no journal kept"
-    of_cache = Path(journal).parent.name == RUNNING
-    then = "the next call continues" if of_cache else "journal= takes it to continue, atune replay to show it"
+    then = "the next call continues" if taken_up else "journal= takes it to continue, atune replay to show it"
     return f"tuning interrupted; {measured} measured are kept in {shlex.quote(journal)}; {then}"
 
 

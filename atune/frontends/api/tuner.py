@@ -324,11 +324,11 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     return await _finished(await _made(workload, {**named("tune", options), "progress": shows_progress(options)}))
 
 
-async def tune_apart(workload: Workload, **options: Unpack[TuneOptions]) -> TuneResult:
-    """Do what `tune` does, without the result cache: the caller asks it and fills it."""
+async def tune_apart(workload: Workload, *, taken_up: bool = False, **options: Unpack[TuneOptions]) -> TuneResult:
+    """Do what `tune` does, without the result cache: the caller asks it and fills it. `taken_up`: as of `kept_line`."""
     tuner = await _made(workload, {**options, "progress": shows_progress(options), "cached": False})
     tuner.keep_nothing()
-    return await _finished(tuner)
+    return await _finished(tuner, taken_up=taken_up)
 
 
 async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
@@ -351,7 +351,7 @@ def _importing() -> bool:
     return frame is not None
 
 
-async def _finished(tuner: Tuner) -> TuneResult:
+async def _finished(tuner: Tuner, *, taken_up: bool = False) -> TuneResult:
     tuner._history.kept = False
     try:
         async with tuner:
@@ -360,7 +360,7 @@ async def _finished(tuner: Tuner) -> TuneResult:
         if tuner._recorder is not None:
             path = tuner._journal_path  # one without an event was removed
             kept = None if path is None or not path.exists() else str(path)
-            error.add_note(kept_line(tuner._recorder.state, kept))
+            error.add_note(kept_line(tuner._recorder.state, kept, taken_up=taken_up))
         raise
 
 
