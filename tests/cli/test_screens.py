@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
+from atune.frontends.cli import preview
 from atune.frontends.cli.main import main
 from atune.frontends.cli.output import print_message
 from atune.frontends.cli.preview import CompileSummary, compile_lines
@@ -246,6 +247,20 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
     assert main([*command, "--json"]) == 1
     [failure] = json.loads(capsys.readouterr().out)["failures"]
     assert (failure["count"], failure["where"]["line"], failure["example"]["config"]) == (2, 7, {"block": 1})
+
+
+def test_of_failures_only_the_example_of_each_group_is_encoded(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """There may be hundreds of thousands. The second one here could not be."""
+    what = {"key": "", "status": "failed", "kind": "lower", "message": "no such block"}
+    failures = tuple(Record(index=n, config={"block": (1, object())[n]}, **what) for n in range(2))
+
+    async def compiled(*_: object) -> CompileSummary:
+        return CompileSummary(target="c", total=2, compiled=0, codes=0, failed=2, wall_s=1.0, failures=failures)
+
+    monkeypatch.setattr(preview, "_compile", compiled)
+    assert main(["tune", f"{KERNELS}:SCALED", "--compile-only", "--json"]) == 1
+    [group] = json.loads(capsys.readouterr().out)["failures"]
+    assert (group["count"], group["example"]) == (2, {"index": 0, "config": {"block": 1}})
 
 
 def test_many_reasons_are_counted() -> None:

@@ -229,7 +229,8 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
     found = anyio.run(_compile, workload, options["target"], options["compile"], options["budget"])
     if arguments.json:
-        print_out(json.dumps({**msgspec.to_builtins(found), "failures": failures_data(found.failures)}))
+        data = msgspec.to_builtins(msgspec.structs.replace(found, failures=()))
+        print_out(json.dumps({**data, "failures": failures_data(found.failures)}))
     else:
         print_lines(map(Line, compile_lines(found)))
     return OK if found.compiled else NO_WINNER
