@@ -66,6 +66,8 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
     with Interrupts(keep=keep) as interrupts:
         try:
             arguments = _parser(*argv[:1]).parse_args(argv)
+            if getattr(arguments, "quiet", False) and arguments.verbose:
+                raise UsageError("--quiet: --verbose logs every event on stderr: leave one of them out")
             status: int = arguments.command(arguments, interrupts)
             return status
         except SystemExit as error:  # --help and --version
