@@ -17,7 +17,7 @@ import anyio.to_thread
 from atune.engine.background import background
 from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.compile_stage import CompileStage
-from atune.engine.final import FinalStage, Find
+from atune.engine.final import FinalStage
 from atune.engine.interfaces import Machine
 from atune.engine.plan import Plan
 from atune.engine.proof import Proofs, ProofStage
@@ -49,10 +49,9 @@ class Engine:
         settings: EngineSettings,
         *,
         keep: Keep = lambda artifact: artifact,
-        find: Find = lambda artifact: None,
     ) -> None:
         self.machine, self.recorder, self.settings = machine, recorder, settings
-        self.keep, self.find = keep, find
+        self.keep = keep
         self._run = Run(recorder)
         self._start = Start(machine, self._run, settings)
         self._early_warnings = list[str]()
@@ -119,7 +118,7 @@ class Engine:
             timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, proofs, self.find, machine.rest)
+        final = FinalStage(run, settings.benchmark, measuring, proofs, machine.rest)
         async with anyio.create_task_group() as until_proven:
             until_proven.start_soon(run.outcomes.keep_synced)
             for compile_worker in compile_workers:  # one may still prove the leader during the final

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
-import anyio.to_thread
 
 from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
@@ -15,7 +14,7 @@ from atune.engine.run_state import Run
 from atune.errors import WorkerError
 from atune.journal.events import CandidateMeasured, FinalOrdered, FinalStarted, Warned
 from atune.journal.seconds import FOUND
-from atune.model.artifact import Artifact, Built, Failure, Lowered
+from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
 from atune.model.measurement import FinalEntry, Timing
@@ -27,8 +26,6 @@ FINAL_S = 5.0
 
 AMONG = 50
 """Of so many times `n_final`, the fastest by their first timings, finalists are chosen."""
-
-Find = Callable[[Artifact], Artifact | None]
 
 
 class _FinalistsFailed(Exception):
@@ -43,7 +40,7 @@ class FinalStage:
     """Re-benchmarks finalists on one device, while the leader is proven. Gets libraries for those that an earlier part
     of the run measured.
 
-    `find` looks a library up in the artifact store. `rest` tells the machine that nothing is measured any more.
+    `rest` tells the machine that nothing is measured any more.
     """
 
     def __init__(
@@ -52,11 +49,10 @@ class FinalStage:
         benchmark: BenchmarkSettings,
         measuring: BenchmarkStage,
         proofs: Proofs,
-        find: Find,
         rest: Callable[[], Awaitable[None]],
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.proofs, self.find, self.rest = measuring, proofs, find, rest
+        self.measuring, self.proofs, self.rest = measuring, proofs, rest
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self) -> None:
@@ -194,13 +190,7 @@ class FinalStage:
 
     async def _recover(self, wanted: Sequence[int]) -> None:
         """Get the libraries of candidates that an earlier part measured: from the store, or by compiling again."""
-        state = self.state
         missing = [index for index in wanted if index not in self.run.artifacts]
-        if missing and state.kept is not None and state.kept.index in missing:
-            found = await anyio.to_thread.run_sync(self.find, state.kept)
-            if found is not None:
-                self.run.artifacts[found.index] = found
-                missing.remove(found.index)
 
         async def rebuild(worker: CompileWorker) -> None:
             while missing:

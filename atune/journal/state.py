@@ -34,7 +34,7 @@ from atune.journal.events import (
     WinnerProven,
 )
 from atune.journal.seconds import FOUND, Stages, WallTime
-from atune.model.artifact import STORED, Artifact
+from atune.model.artifact import STORED
 from atune.model.candidate import BASELINE, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
@@ -72,8 +72,6 @@ class State:
         self.interrupted: RunInterrupted | None = None
         self.resumed: RunResumed | None = None
         """The start of the latest part, if the run has several."""
-        self.kept: Artifact | None = None
-        """The latest winner's library in the cache folder."""
         self.warnings: list[str] = []
         self._improvements: list[Improvement] = []
         self.last_seq = -1
@@ -146,7 +144,6 @@ class State:
                 self.warnings.append(event.message)
             case RunFinished():
                 self.finished, self.interrupted = event, None
-                self.kept = event.kernel or self.kept
                 self._measuring.clear()
             case RunInterrupted():
                 self.finished, self.interrupted = None, event

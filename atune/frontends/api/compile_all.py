@@ -221,16 +221,13 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
     if not settings.store:
         return None
     (candidate,) = candidates_of(workload)
-    store = ArtifactStore()
     try:
         key = importlib.import_module("atune.stages.compile.keys").store_key(
             workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
         )
-        return store.find(key, candidate.index) if key else None
+        return ArtifactStore().find(key, candidate.index) if key else None
     except Exception:
         return None  # a worker will report what is wrong
-    finally:
-        store.close()
 
 
 async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:

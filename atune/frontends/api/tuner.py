@@ -41,7 +41,6 @@ from atune.reporting.log import event_log
 from atune.workers.local.machine import LocalMachine
 from atune.workers.local.workers import SharedPlace
 from atune.workers.processes.server import refuse_in_worker
-from atune.workers.storage.artifact_store import find
 from atune.workers.storage.artifact_store import keep as keep_library
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import FileRef, Workload
@@ -281,7 +280,7 @@ class Tuner:
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
         try:
             await recorder.go_on(past)
-            self._engine = engine = Engine(self._machine, recorder, self._settings, keep=keep_library, find=find)
+            self._engine = engine = Engine(self._machine, recorder, self._settings, keep=keep_library)
             if self._stopped:
                 engine.stop()
             await engine.run()

@@ -118,8 +118,6 @@ class LocalMachine:
                     yield
                 finally:
                     self._warn = ignored  # the run has ended and records no more events
-                    if store is not None:
-                        store.close()
             # Skipped after an error or a cancellation, which must not wait.
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)

@@ -6,21 +6,16 @@
     artifacts/lowered/<ir key>.json        result of lowering a kernel: its code's key, and the facts about it
     artifacts/proofs/<code key>.json       proof that tilelang makes the same code without accelerators
     artifacts/swept                        time of the last removal of unused files
-    artifacts/pins/<name>                  libraries that a program needs now; locked while it lives
 
-Several processes may use it at once. Files appear whole, by renaming. A library is removed only if no living program
-pins it. Lookups check the library's hash before use.
+Several processes may use it at once. Files appear whole, by renaming. Lookups check the library's hash before use.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
-import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,14 +23,13 @@ from pathlib import Path
 import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
-from atune.model.folders import artifacts_folder, is_stored, make_private_folder, store_file, whole_file
+from atune.model.folders import artifacts_folder, make_private_folder, store_file, whole_file
 
 MAX_BYTES = 4 << 30
 """Most bytes of the store after trimming, which removes the least recently used libraries first."""
-GRACE_S = 300.0
-"""Seconds after its last use in which a library stays, because its program may be about to pin it."""
-SWEEP_S = 86400.0
-"""Seconds between two searches for unused files. Each search reads the whole index."""
+DAY_S = 86400.0
+"""Seconds after its last use in which a library stays, because a run may still need it; and between two searches for
+unused files, each of which reads the whole index."""
 INDEX = ("codes", "lowered", "proofs")
 SWEPT = (".*.part", *(f"{name}/.*.part" for name in INDEX), "*.source", *(f"{name}/*.json" for name in INDEX))
 """Folders with files that may be unused."""
@@ -54,14 +48,11 @@ class ArtifactStore:
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder or artifacts_folder()
         self.max_bytes = max_bytes
-        self._pins: set[str] = set()
-        self._pin_file: int | None = None
-        self._pinning = threading.Lock()
 
     def find(self, key: str, index: int) -> Artifact | None:
         """Return the artifact of candidate `index` stored under `key`, or None if it is missing or damaged.
 
-        It is pinned until `close`. Raises `OSError` if the store cannot be used, for example if it is read-only.
+        Raises `OSError` if the store cannot be used, for example if it is read-only.
         """
         try:
             found = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
@@ -73,7 +64,6 @@ class ArtifactStore:
             os.utime(library)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
-        self._pin(library.name)
         return msgspec.structs.replace(found, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
@@ -112,15 +102,22 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the least recently used libraries beyond `max_bytes`, except pinned ones. Returns their number.
+        """Remove the least recently used libraries beyond `max_bytes`, but none used in `DAY_S`. Returns their number.
 
         This also removes codes and sources without a library, and incomplete files of dead writers.
         """
-        removed = self._evict_libraries()
+        old, removed = time.time() - DAY_S, 0
         with contextlib.suppress(OSError):
+            found = sorted((s.st_mtime, s.st_size, p) for p in self.folder.glob("*.so") if (s := p.stat()))
+            total = sum(size for _, size, _ in found)
+            for used, size, library in found:
+                if total <= self.max_bytes or used > old:
+                    break
+                library.unlink(missing_ok=True)  # its codes then lead nowhere, and are written anew
+                total, removed = total - size, removed + 1
             swept = self.folder / "swept"
-            if removed or not swept.exists() or swept.stat().st_mtime < time.time() - SWEEP_S:
-                self._sweep(time.time() - GRACE_S)
+            if removed or not swept.exists() or swept.stat().st_mtime < old:
+                self._sweep(old)
                 swept.touch(0o600)
         return removed
 
@@ -148,32 +145,6 @@ class ArtifactStore:
         except msgspec.MsgspecError:
             return True
 
-    def _evict_libraries(self) -> int:
-        with contextlib.suppress(OSError):
-            found = sorted((s.st_mtime, s.st_size, p) for p in self.folder.glob("*.so") if (s := p.stat()))
-            total, removed = sum(size for _, size, _ in found), 0
-            pinned = self._pinned() if total > self.max_bytes else set()
-            sources: dict[str, list[Path]] = {}
-            for source in self.folder.glob("*.source") if total > self.max_bytes else ():
-                sources.setdefault(source.name.partition(".")[0], []).append(source)
-            for used, size, library in found:
-                if total <= self.max_bytes or used > time.time() - GRACE_S:
-                    break
-                if library.name not in pinned:
-                    for source in sources.get(library.stem, ()):
-                        source.unlink(missing_ok=True)
-                    library.unlink(missing_ok=True)  # its codes then lead nowhere, and are written anew
-                    total, removed = total - size, removed + 1
-            return removed
-        return 0
-
-    def close(self) -> None:
-        """Release the pins."""
-        if self._pin_file is not None:
-            self._pin_path.unlink(missing_ok=True)
-            os.close(self._pin_file)
-            self._pin_file = None
-
     def _code(self, key: str) -> Path:
         return store_file(self.folder, "codes", key)
 
@@ -183,7 +154,6 @@ class ArtifactStore:
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()
         path = self.folder / f"{hashlib.sha256(data).hexdigest()}.so"
-        self._pin(path.name)
         if path.exists():
             os.utime(path)
         else:
@@ -198,44 +168,10 @@ class ArtifactStore:
         if source.exists() and not kept.exists():
             _write(kept, source.read_bytes())
 
-    def _pin(self, name: str) -> None:
-        with self._pinning:  # callers come from several threads
-            if name in self._pins:
-                return
-            if self._pin_file is None:
-                folder = self.folder / "pins"
-                make_private_folder(str(folder))
-                self._pin_file, path = tempfile.mkstemp(dir=folder)
-                self._pin_path = Path(path)
-                fcntl.flock(self._pin_file, fcntl.LOCK_EX)
-            os.write(self._pin_file, f"{name}\n".encode())
-            self._pins.add(name)
-
-    def _pinned(self) -> set[str]:
-        """Return the libraries that living programs pin, and remove the pins of dead programs."""
-        found: set[str] = set()
-        for pin in (self.folder / "pins").glob("*"):
-            with contextlib.suppress(OSError), pin.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    pin.unlink()
-                except BlockingIOError:
-                    found.update(file.read().decode().split())
-        return found
-
 
 def keep(artifact: Artifact) -> Artifact:
     """Store a winner's library, and return the stored artifact. Raises `OSError`."""
-    store = ArtifactStore()
-    try:
-        return store.keep(artifact)
-    finally:
-        store.close()
-
-
-def find(artifact: Artifact) -> Artifact | None:
-    """Return `artifact` if the store still has its library and the content matches the name, else None."""
-    return artifact if is_stored(artifact.path) else None
+    return ArtifactStore().keep(artifact)
 
 
 def _write(path: Path, data: bytes) -> None:
