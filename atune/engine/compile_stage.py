@@ -27,12 +27,12 @@ from atune.journal.events import (
     GroupSplit,
 )
 from atune.journal.seconds import FOUND
-from atune.model.artifact import Artifact, Built, Failure, Lowered
+from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import FindJob, GroupFailed, LowerJob
 from atune.workload.source_locations import place_in
 
-Deliver = Callable[[Lowered, Artifact], Awaitable[None]]
+Deliver = Callable[[Artifact], Awaitable[None]]
 """Hands a candidate's artifact on, as soon as there is room."""
 
 
@@ -203,7 +203,7 @@ class CompileStage:
                 if known is None:
                     self.state.add(lowered, deferred=verdict.becomes == "defer")
                 else:
-                    await self._hand_on(worker, [(lowered, known)], FOUND)
+                    await self._hand_on(worker, [known], FOUND)
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
@@ -219,15 +219,14 @@ class CompileStage:
                 self.emit(GroupSplit, worker=worker.name, indices=indices, message=built.message)
                 self.state.queues.retry += halves(group)
             return
-        both: list[tuple[Lowered, Built]] = list(zip(group, built, strict=True))
-        for lowered, one in both:
+        for lowered, one in zip(group, built, strict=True):
             if isinstance(one, Artifact):
                 continue
             if self._repeats(worker, [lowered.index], one.doubt):
                 self.state.queues.retry.append((lowered,))
             else:
                 self._fail(worker, one)
-        if good := [(lowered, one) for lowered, one in both if isinstance(one, Artifact)]:
+        if good := [one for one in built if isinstance(one, Artifact)]:
             await self._hand_on(worker, good, reason)
 
     def _deadline_s(self, group: Sequence[Lowered]) -> float | None:
@@ -236,12 +235,11 @@ class CompileStage:
         factor = LONG_FACTOR if any(map(self.state.work.has_long_loops, group)) else FACTOR
         return compile_deadline_s(self.run.recorder.state, group, self._timeout_s, factor)
 
-    async def _hand_on(self, worker: CompileWorker, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
-        """Record a library, and hand on the artifacts of its `members`."""
-        artifacts = [artifact for _, artifact in members]
+    async def _hand_on(self, worker: CompileWorker, artifacts: Sequence[Artifact], reason: str) -> None:
+        """Record a library, and hand on its `artifacts`."""
         self.run.built(worker.name, artifacts, reason)
-        for lowered, artifact in members:
-            await self._deliver(lowered, artifact)
+        for artifact in artifacts:
+            await self._deliver(artifact)
 
     def _fail(self, worker: CompileWorker, failure: Failure) -> None:
         why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail}

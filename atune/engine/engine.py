@@ -28,7 +28,7 @@ from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Start
 from atune.journal.events import RunFinished, Warned
 from atune.journal.recorder import Recorder
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 
 PROPOSALS_PER_WORKER = 2
@@ -109,12 +109,8 @@ class Engine:
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         proofs = Proofs(run, plan.candidate, compile_workers, wanted=settings.compile.prove)
 
-        async def hand_on(lowered: Lowered, artifact: Artifact) -> None:
-            proofs.remember(lowered, artifact)
-            await deliver.send(artifact)
-
         compiling = CompileStage(
-            run, scheduled, proposals, screen.judge, hand_on, hints=machine.hints, proofs=proofs,
+            run, scheduled, proposals, screen.judge, deliver.send, hints=machine.hints, proofs=proofs,
             timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)

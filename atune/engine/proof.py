@@ -18,14 +18,12 @@ from atune.engine.interfaces import CompileWorker
 from atune.engine.run_state import Run
 from atune.errors import AtuneError, MachineError
 from atune.journal.events import Warned, WinnerProven
-from atune.model.artifact import Artifact, Failure, Lowered, Proof
+from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.jobs import ProveJob
 
 TRIES = 2
 """How many workers one proof may lose."""
-KEPT = 256
-"""Number of lowered candidates to keep, about 25 MB, so that the winner need not be lowered again."""
 
 Library = tuple[str, str]
 """A library's file, and the symbol of a candidate in it."""
@@ -45,24 +43,11 @@ class Proofs:
         self, run: Run, candidate: Callable[[int], Candidate], workers: Sequence[CompileWorker], *, wanted: bool
     ) -> None:
         self.run, self.candidate, self.workers, self.wanted = run, candidate, workers, wanted
-        self._lowered: dict[int, Lowered] = {}
         self._made: dict[Library, Proof | Failure] = {}
         """The result of each proof, by the library's file and symbol."""
         self._one = anyio.Lock(fast_acquire=True)
         self._ahead: tuple[Library, anyio.CancelScope] | None = None
         """The proof that began before the final, if one did: the last one's."""
-
-    def remember(self, lowered: Lowered, artifact: Artifact) -> None:
-        """Keep what the plain steps lowered a candidate to, until it is clearly no winner."""
-        if not (self.wanted and lowered.plain and lowered.blob) or artifact.plain:
-            return
-        self._lowered[lowered.index] = lowered
-        if len(self._lowered) > KEPT:
-            state = self.run.recorder.state
-            leaders = {measured.index for measured in state.ranked(KEPT // 4)}
-            unknown = [index for index in self._lowered if state.outcome(index) is None]
-            keep = leaders.union(unknown[-KEPT // 2 :])
-            self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
 
     def leader(self) -> Artifact | None:
         """Return the leader's artifact, if it needs a proof that has not begun."""
@@ -106,7 +91,7 @@ class Proofs:
         index, lost = artifact.index, ""
         for _, worker in zip(range(TRIES), cycle(workers), strict=False):
             try:
-                return await worker.run(ProveJob(self.candidate(index), artifact, self._lowered.get(index)))
+                return await worker.run(ProveJob(self.candidate(index), artifact))
             except MachineError:
                 raise
             except AtuneError as error:  # no measurement depends on it

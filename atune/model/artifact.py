@@ -207,8 +207,6 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Key of its library in the artifact store: `code_key`, and everything that the way to that code depends on."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
-    plain: bool = False
-    """Whether no accelerator lowered it. A proof of its library then has only to compile it."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

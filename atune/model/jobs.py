@@ -108,13 +108,12 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
 class ProveJob(Job[Proof | Failure], frozen=True):
     """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
 
-    `lowered`: the lowered candidate, if it is at hand and plain; it is not lowered again then. `path` is the worker's:
-    the plain library's file. Raises `WorkerLost` if the worker ends through no fault of the candidate.
+    `path` is the worker's: the plain library's file. Raises `WorkerLost` if the worker ends through no fault of the
+    candidate.
     """
 
     candidate: Candidate
     measured: Artifact
-    lowered: Lowered | None = None
     path: str = ""
 
 

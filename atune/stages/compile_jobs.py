@@ -92,7 +92,7 @@ def build(payload: bytes) -> bytes:
 def prove(payload: bytes) -> bytes:
     """Prove a candidate's library plain: `ProveJob` → `Proof` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=ProveJob)
-    proof = _guarded(job.candidate, lambda one: prove_plain(one, job.measured, job.path, job.lowered))
+    proof = _guarded(job.candidate, lambda one: prove_plain(one, job.measured, job.path))
     return msgspec.msgpack.encode(proof)
 
 
@@ -123,14 +123,13 @@ def _message(error: BaseException) -> str:
     return text
 
 
-def prove_plain(candidate: Candidate, measured: Artifact, path: str, lowered: Lowered | None = None) -> Proof | Failure:
+def prove_plain(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failure:
     """Elaborate, lower, generate, compile and link `candidate` by the plain steps, and compare with `measured`.
 
-    If the plain steps lowered it before, to `lowered`, only compiling and linking are left. Raises what elaborating and
-    lowering raise. Returns a `Failure` if compilers refuse the plain source.
+    Raises what elaborating and lowering raise. Returns a `Failure` if compilers refuse the plain source.
     """
     started, plain = time.perf_counter(), Steps()
-    (built,) = answer([lowering.as_plain(lowered) or lowering.lower(candidate, plain)], path, plain)
+    (built,) = answer([lowering.lower(candidate, plain)], path, plain)
     if isinstance(built, Failure):
         return built
     return Proof(candidate.index, difference(measured, built), built, round(time.perf_counter() - started, 4))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from event_streams import Stream
 from fake_runs import SLOW_S, slow_last, tuned
@@ -32,11 +31,9 @@ from atune.journal.events import (
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.model.artifact import Lowered
-from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.summary import summary
-from atune.testing import FakeCompileWorker, FakeMachine, Script
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 N = 8
@@ -67,25 +64,6 @@ async def test_a_new_leader_cancels_the_proof_of_the_one_before() -> None:
     run = await tuned(machine)
     assert len(machine.proved) == 2 and machine.cancelled["prove"] == 1
     assert run.proven() == (N - 1, "compared", 2 * SLOW_S) and run.result.best_index == N - 1
-
-
-@pytest.mark.parametrize("plain", [True, False])
-async def test_a_proof_gets_what_the_plain_steps_lowered(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it need not lower again. What an accelerator lowered proves nothing."""
-    run_job, got = FakeCompileWorker.run, list[Lowered | None]()
-
-    async def done(self: FakeCompileWorker, job: Any) -> Any:
-        answer = await run_job(self, job)
-        if isinstance(job, ProveJob):
-            got.append(job.lowered)
-        if isinstance(answer, Lowered):
-            return msgspec.structs.replace(answer, blob=b"%d" % answer.index, plain=plain)
-        return answer
-
-    monkeypatch.setattr(FakeCompileWorker, "run", done)
-    run = await tuned(FakeMachine(N, accelerated(prove_s=3.0)))
-    assert run.proven() == (0, "compared", 3.0) and got
-    assert [one and (one.index, one.blob) for one in got] == ([(0, b"0")] if plain else [None])
 
 
 async def test_a_leader_that_loses_the_final_is_proven_no_further_and_the_winner_is() -> None:

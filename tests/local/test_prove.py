@@ -13,7 +13,7 @@ import torch
 import atune
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
-from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
+from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
 from atune.model.jobs import BuildJob, FindJob, LowerJob, ProveJob
@@ -79,12 +79,10 @@ def library(folder: Path, name: str, code_key: str) -> Artifact:
 
 async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
     measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
-    lowered = Lowered(3, "code", "merge", (), StaticFacts(), 0.1, b"blob", plain=True)
     worker.answer = proof = Proof(index=3, plain=plain, seconds=1.5)
-    assert await worker.run(ProveJob(CANDIDATE, measured, lowered)) == proof
+    assert await worker.run(ProveJob(CANDIDATE, measured)) == proof
     [job] = worker.asked
     assert isinstance(job, ProveJob) and (job.candidate, job.measured) == (CANDIDATE, measured)
-    assert job.lowered == lowered  # what the plain steps lowered is not lowered again
     assert Path(job.path).parent == tmp_path / "artifacts"
     assert store.find_proof(KEY, measured.path) and not store.find_proof(PLAIN_KEY, plain.path)
     found = store.find(PLAIN_KEY, 3)

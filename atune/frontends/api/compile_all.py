@@ -152,8 +152,8 @@ async def compiled(
             return Verdict("prune", passed.why, instead=passed.instead)
         return Verdict("build") if builds else Verdict("prune", "nothing is compiled")
 
-    async def deliver(lowered: Lowered, artifact: Artifact) -> None:
-        artifacts[lowered.index] = artifact
+    async def deliver(artifact: Artifact) -> None:
+        artifacts[artifact.index] = artifact
 
     with proposals:
         stage = CompileStage(run, state, proposals, judge, deliver, hints=machine.hints)

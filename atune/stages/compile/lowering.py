@@ -71,16 +71,6 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
     return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
 
 
-def as_plain(lowered: Lowered | None) -> Lowered | None:
-    """Return `lowered` as the plain steps make it; None if an accelerator lowered it, or it has no blob.
-
-    A plain library has its own place in the store: accelerators of later steps have a part in the key of `lowered`.
-    """
-    if lowered is None or not (lowered.plain and lowered.blob):
-        return None
-    return msgspec.structs.replace(lowered, store_key=store_key_of(lowered.code_key, ()))
-
-
 def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
     from tilelang import tvm
@@ -120,5 +110,4 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) 
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
         storable=not includes_users_files(source, how.flags),
-        plain=modules.plain,
     )

@@ -44,28 +44,6 @@ def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_p
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
 
 
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("wrong", "again", "found"),
-    [("WrongCompile", False, "the code of .text."), ("WrongLowering", True, "the generated source")],
-)
-def test_only_what_an_accelerator_lowered_is_lowered_again(
-    wrong: str, again: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = registry.compose((f"wrong_accelerators:{wrong}",))
-    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as (candidate, *_):
-        lowered = lower(candidate, steps)
-        [measured] = build([lowered], str(tmp_path / "measured.so"), steps)
-        calls = list[Candidate]()
-        monkeypatch.setattr("atune.stages.compile.lowering.lower", lambda one, _: calls.append(one) or lower(one, _))
-        answer = prove_plain(candidate, measured, str(tmp_path / "plain.so"), lowered)
-        own = lower(candidate, registry.compose(())).store_key
-    assert lowered.plain is not again and calls == [candidate] * again
-    assert isinstance(answer, Proof) and answer.plain is not None and answer.plain.plain and not measured.plain
-    assert answer.difference.startswith(found)
-    assert answer.plain.store_key == own != measured.store_key
-
-
 @pytest.mark.parametrize(("wrong", "found"), [("WrongLowering", "the generated source"), ("Spy", "")])
 def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as candidates:
