@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,6 @@ class Plan:
     """Whether the space must be surveyed before the strategy is made."""
     redo: list[Candidate] = field(default_factory=list)
     """Candidates that an earlier part proposed and that have no outcome."""
-    postponed: set[int] = field(default_factory=set)
-    """Such candidates that the budget does not admit, because it is smaller than the earlier part's."""
     begun: list[int] = field(default_factory=list)
     """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
     also: list[Candidate] = field(default_factory=list)
@@ -140,8 +138,7 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
         baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
     before, total = proposed(state), len(candidates)
     used_up = search.budget.used_up(state.wall_s)
-    allowed = min(total, search.budget.most(total) or total)
-    most = allowed - sum(not entry.further_layout for entry in before)
+    most = min(total, search.budget.most(total) or total) - sum(not entry.further_layout for entry in before)
     plan = Plan(
         search,
         candidates,
@@ -154,8 +151,6 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
     plan.also = [one for one in candidates.values() if one.key in asked and not state.entry(one.index).key]
     plan.proposable = max(0, plan.proposable - len(plan.also))
     _sort_out(plan, state, [*before, tried] if tried.key else before)
-    if most < 0:
-        _keep_within(plan, state, before, allowed, asked)
     last = [entry.index for entry in before if not entry.further_layout][-1:]
     plan.begun = [*(candidate.index for candidate in plan.redo), *last]
     return plan
@@ -205,25 +200,6 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
             plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
         else:
             plan.redo.append(plan.candidate(group[0].index))
-
-
-def _keep_within(plan: Plan, state: State, before: Sequence[Entry], allowed: int, asked: Collection[str]) -> None:
-    """Leave out of `plan` what a budget of `allowed` candidates, less than was proposed `before`, does not admit.
-
-    The keys in `asked` are of candidates that are wanted beyond the budget.
-    """
-    undone = {state.first(candidate.index).index for candidate in plan.redo}
-    done = [entry for entry in before if state.first(entry.index).index not in undone]
-    left = allowed - sum(not entry.further_layout for entry in done)
-    kept = []
-    for candidate in plan.redo:
-        beyond = candidate.index == BASELINE or candidate.key in asked
-        left -= not beyond and not state.entry(candidate.index).further_layout
-        if beyond or left >= 0:
-            kept.append(candidate)
-            undone.discard(state.first(candidate.index).index)
-    plan.redo = kept
-    plan.postponed = {entry.index for entry in before if state.first(entry.index).index in undone}
 
 
 def finished(state: State, budget: Budget) -> bool:

@@ -138,10 +138,7 @@ class ProposeStage:
         run, state = self._run, self._run.recorder.state
         self._scheduled.held = True
         run.wake()
-        postponed = self._plan.postponed
-        while not run.stopping and any(
-            e.key and e.index not in postponed and state.outcome(e.index) is None for e in state.entries.values()
-        ):
+        while not run.stopping and any(e.key and state.outcome(e.index) is None for e in state.entries.values()):
             await run.changed()
         if not run.stopping and not state.ranked(1):
             self._screen.leave_none_out()
