@@ -33,14 +33,12 @@ def header(payload: bytes) -> bytes:
     """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
 
     That needs no kernel. Without an arch it uses that of this machine's first GPU. Those that an earlier run parsed
-    are kept, unless they were written since.
+    are kept.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
-        if _state.server is not None and _state.server.up_to_date():
-            return msgspec.msgpack.encode(ServiceReady(True))
-        _drop()
-        ready = _parse(Flavour(arch or arch_of_this_machine()))
+        known = _state.server is not None
+        ready = ServiceReady(True) if known else _parse(Flavour(arch or arch_of_this_machine()))
     except (CiccError, OSError) as error:
         ready = ServiceReady(False, str(error)[:500])
     return msgspec.msgpack.encode(ready)
