@@ -140,8 +140,6 @@ class Engine:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
-        for message in await anyio.to_thread.run_sync(self.machine.end_warnings):
-            self.recorder.emit(Warned, message=message)
         self.recorder.emit(
             RunFinished,
             wall_s=round(self.recorder.part_s, 4),

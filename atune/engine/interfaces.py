@@ -95,10 +95,6 @@ class Machine(Protocol):
         """Let `seconds` of the machine's time pass, in which its deadlines are counted."""
         ...
 
-    def end_warnings(self) -> Sequence[str]:
-        """Return messages for the user at the run's end, such as a change of the workload's file during the run."""
-        ...
-
     def device_workers(self) -> Sequence[DeviceWorker]: ...
 
     async def rest(self) -> None:

@@ -192,9 +192,6 @@ class FakeMachine:
     async def sleep(self, seconds: float) -> None:
         await self.take(seconds)
 
-    def end_warnings(self) -> list[str]:
-        return []
-
     def device_workers(self) -> list[FakeDeviceWorker]:
         """Return the devices' workers, ``fake-0`` first."""
         return self._device_workers

@@ -29,7 +29,6 @@ from atune.workers.cluster.nodes import (
 )
 from atune.workers.local.compile_service import ACCELERATOR
 from atune.workers.local.machine import accelerators_for, check_discovery, compile_hints
-from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
@@ -82,8 +81,6 @@ class ClusterMachine:
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
         self._shelf = Shelf()
-        self._workers = Workers(workload)
-        """Knows what the workload was loaded from; it starts nothing."""
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery
         self._accelerators: tuple[str, ...] = ()
@@ -117,7 +114,6 @@ class ClusterMachine:
             if not self._fingerprint:
                 spec = await self._first(lambda node: node.ask(DescribeJob(seed)))
                 self._fingerprint = spec.fingerprint
-                self._workers.expect(spec.fingerprint)
                 if self.spec is None or not self.spec.configs:
                     self.spec = spec
         assert self.spec is not None
@@ -210,9 +206,6 @@ class ClusterMachine:
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
-
-    def end_warnings(self) -> list[str]:
-        return self._workers.end_warnings()
 
     @property
     def _living(self) -> list[Node]:

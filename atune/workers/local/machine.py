@@ -107,7 +107,7 @@ class LocalMachine:
         with run_folder() as self.run_dir:
             async with self._opened() as self.server, self.service, background() as tasks:
                 shared_dir = "" if self.place is None else self.place.host.run_dir  # its processes outlive this run
-                self.workers.attach(self.server, process_folders(shared_dir or self.run_dir), tasks)
+                self.workers.attach(self.server, process_folders(shared_dir or self.run_dir), tasks, self._warned)
                 importing = self.server.preload_s is None  # it uses only one core
                 self.service.start(early=importing or parked.in_any_case, run_dir=self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
@@ -247,9 +247,6 @@ class LocalMachine:
             run_dir=self.run_dir,
             accelerators=self._accelerators,
         )
-
-    def end_warnings(self) -> list[str]:
-        return self.workers.end_warnings()
 
     def versions(self) -> dict[str, str]:
         return installed_versions()

@@ -135,6 +135,7 @@ class Workers:
         self.what = workload.origin if isinstance(workload, FileRef) else "the workload"
         """The workload, for messages."""
         self._server: ForkServer
+        self._warn: Callable[[str], None] = ignored
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
         self._forked: list[Worker] = []
@@ -147,13 +148,18 @@ class Workers:
         self._began = time.time()
 
     def attach(
-        self, server: ForkServer, env: Mapping[str, str] | None = None, background: TaskGroup | None = None
+        self,
+        server: ForkServer,
+        env: Mapping[str, str] | None = None,
+        background: TaskGroup | None = None,
+        warn: Callable[[str], None] = ignored,
     ) -> None:
         """Fork from `server` from now on, with `env` added to its environment.
 
-        `background` runs the work of `start_soon` and ends with the run. None: `start_soon` starts nothing.
+        `background` runs the work of `start_soon` and ends with the run. None: `start_soon` starts nothing. `warn` is
+        told, once, if the workers load other work than the program has.
         """
-        self._server, self._env, self._background = server, dict(env or {}), background
+        self._server, self._env, self._background, self._warn = server, dict(env or {}), background, warn
 
     def start_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> bool:
         """Start `work` in the background. Returns false without a background task group."""
@@ -212,7 +218,14 @@ class Workers:
         reply = await worker.call(WRITTEN, msgspec.msgpack.encode(self._began), LOAD_TIMEOUT_S)
         written = msgspec.msgpack.decode(reply, type=list[str])
         if loaded_as == self._loaded_as and not written:
-            return  # `end_warnings` says so
+            if self._programs:
+                self._warn(
+                    f"the workers loaded {self.what} as other work than this program has. The program changed a global "
+                    "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
+                    "work; pass such values as arguments, or restart the program"
+                )
+                self._warn = ignored
+            return
         cause = "none of its Python files was written since: something else that it reads while loading changed"
         if written:
             cause = f"written since: {', '.join(written)}"
@@ -220,16 +233,6 @@ class Workers:
             f"{self.what} loads as other work than at the run's start ({cause}). A run measures one version. Earlier "
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
-
-    def end_warnings(self) -> list[str]:
-        """Return a warning if the workers loaded other work than the program has."""
-        if self._programs and self._loaded_as not in ("", self._programs):
-            return [
-                f"the workers loaded {self.what} as other work than this program has. The program changed a global "
-                "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
-                "work; pass such values as arguments, or restart the program"
-            ]
-        return []
 
     @staticmethod
     async def begin(worker: Worker, session: Session) -> None:
