@@ -7,8 +7,10 @@ A line is ``{"crc":"xxxxxxxx","event":{…}}``; crc is the CRC-32, in hex, of th
 from __future__ import annotations
 
 import errno
+import itertools
 import lzma
 import os
+import re
 import stat
 import zlib
 from collections.abc import Generator, Iterator
@@ -202,19 +204,8 @@ def _body(line: bytes) -> msgspec.Raw | None:
 def _too_deep(text: bytes) -> bool:
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
-    depth, quoted, escaped = 0, False, False
-    for byte in text:
-        if quoted:
-            quoted, escaped = escaped or byte != 0x22, not escaped and byte == 0x5C
-        elif byte == 0x22:
-            quoted = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif byte in b"]}":
-            depth -= 1
-    return False
+    brackets = re.sub(rb'"(?:[^"\\]|\\.)*"|[^][{}"]', b"", text)
+    return max(itertools.accumulate(1 if one in b"[{" else -1 for one in brackets)) > MAX_DEPTH
 
 
 _ADVICE = {
