@@ -374,7 +374,7 @@ def test_bundles_and_journals_are_compared(doubled: Path, tmp_path: Path, capsys
     """A bundle of a set is as fast as the set, and one whose kernel got slower fails."""
     read_set(doubled).save_bundle(tmp_path / "b")
     assert main(["compare", str(doubled), str(tmp_path / "b")]) == 0
-    assert capsys.readouterr().out.startswith("compared   3 problems, none slower by more than 2 %\n")
+    assert capsys.readouterr().out.startswith("compared   3 problems, none clearly slower by more than 2 %\n")
     bundle = load(tmp_path / "b")
     found = compare(bundle, read_set(doubled))
     assert [one.ratio[1] for one in found.problems if one.ratio] == pytest.approx([1] * 3)

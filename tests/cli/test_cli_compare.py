@@ -48,9 +48,21 @@ def test_the_status_is_1_where_something_is_slower(command: str, status: int, fo
     assert main(["compare", *command.split()]) == status
     text = capsys.readouterr().out
     assert text.startswith(
-        "slower     1 of 1 problem by more than " if status else "compared   1 problem, none slower "
+        "slower     1 of 1 problem by more than " if status else "compared   1 problem, none clearly slower "
     )
     assert "N=64" in text.splitlines()[-1]
+
+
+def test_where_the_interval_leaves_it_open_nothing_fails(folder: Path, capsys: Any) -> None:
+    """The median is 5 % slower, and the limit is 2 %. Help and the first line say what the status says."""
+    for name, factor in (("one", 1.0), ("other", 1.05)):
+        samples = [factor * (0.9, 1.0, 1.1)[n % 3] for n in range(20)]
+        write(folder / f"{name}.jsonl", Stream(total=1).ready().candidate(0, *samples, block=0).finished().events)
+    assert main(["compare", "one.jsonl", "other.jsonl"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("compared   1 problem, none clearly slower by more than 2 %\n") and "1.050" in text
+    assert main(["compare", "--help"]) == 0
+    assert "It is 0 where the\ninterval leaves that open." in capsys.readouterr().out
 
 
 def test_json_is_the_comparison(folder: Path, capsys: Any) -> None:

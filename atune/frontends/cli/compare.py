@@ -20,7 +20,8 @@ examples:
   atune compare old.jsonl latest          compare the last run with an older one
   atune compare before/ after/            compare all problems of two folders of journals
 
-The exit status is 1 where a problem is slower than --fail-over allows, with its whole interval."""
+The exit status is 1 where a winner is gone, or its ratio's whole interval is above --fail-over. It is 0 where the
+interval leaves that open."""
 
 
 def add_commands(commands: Any, shown: Parser) -> None:

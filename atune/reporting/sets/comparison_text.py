@@ -22,7 +22,7 @@ def comparison_lines(found: Comparison) -> list[Line]:
     """Return the answer, what changed besides the winners, and what makes the ratios doubtful."""
     limit = f"by more than {percent(found.fail_over)}"
     count = f"{len(found.problems)} problem{'s' * (len(found.problems) > 1)}"
-    lines = [Line(f"compared   {count}, none slower {limit}", "answer")]
+    lines = [Line(f"compared   {count}, none clearly slower {limit}", "answer")]
     if found.slower:
         lines = [Line(f"slower     {len(found.slower)} of {count} {limit}", "error")]
     lines += [Line(f"{'' if n else 'changed':11}{text}") for n, text in enumerate(_changes(found))]
