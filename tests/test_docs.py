@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
-from functools import cache
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import tables
+from programs import printed_by
 
 import atune
 import atune.sets
@@ -74,6 +74,11 @@ LAUNCHED = {"ranks.py": ("-m", "torch.distributed.run", "--standalone", "--nproc
 """What starts a file, where it is not Python alone."""
 
 
+PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+WARNINGS = ("-W", "error", "-W", "ignore:Failing to pass a value to the 'type_params' parameter:DeprecationWarning")
+"""The second is tilelang's, with Python 3.13."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the pages' example files, each under the name that the page gives it."""
@@ -84,20 +89,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files
 
 
-@cache
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> dict[str, str]:
+    """What the files print, or how they fail."""
+    return printed_by([name for name in EXAMPLES if name not in LAUNCHED], folder, PATH, WARNINGS)
+
+
 def run(folder: Path, *command: str) -> str:
-    """Return what the command printed in the folder. It runs once, also where several tests look at that."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    python_3_13 = "ignore:Failing to pass a value to the 'type_params' parameter:DeprecationWarning"  # of tilelang
-    command = (sys.executable, "-W", "error", "-W", python_3_13, *command)
+    """Return what the command printed in the folder."""
+    command, env = (sys.executable, *WARNINGS, *command), {**os.environ, **PATH}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_runs(folder: Path, name: str) -> None:
-    assert re.search(EXAMPLES[name], run(folder, *LAUNCHED.get(name, ()), name), re.DOTALL)
+def test_each_example_runs(folder: Path, printed: dict[str, str], name: str) -> None:
+    output = run(folder, *LAUNCHED[name], name) if name in LAUNCHED else printed[name]
+    assert re.search(EXAMPLES[name], output, re.DOTALL), output
 
 
 def test_the_first_example_runs(folder: Path) -> None:
@@ -107,16 +116,16 @@ def test_the_first_example_runs(folder: Path) -> None:
     assert all(f"block={block}, threads={threads}" in printed for block in (256, 1024, 4096) for threads in (64, 128))
 
 
-def test_the_example_with_events_runs(folder: Path) -> None:
-    output = run(folder, "watch.py")
+def test_the_example_with_events_runs(printed: dict[str, str]) -> None:
+    output = printed["watch.py"]
     tuned, replayed = re.findall(r"^tuned: \{(.*)\}$|^winner +(.*)$", output, re.MULTILINE)
     assert tuned[0].replace("'", "").replace(": ", "=") == replayed[1]
     assert "candidates 5: 4 measured" in output
 
 
-def test_the_example_with_structlog_writes_json(folder: Path) -> None:
+def test_the_example_with_structlog_writes_json(printed: dict[str, str]) -> None:
     """A line for each event from info on, with what the logger was bound to; steps of single candidates are debug."""
-    entries = [json.loads(line) for line in run(folder, "logged.py").splitlines()]
+    entries = [json.loads(line) for line in printed["logged.py"].splitlines()]
     assert [entries[0]["event"], entries[-2]["event"], entries[-1]["event"]] == ["run_started", "run_finished", "tuned"]
     assert all(entry["job"] == "nightly" and entry["level"] in ("info", "warning") for entry in entries)
     measured = [entry for entry in entries if entry["event"] == "candidate_measured"]

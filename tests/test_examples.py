@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import printed_by
 
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
@@ -27,25 +28,24 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
 
 
-def test_gemm_cpu_runs_as_a_script(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the examples for the CPU print."""
+    folder = tmp_path_factory.mktemp("examples")
+    return printed_by([str(EXAMPLES / f"{name}_cpu.py") for name in ("gemm", "decorated")], folder, environment(folder))
+
+
+def test_gemm_cpu_runs_as_a_script(printed: dict[str, str]) -> None:
     """`await tune()` inside it, and the winner's result is compared with torch's."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "gemm_cpu.py")], cwd=tmp_path, env=environment(tmp_path),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if "block_M=" in line]) == 36
+    output = printed[str(EXAMPLES / "gemm_cpu.py")]
+    assert len([line for line in output.splitlines() if "block_M=" in line]) == 36 and "Traceback" not in output, output
 
 
-def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
+def test_decorated_cpu_runs_as_a_script(printed: dict[str, str]) -> None:
     """In the next program its results would come from the result cache: test_autotune runs a script again."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "decorated_cpu.py")], cwd=tmp_path, env=environment(tmp_path),
-        capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if "candidates" in line]
-    assert len(said) == 2 and all("block_M" in line for line in said)
+    output = printed[str(EXAMPLES / "decorated_cpu.py")]
+    said = [line for line in output.splitlines() if "candidates" in line]
+    assert len(said) == 2 and all("block_M" in line for line in said) and "Traceback" not in output, output
 
 
 @pytest.mark.anyio
@@ -55,7 +55,7 @@ def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
     ("name", "total"), [("gemm", 288), ("gemm_roller", 20), ("softmax", 15), ("layout_broadcast", 72)]
 )
 async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) -> None:
-    """Three candidates of each are lowered for sm_90a and built into one library."""
+    """Two candidates of each are lowered for sm_90a and built into one library; the roller's kernel is gemm's."""
     machine = LocalMachine(
         FileRef(str(EXAMPLES / f"{name}.py"), "UNEVEN" if name == "layout_broadcast" else "WORKLOAD"),
         target="sm_90a",
@@ -70,12 +70,14 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         await machine.discover()
         worker = machine.compile_workers()[0]
         candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-        lowered = [await worker.run(LowerJob(candidate)) for candidate in candidates[:3]]
+        lowered = [await worker.run(LowerJob(candidate)) for candidate in candidates[:2]]
         assert all(isinstance(one, Lowered) for one in lowered), lowered
+        if name == "gemm_roller":
+            return
         built = await worker.run(BuildJob(tuple(one for one in lowered if isinstance(one, Lowered))))
         assert all(isinstance(one, Artifact) for one in built), built
         assert len({one.path for one in built if isinstance(one, Artifact)}) == 1
-        assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3
+        assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 2
 
 
 @pytest.mark.gpu
