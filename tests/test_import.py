@@ -21,16 +21,20 @@ NAMES = (
 )  # fmt: skip
 MODULES = ("bundle", "errors", "events", "layout", "results")
 IMPORT = """
+# Seconds of the processor are counted in those of an empty loop, of about 0.2 s: a busy machine slows down both.
 import json, logging, os, sys, time
 before = set(os.listdir("."))
-started = time.perf_counter()
+started = time.process_time()
 import atune
-seconds = time.perf_counter() - started
+seconds = time.process_time() - started
 names = [name for name in atune.__all__ if getattr(atune, name) is None]
+all_seconds = time.process_time() - started
+for _ in range(10**7): pass
+loop_seconds = time.process_time() - started - all_seconds
 names_of_heavy = "tilelang torch tvm tvm_ffi cuda pynvml numpy structlog rich".split()
 heavy = [m for m in names_of_heavy if m in sys.modules]
 print(json.dumps({
-    "seconds": seconds, "all_seconds": time.perf_counter() - started, "heavy": heavy, "names": names,
+    "loops": seconds / loop_seconds, "all_loops": all_seconds / loop_seconds, "heavy": heavy, "names": names,
     "handlers": len(logging.root.handlers), "files": sorted(set(os.listdir(".")) - before),
 }))
 """
@@ -44,14 +48,14 @@ def imported(tmp_path: Path) -> dict[str, object]:
         )
         for _ in range(3)
     ]  # fmt: skip
-    return min((json.loads(run.stdout) for run in runs), key=lambda found: float(found["all_seconds"]))
+    return min((json.loads(run.stdout) for run in runs), key=lambda found: float(found["all_loops"]))
 
 
 def test_import_is_light_and_silent(tmp_path: Path) -> None:
     found = imported(tmp_path)
     assert found["heavy"] == []
-    assert float(str(found["seconds"])) < 0.2
-    assert float(str(found["all_seconds"])) < 0.5  # every public name used
+    assert float(str(found["loops"])) < 1
+    assert float(str(found["all_loops"])) < 2.5  # every public name used
     assert found["handlers"] == 0
     assert found["files"] == []
 
