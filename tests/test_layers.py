@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def folder_of(name: str) -> str:
     return f"({name or 'atune'})" if inside == "." else inside
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Return (module, whether at the top of the file) of every import that is not for type checking alone."""
     tree = ast.parse(path.read_text())
