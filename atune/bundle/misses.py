@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MOST_MISSES = 1024
-"""Most different misses that a process tells apart, and that a file keeps when it is shortened."""
-MOST_BYTES = 1 << 20
-"""Size from which a file is shortened: each problem once, with all its calls."""
-PATIENCE_S = 0.05
-"""How long a call waits for another process that shortens the file."""
+"""Most different misses that a process tells apart."""
+MOST_BYTES = 64 << 20
+"""Most bytes of a file. Of each problem a process writes few lines."""
 
 Told = Callable[[dict[str, Any]], object]
 """A function that hears of misses."""
@@ -86,8 +81,7 @@ class MissFile:
 
     def __init__(self, path: str | os.PathLike[str], names: Sequence[str]) -> None:
         self._path, self._names = Path(path), frozenset(names)
-        with self._open(fcntl.LOCK_SH):
-            pass  # a file that cannot be written is an error at once
+        self._append(b"")  # a file that cannot be written is an error at once
 
     def __call__(self, miss: Mapping[str, Any]) -> None:
         """Append a line. Raises `OSError` where it cannot be written."""
@@ -97,49 +91,11 @@ class MissFile:
         if not problem or problem.keys() != self._names:
             names = ", ".join(sorted(self._names))
             raise ValueError(f"the shapes {miss['shapes']} do not tell the problem: name {names} in the call")
-        line = _line({**problem, "weight": miss["weight"]})
-        with self._open(fcntl.LOCK_SH) as fd:
-            full = os.fstat(fd).st_size + len(line) > MOST_BYTES
-            if not full:
-                os.write(fd, line)
-        if full:
-            with self._open(fcntl.LOCK_EX) as fd:
-                self._shorten(fd, line)
+        self._append(json.dumps({**problem, "weight": miss["weight"]}, sort_keys=True).encode() + b"\n")
 
-    def _shorten(self, fd: int, line: bytes) -> None:
-        """Replace the file by one with each problem once, the most frequent ones, and `line`."""
-        weights: dict[str, float] = {}
-        for each in (*Path(f"/proc/self/fd/{fd}").read_bytes().splitlines(), line):
-            with suppress(ValueError, KeyError, AttributeError):  # a line that was cut short
-                problem = json.loads(each)
-                weight = problem.pop("weight")
-                key = json.dumps(problem, sort_keys=True)
-                weights[key] = weights.get(key, 0) + weight
-        kept = sorted(weights.items(), key=lambda one: (-one[1], one[0]))[:MOST_MISSES]
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-        part.write_bytes(b"".join(_line({**json.loads(key), "weight": weight}) for key, weight in kept))
-        part.replace(self._path)
-
-    @contextmanager
-    def _open(self, lock: int) -> Iterator[int]:
-        """Open the file, which nobody replaces meanwhile. Raises `OSError`."""
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                locked = False
-                with suppress(BlockingIOError, FileNotFoundError):
-                    fcntl.flock(fd, lock | fcntl.LOCK_NB)
-                    locked = os.fstat(fd).st_ino == os.stat(self._path).st_ino
-                if locked:
-                    yield fd
-                    return
-            finally:
-                os.close(fd)
-            if time.monotonic() > until:
-                raise TimeoutError(f"{self._path} is locked by another process")
-            time.sleep(0.001)
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, sort_keys=True).encode() + b"\n"
+    def _append(self, line: bytes) -> None:
+        """Append in one write, which others do not split. The file is opened anew, because it may be moved away."""
+        with open(self._path, "ab", buffering=0) as file:
+            if file.tell() + len(line) > MOST_BYTES:
+                raise OSError(f"{self._path} is full: tune its problems, and remove it")
+            file.write(line)

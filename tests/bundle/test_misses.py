@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +101,17 @@ def test_many_processes_append_to_one_file_that_a_set_reads(tmp_path: Path) -> N
     assert {one.arguments["n"]: one.weight for one in found} == {100: 16, 200: 16, 300: 16}
 
 
-def test_a_file_stays_short_and_keeps_the_most_frequent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misses, "MOST_BYTES", 2000)
-    monkeypatch.setattr(misses, "MOST_MISSES", 10)
+def test_a_full_file_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "MOST_BYTES", 30)
     path = tmp_path / "misses.jsonl"
-    path.write_text('{"n": 7, "weight": 3}\n{"n": 7, "wei\n')
     file = MissFile(path, ["n"])
-    for n in range(400):
-        file({"shapes": [[n + 1]], "problem": {"n": 1000 + n % 200 if n % 2 else 7}, "weight": 1})
-        assert path.stat().st_size <= 2000
-    weights: Counter[int] = Counter()
-    for row in rows(path):
-        weights[row["n"]] += row["weight"]
-    assert weights.most_common(1) == [(7, 203)] and len(weights) <= 10 + 2000 // len('{"n": 7, "weight": 1}\n')
-    assert [one.name for one in tmp_path.iterdir()] == ["misses.jsonl"]
+    file({"shapes": [[7]], "problem": {"n": 7}, "weight": 1})
+    with pytest.raises(OSError, match="is full: tune its problems, and remove it"):
+        file({"shapes": [[8]], "problem": {"n": 8}, "weight": 1})
+    assert rows(path) == [{"n": 7, "weight": 1}]
+    path.unlink()
+    file({"shapes": [[8]], "problem": {"n": 8}, "weight": 1})
+    assert rows(path) == [{"n": 8, "weight": 1}]
 
 
 def test_different_misses_are_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
