@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from atune.errors import UsageError, WorkloadError, type_of
 from atune.workload.definition import function_of
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.pickling import FileRef, chosen, load_named
-from atune.workload.source_text import parse_module, tunes
+from atune.workload.source_text import parse_module
 from atune.workload.workload import Workload
 
 
@@ -117,14 +117,12 @@ class _Edit(NamedTuple):
     text: str
 
 
-def write_defaults(
-    text: str, name: str, line: int, values: Mapping[str, Any], *, in_decorator: bool = False
-) -> tuple[str, list[Change]]:
+def write_defaults(text: str, name: str, line: int, values: Mapping[str, Any]) -> tuple[str, list[Change]]:
     """Return `text` with `values` as defaults of the function `name` that begins in `line`, and the changes.
 
     Only the spans of default values change. A missing default is added where Python allows it. A value that is
-    already right keeps its spelling. `in_decorator`: also write them into the decorator's ``default=``.
-    Raises `UsageError` with the reasons if a value has no place. Nothing is changed then.
+    already right keeps its spelling. Raises `UsageError` with the reasons if a value has no place. Then nothing is
+    changed.
     """
     source = _Source(text)
     function = source.function(name, line)
@@ -134,8 +132,6 @@ def write_defaults(
             wrong.append(_no_parameter(function, wanted, value))
         elif why := source.set_default(parameters[wanted], value):
             wrong.append(why)
-    if in_decorator:
-        wrong += source.set_in_decorator(function, values)
     if wrong:
         lines = "".join(f"\n  {one}" for one in wrong)
         raise UsageError(f"the defaults of {name}, line {function.lineno}, cannot be written:{lines}")
@@ -188,21 +184,6 @@ class _Source:
         self._edits.append(_Edit(end, end, f"{'=' if arg.annotation is None else ' = '}{literal(value)}"))
         self.changes.append(Change(arg.arg, None, literal(value)))
         return ""
-
-    def set_in_decorator(self, function: _Function, values: Mapping[str, Any]) -> Iterator[str]:
-        """Plan the edits of ``default={…}`` in the tuning decorator. Yields the reasons of impossible edits."""
-        calls = [one for one in function.decorator_list if isinstance(one, ast.Call) and tunes(one)]
-        given = next((k.value for one in calls for k in one.keywords if k.arg == "default"), None)
-        if not isinstance(given, ast.Dict):
-            yield "the decorator's default= overrides these and is not a literal dict: remove it"
-            return
-        there = {key.value: value for key, value in zip(given.keys, given.values, strict=True)
-                 if isinstance(key, ast.Constant)}  # fmt: skip
-        for name, value in values.items():
-            if name not in there:
-                yield f"the decorator's default= overrides these and lacks {name!r}: add it there, or remove default="
-            elif why := self._replace(name, there[name], value):
-                yield why
 
     def _replace(self, name: str, node: ast.expr, value: Any) -> str:
         start, end = self._place(node.lineno, node.col_offset), self._place(node.end_lineno, node.end_col_offset)

@@ -244,17 +244,24 @@ JIT = scale.kernel
 
 @pytest.mark.parametrize("name", ["WORKLOAD", "JIT", "scale"])
 def test_kernels_under_decorators(file: Path, capsys: Any, name: str) -> None:
-    """The default configuration of a kernel that tunes itself is the decorator's, where that has one."""
-    file.write_text(DECORATED)
+    text = DECORATED.replace(' default={"block": 32},', "") if name == "scale" else DECORATED
+    file.write_text(text)
     assert main(["apply", journal_of(file, {"block": 64}), f"{file}:{name}", "--write"]) == 0
-    expected = DECORATED.replace("block: int = 16", "block: int = 64")
-    assert file.read_text() == (expected.replace('{"block": 32}', '{"block": 64}') if name == "scale" else expected)
+    assert file.read_text() == text.replace("block: int = 16", "block: int = 64")
     spec = importlib.util.spec_from_file_location("applied", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if name == "scale":
         assert module.scale.best_config(64) == {"block": 64}
+
+
+def test_a_default_in_the_decorator_is_named(file: Path, capsys: Any) -> None:
+    """The default configuration of a kernel that tunes itself is the decorator's, where that has one."""
+    file.write_text(DECORATED)
+    assert main(["apply", journal_of(file, {"block": 64}), f"{file}:scale", "--write"]) == 2
+    assert "the default= in the decorator of scale overrides default arguments: remove it" in capsys.readouterr().err
+    assert file.read_text() == DECORATED
 
 
 def test_a_read_only_file_stays_as_it_is(file: Path, capsys: Any) -> None:

@@ -81,21 +81,6 @@ def test_every_reason_is_listed_and_nothing_is_changed() -> None:
     assert str(caught.value).count("\n  ") == 2
 
 
-def test_the_decorators_default_is_written_too() -> None:
-    text = (
-        '@atune.autotune(space=SPACE, default={"block": 32,  # safe\n "stages": 1})\n@jit\n'
-        "def kernel(N, block=16, stages=3): pass\n"
-    )
-    expected = text.replace('"block": 32', '"block": 64').replace('"stages": 1', '"stages": 2')
-    expected = expected.replace("block=16, stages=3", "block=64, stages=2")
-    assert written(text, {"block": 64, "stages": 2}, in_decorator=True) == expected
-    with pytest.raises(UsageError, match="default= overrides these and lacks 'stages'"):
-        written(text.replace(', "stages": 1', "").replace(',  # safe\n "stages": 1', ""),
-                {"block": 64, "stages": 2}, in_decorator=True)  # fmt: skip
-    with pytest.raises(UsageError, match="is not a literal dict: remove it"):
-        written(text.replace('{"block": 32,  # safe\n "stages": 1}', "DEFAULT"), {"block": 64}, in_decorator=True)
-
-
 def test_of_functions_of_one_name_the_one_in_that_line_is_meant() -> None:
     text = "def kernel(b=1): pass\n\n@jit\ndef kernel(b=1): pass\n"
     for line in (3, 4):

@@ -45,7 +45,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
     _check_place(site, ref.path, ref.name or site.workload, arguments.journal)
     values = {name: value for name, value in config.items() if name not in RESERVED}
     text, encoding = _decoded(data, ref.path)
-    edited, changes = write_defaults(text, site.function, site.line, values, in_decorator=site.default_in_decorator)
+    edited, changes = write_defaults(text, site.function, site.line, values)
     if changes:
         print_out(_diff(text, edited, arguments.kernel.rpartition(":")[0] or arguments.kernel))
         if arguments.write:
@@ -91,6 +91,8 @@ def _check_place(site: KernelSite, path: str, name: str, journal: str) -> None:
     """Raise `UsageError` unless the kernel is a function defined in the file at `path`."""
     if site.what:
         raise UsageError(f"the kernel of {name} is {site.what} and has no default arguments: define it with def")
+    if site.default_in_decorator:
+        raise UsageError(f"the default= in the decorator of {name} overrides default arguments: remove it first")
     if not os.path.exists(site.path) or not os.path.samefile(site.path, path):
         there = f"atune apply {journal} {site.path}:{site.function}" if os.path.exists(site.path) else "edit that file"
         raise UsageError(f"the kernel of {name} is defined elsewhere, in {site.path}, line {site.line}: {there}")
