@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atune.model.candidate import config_key
 from atune.model.problem import is_size
-from atune.reporting.sets.cover import Cover, checked_weights, costs_of, serving, weighted_mean
+from atune.reporting.sets.cover import checked_weights, costs_of, serving, weighted_mean
 from atune.reporting.sets.regret import RegretMatrix
 from atune.reporting.sets.rule import AnyRule, Branch, Group, Leaf, NearestRule, Point, Tree, TreeRule
 
@@ -33,25 +33,22 @@ class MatrixColumn(NamedTuple):
 
 
 class Fitting(NamedTuple):
-    """What rules are fitted to. `rows`: those of the matrix that may be chosen."""
+    """What rules are fitted to."""
 
     matrix: RegretMatrix
-    rows: tuple[int, ...]
     costs: list[tuple[float, ...]]
-    """By column, those of these rows."""
+    """By column, those of the rows."""
     names: tuple[str, ...]
     """Of the sizes."""
 
 
-def dispatch_rule(
-    matrix: RegretMatrix, weights: Sequence[float] | None = None, *, among: Cover | None = None
-) -> AnyRule:
+def dispatch_rule(matrix: RegretMatrix, weights: Sequence[float] | None = None) -> AnyRule:
     """Return the rule that chooses a configuration for problems that were never tuned.
 
     It is the nearest tuned problem, or a decision tree over the sizes of depth 3 at most (Breiman et al.,
     Classification and Regression Trees, 1984): whichever has the smaller regret when each problem in turn is left out
     of the fit; of more than 64 several at once. A rule that chooses what was not measured on a problem left out loses
-    first. `among`: choose from its configurations alone, which are not chosen anew for each problem left out.
+    first.
 
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem, so a problem alone with its others cannot be left out. Ties go to the nearest rule, to smaller sizes, and
@@ -60,9 +57,7 @@ def dispatch_rule(
     known = checked_weights(matrix, weights)
     names = _sizes(matrix)
     problems = sorted((_problem(matrix, column, names) for column in range(len(matrix.problems))), key=_order)
-    rows = tuple(range(len(matrix.configs))) if among is None else among.rows
-    costs = costs_of(matrix, known)
-    fitting = Fitting(matrix, rows, list(zip(*(costs[row] for row in rows), strict=True)), names)
+    fitting = Fitting(matrix, list(zip(*costs_of(matrix, known), strict=True)), names)
     tested = [_left_out(fit, fitting, problems, known) for fit in (_nearest, _tree)]
     return min(tested, key=lambda found: (found.unmeasured, found.regret or 0.0))
 
@@ -109,7 +104,11 @@ def _left_out(fit: Fit, fitting: Fitting, problems: Sequence[MatrixColumn], weig
 
 def _nearest(fitting: Fitting, problems: Sequence[MatrixColumn]) -> NearestRule:
     """Return the rule that gives each problem what the nearest of `problems` is served by."""
-    served = [(p, row) for p in problems if (row := serving(fitting.matrix, p.column, fitting.rows)) is not None]
+    served = [
+        (p, row)
+        for p in problems
+        if (row := serving(fitting.matrix, p.column, range(len(fitting.matrix.configs)))) is not None
+    ]
     used = sorted({row for _, row in served})
     groups = [list(group) for _, group in itertools.groupby(served, key=lambda one: config_key(one[0].others))]
     return NearestRule(
@@ -167,12 +166,12 @@ def _splits(fitting: Fitting, problems: Sequence[MatrixColumn], name: str) -> li
 
 def _best_of_firsts(fitting: Fitting, problems: Sequence[MatrixColumn]) -> list[Best]:
     """Return the best row for the first of `problems`, for the first two, and so on."""
-    sums = [0.0] * len(fitting.rows)
+    sums = [0.0] * len(fitting.matrix.configs)
     found = []
     for problem in problems:
         sums = list(map(operator.add, sums, fitting.costs[problem.column]))
         least = min(sums)
-        found.append(Best(round(least, 9), fitting.rows[sums.index(least)]))
+        found.append(Best(round(least, 9), sums.index(least)))
     return found
 
 

@@ -14,7 +14,7 @@ from synthetic import matrix_of, random_regret
 
 from atune.errors import UsageError
 from atune.reporting.sets import dispatch
-from atune.sets import AnyRule, NearestRule, RegretMatrix, TreeRule, cover, dispatch_rule
+from atune.sets import AnyRule, NearestRule, RegretMatrix, TreeRule, dispatch_rule
 
 Regret = Sequence[Sequence[float | None]]
 Problems = Sequence[dict[str, Any]]
@@ -151,7 +151,7 @@ def test_a_rule_holds_on_problems_left_out(latency_ms: Callable[[int, dict[str, 
 
 def test_a_tree_is_chosen_where_one_size_decides() -> None:
     matrix = matrix_by(stepped, [{"M": m, "K": k} for m in (32, 64) for k in (64, 512, 8192)], 3)
-    rule = dispatch_rule(matrix, among=cover(matrix, max_regret=0))
+    rule = dispatch_rule(matrix)
     assert rule.regret == 0.0 and {config["block"] for config in rule.configs} == {0, 1}
     assert [rule.configs[rule.pick({"M": m, "K": 9}) or 0]["block"] for m in (1, 45, 46, 9999)] == [0, 0, 1, 1]
 
