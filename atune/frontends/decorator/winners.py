@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -18,7 +20,6 @@ from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import tune_apart
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
-from atune.frontends.decorator.single_flight import SingleFlight
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config, printable
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
@@ -38,25 +39,40 @@ class Winner(msgspec.Struct, frozen=True):
     tuned_for: Any = None
 
 
+WAIT_S = 0.02
+"""Seconds between two looks whether another thread or task has tuned what is needed."""
+
+
+class _Flight:
+    """A tuning under way in `thread`. `done` gets its winner; None if it was cancelled, and a waiter may take over."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.done: concurrent.futures.Future[Winner | None] = concurrent.futures.Future()
+
+
 class Winners:
     """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it."""
 
     def __init__(self, name: str, tuned: Callable[[bool], None]) -> None:
         """`name`: the kernel's. `tuned` is called after each tuning, with whether it was asked for again."""
-        self._tuned = tuned
-        self._flights: SingleFlight[str, Winner] = SingleFlight(name)
-
-    @property
-    def known(self) -> dict[str, Winner]:
+        self._name, self._tuned = name, tuned
+        self.known: dict[str, Winner] = {}
         """The winners in memory, by key as text."""
-        return self._flights.known
+        self._running: dict[str, _Flight] = {}
+        self._lock = threading.Lock()
 
     def forget(self, key: str | None = None) -> None:
         """Forget the winner of `key`, a key as text, or all winners in memory."""
-        self._flights.forget(key)
+        with self._lock:
+            for one in [*self.known] if key is None else [key]:
+                self.known.pop(one, None)
 
     def find(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
-        """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options."""
+        """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
+
+        Raises `UsageError` where a task of this very thread tunes it: waiting would block that task.
+        """
         on_miss = on_miss or call.options.on_miss
         found = self.known.get(call.key_text) or self._stored(call)
         if found is not None:
@@ -67,7 +83,14 @@ class Winners:
             if call.options.shipped:
                 warn_caller(f"{_missing(call)}. The default configuration is used and may be slow", RuntimeWarning)
             return Winner(_default(call), "default")
-        return self._flights.run(call.key_text, lambda: run_blocking(self._tune, call, False))
+        flight = self._running.get(call.key_text)
+        if flight is not None and flight.thread == threading.get_ident():
+            raise UsageError(
+                f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
+                "task. Before the call, await tune_async(…) with the same arguments"
+            )
+        winner, _ = run_blocking(self._once, call, False)
+        return winner
 
     async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
         """Return the whole tuning of a call: known, of another task or process, or new."""
@@ -75,10 +98,46 @@ class Winners:
             known = self.known.get(call.key_text)
             if refresh or (known is not None and known.result is None):  # a configuration without its tuning
                 self.forget(call.key_text)
-            winner, mine = await self._flights.run_async(call.key_text, partial(self._tune, call, refresh))
+            winner, mine = await self._once(call, refresh)
             if winner.result is not None:
                 return winner.result if mine else _hit(winner.result)
             refresh = False
+
+    async def _once(self, call: Call, refresh: bool) -> tuple[Winner, bool]:
+        """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here."""
+        while True:
+            with self._lock:
+                flight, known = self._running.get(call.key_text), self.known.get(call.key_text)
+                if flight is None and known is not None:
+                    return known, False
+                if mine := flight is None:
+                    flight = self._running[call.key_text] = _Flight()
+            if mine:
+                return await self._lead(flight, call, refresh), True
+            while not flight.done.done():
+                await anyio.sleep(WAIT_S)
+            if (found := flight.done.result()) is not None:
+                return found, False
+
+    async def _lead(self, flight: _Flight, call: Call, refresh: bool) -> Winner:
+        """Tune, and end the waiting of all others, with any outcome."""
+        winner: Winner | None = None
+        raised: Exception | None = None
+        try:
+            winner = await self._tune(call, refresh)
+            return winner
+        except Exception as error:
+            raised = error
+            raise
+        finally:
+            with self._lock:
+                self._running.pop(call.key_text, None)
+                if winner is not None:
+                    self.known[call.key_text] = winner
+            if raised is not None:
+                flight.done.set_exception(raised)
+            else:
+                flight.done.set_result(winner)
 
     def _stored(self, call: Call) -> Winner | None:
         """Look for a result in the result cache and in the shipped files, and remember it."""
@@ -90,7 +149,10 @@ class Winners:
             found = _winner_in(entry, "cache")
         elif (entry := find_shipped(call.options.shipped, call.work)) is not None:
             found = _winner_in(entry, "shipped")
-        return None if found is None else self._flights.keep(call.key_text, found)
+        if found is None:
+            return None
+        with self._lock:
+            return self.known.setdefault(call.key_text, found)
 
     async def _tune(self, call: Call, refresh: bool) -> Winner:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), call.options.cache
