@@ -65,6 +65,19 @@ def test_where_the_interval_leaves_it_open_nothing_fails(folder: Path, capsys: A
     assert "It is 0 where the\ninterval leaves that open." in capsys.readouterr().out
 
 
+def test_a_doubt_changes_no_status(folder: Path, capsys: Any) -> None:
+    """As on another machine: who relies on the status must not miss what got slower."""
+    for name, latency_ms, reference_ms in (("one", 1.0, 5.0), ("same", 1.0, 9.0), ("slow", 1.1, 9.0)):
+        samples = [latency_ms * (1 + n / 1000) for n in range(20)]
+        events = Stream(total=1).ready(reference_ms).candidate(0, *samples, block=0).finished().events
+        write(folder / f"{name}.jsonl", events)
+    for after, status in (("same.jsonl", 0), ("slow.jsonl", 1)):
+        assert main(["compare", "one.jsonl", after]) == status
+        assert "\ndoubtful   the reference's latency moved" in capsys.readouterr().out
+    assert main(["compare", "--help"]) == 0
+    assert "Lines that begin with doubtful do not change it." in capsys.readouterr().out
+
+
 def test_json_is_the_comparison(folder: Path, capsys: Any) -> None:
     assert main(["compare", "before", "latest", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ examples:
   atune compare before/ after/            compare all problems of two folders of journals
 
 The exit status is 1 where a winner is gone, or its ratio's whole interval is above --fail-over. It is 0 where the
-interval leaves that open."""
+interval leaves that open. Lines that begin with doubtful do not change it."""
 
 
 def add_commands(commands: Any, shown: Parser) -> None:
