@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 import anyio
+import msgspec
 import pytest
 from event_streams import Stream
 from processes import MARK, environment, marked, new_mark, wait_until
@@ -114,6 +115,13 @@ def test_it_says_which_candidates_are_new_and_how_the_winner_moved() -> None:
         "changed    candidates: 3 with other code",
         "winner     still block=0",
         "           2 ms → 3 ms, 1.50 times slower than before",
+    ]
+    assert after.header is not None
+    after.header = msgspec.structs.replace(after.header, arguments={"N": 128})
+    assert [line.text for line in change_lines(before, after)] == [
+        "",
+        "changed    candidates: 3 with other code",
+        "           problem: N=64 → N=128, so that the latencies do not compare",
     ]
 
 

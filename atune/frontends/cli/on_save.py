@@ -129,6 +129,9 @@ def change_lines(before: Result, after: Result) -> list[Line]:
     if new:
         named = [describe_config(record.config) for record in new[:NAMED]]
         lines.append(Line(f"           new: {'; '.join(named)}{f'; {len(new) - NAMED} more' if new[NAMED:] else ''}"))
+    problems = [describe_config(one.header.arguments) for one in (before, after) if one.header is not None]
+    if len({*problems}) > 1:
+        return [*lines, Line(f"           problem: {' → '.join(problems)}, so that the latencies do not compare")]
     if before.best is None or after.best is None or not before.latency_ms or not after.latency_ms:
         return lines
     old, now = describe_config(before.best.config), describe_config(after.best.config)
