@@ -65,11 +65,13 @@ def test_a_random_order_is_only_put_off_by_advice() -> None:
 
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_everything_is_still_asked_for_once(name: str) -> None:
-    strategy, asked = make_strategy(name, Searched(CONFIGS, 0, 40, elsewhere=RIGHT)), []
+    few = {n: config for n, config in CONFIGS.items() if n % 2}
+    known = {n: ratio for n, ratio in RIGHT.items() if n in few}
+    strategy, asked = make_strategy(name, Searched(few, 0, 40, elsewhere=known)), []
     while (index := strategy.ask()) is not None:
         asked.append(index)
         strategy.tell(index, latency(CONFIGS[index]) if len(asked) < 20 else None, "")
-    assert sorted(asked) == sorted(CONFIGS) and asked[:FIRST] == first_of(RIGHT)
+    assert sorted(asked) == sorted(few) and asked[:FIRST] == first_of(known)
 
 
 @pytest.mark.parametrize("budget", [None, 60])

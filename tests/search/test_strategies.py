@@ -66,10 +66,10 @@ def made(name: str, seed: int = 0, **options: Any) -> Strategy:
 
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
-    one, other = (list(play(made(name, 5, budget=50), 60)) for _ in range(2))
+    one, other = (list(play(made(name, 5, budget=30), 36)) for _ in range(2))
     assert one == other
     if name != "exhaustive":
-        assert one != list(play(made(name, 6, budget=50), 60))
+        assert one != list(play(made(name, 6, budget=30), 36))
 
 
 def asked(strategy: Strategy) -> list[int]:
@@ -88,8 +88,9 @@ def test_exhaustive_begins_with_the_neighbourhoods_of_the_best_estimates_and_the
 
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_everything_is_asked_for_once_and_then_nothing(name: str) -> None:
-    asked = [what for call, what in play(made(name), 10_000) if call == "ask"]
-    assert sorted(asked) == sorted(CONFIGS)
+    few = dict(islice(CONFIGS.items(), 60))
+    asked = [what for call, what in play(make_strategy(name, Searched(few)), 10_000) if call == "ask"]
+    assert sorted(asked) == sorted(few)
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
@@ -104,8 +105,8 @@ def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int
 
 
 def found(seed: int, tries: int) -> bool:
-    asked = [what for call, what in play(made("forest", seed, budget=tries), tries) if call == "ask"]
-    return any(CONFIGS[index] == BEST for index in asked)
+    played = play(made("forest", seed, budget=tries), tries)
+    return any(call == "ask" and CONFIGS[what] == BEST for call, what in played)
 
 
 def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it() -> None:
