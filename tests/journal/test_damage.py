@@ -45,12 +45,14 @@ def truths(tmp_path: Path, path: Path) -> list[tuple[Any, ...]]:
 
 
 def test_cut_at_every_byte_it_has_the_contents_of_its_whole_lines(path: Path, truths: list[tuple[Any, ...]]) -> None:
-    whole = path.read_bytes()
+    whole, events = path.read_bytes(), read(path)
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         lines = whole[:cut].count(b"\n")
         if lines:
-            assert contents(path) == truths[lines - 1]
+            assert read(path) == events[:lines]
+            if b"\n" in whole[cut - 2 : cut]:
+                assert contents(path) == truths[lines - 1]
         else:
             with pytest.raises(JournalError, match="no journal of atune"):
                 replay(path)
@@ -62,14 +64,14 @@ def test_with_any_byte_flipped_it_tells_the_truth_or_refuses(path: Path, truths:
     refused = 0
     last_two = whole[:-1].rfind(b"\n") - 1
     for at in range(len(whole)):
-        for bit in (0x01, 0x20, 0x80) if at % 7 else (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80):
+        for bit in (1 << at % 8,) if at % 7 else (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             try:
                 assert contents(path) in truths[-3:] and at >= last_two, f"byte {at}, bit {bit}"
             except JournalError as error:
                 refused += 1
                 assert str(path) in str(error)
-    assert refused > len(whole) * 2
+    assert refused > len(whole) * 1.5
 
 
 def test_the_command_line_names_the_damaged_line_and_how_to_keep_those_before_it(
