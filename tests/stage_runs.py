@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from atune.model.candidate import Candidate
 from atune.model.device import Target
@@ -15,7 +18,6 @@ from atune.workers.processes.messages import Session
 from atune.workload.workload import FileRef, candidates_of, load
 
 CUDA = Target("cuda", "sm_90a")
-DISABLE = "TILELANG_DISABLE_CACHE"
 
 
 @contextmanager
@@ -28,18 +30,18 @@ def session_of(
     compile: CompileSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
 ) -> Iterator[list[Candidate]]:
-    """Make this process a worker of a run in `run_dir` meanwhile; give the workload's candidates."""
+    """Make this process a worker of a run in `run_dir` meanwhile; give the workload's candidates.
+
+    Unlike in a worker, tilelang's cache has the code of a source that nvcc compiled before with the same options.
+    """
     before = getattr(session._state, "session", None), session._state.workload
-    cache = os.environ.get(DISABLE)
-    os.environ[DISABLE] = "1"  # as in a worker: else what nvcc made before is found
     settings = compile or CompileSettings(), benchmark or BenchmarkSettings()
     session._state.session = Session(ref, target, *settings, str(run_dir), accelerators=tuple(accelerators))
     session._state.workload = work = load(ref)
     try:
-        yield candidates_of(work)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TILELANG_DISABLE_CACHE", "0")
+            patch.setenv("TILELANG_CACHE_DIR", os.path.join(tempfile.gettempdir(), "tilelang"))
+            yield candidates_of(work)
     finally:
         session._state.session, session._state.workload = before  # type: ignore[assignment]
-        if cache is None:
-            del os.environ[DISABLE]
-        else:
-            os.environ[DISABLE] = cache

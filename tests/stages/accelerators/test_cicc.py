@@ -10,25 +10,27 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 from processes import gone, wait_until
-from services import SOFTMAX, artifacts, children, given_up, lowered, until
+from services import artifacts, children, given_up, lowered, until
+from stage_runs import session_of
 from versions import accelerated
 
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
+from atune.model.device import Target
 from atune.model.folders import short_path
-from atune.model.jobs import BuildJob, LowerJob
+from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.stages.accelerators import cicc, cicc_server
 from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
-from atune.stages.compile.lowering import Blob
-from atune.workers.local.machine import LocalMachine
+from atune.stages.compile.lowering import Blob, lower
+from atune.stages.compile.steps import Steps
 from atune.workers.processes.server import parked
 from atune.workload.workload import FileRef
 
@@ -47,13 +49,11 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def server(tmp_path_factory: pytest.TempPathFactory, hopper_server: cicc_server.Server) -> Path:
     """Return the folder of a run that has a server for Hopper."""
     run_dir = tmp_path_factory.mktemp("run")
-    found = cicc_server.Server(HOPPER, cicc_server.includes_for(HOPPER.arch), str(tmp_path_factory.mktemp("server")))
-    found.link(str(run_dir))
-    yield run_dir
-    found.kill()
+    hopper_server.link(str(run_dir))
+    return run_dir
 
 
 def code(elf: bytes) -> dict[str, bytes]:
@@ -84,36 +84,29 @@ def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
     return Path(f"{path}.cubin").read_bytes()
 
 
-async def sources(ref: FileRef, configs: Sequence[dict[str, object]], arch: str) -> list[str]:
-    machine = LocalMachine(ref, target=arch, devices=(), compile=CompileSettings(workers=1, store=False))
-    async with machine.open():
-        await machine.describe()
-        await machine.discover()
-        (worker,) = machine.compile_workers()
-        found = [await worker.run(LowerJob(Candidate(i, config_key(c), c))) for i, c in enumerate(configs)]
-        return [msgspec.msgpack.decode(one.blob, type=Blob).source for one in found if isinstance(one, Lowered)]
+def gemm_source(folder: Path, arch: str, **config: object) -> str:
+    """Return the device code that tilelang prints of the example's product."""
+    one = {**GEMM, **config}
+    with session_of(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), folder, Target("cuda", arch)):
+        return msgspec.msgpack.decode(lower(Candidate(0, config_key(one), one), Steps()).blob, type=Blob).source
 
 
-@pytest.mark.anyio
-async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> None:
-    """Of kernels with and without Hopper's instructions, two of them of shapes of their own, swizzled and not."""
-    gemms = [{**GEMM, "swizzle": False}, {**GEMM, "block_N": 128, "num_stages": 0, "swizzle": True}]
-    printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), gemms, HOPPER.arch)
-    printed += await sources(SOFTMAX, [{"block_rows": 2, "threads": 128}], HOPPER.arch)
-    assert len(printed) == 3 and sum("wgmma_ss<" in source for source in printed) == 2
-    for source in printed:
-        ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
-        assert sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
-        assert ours == code(by_nvcc(source, HOPPER, tmp_path))
+def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> None:
+    """Of a kernel with Hopper's instructions; `test_corpus` compares others, and libraries."""
+    source = gemm_source(tmp_path, HOPPER.arch, block_N=128, num_stages=0, swizzle=True)
+    ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+    assert "wgmma_ss<" in source and sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
+    assert ours == code(by_nvcc(source, HOPPER, tmp_path))
 
 
 @pytest.mark.asked
-@pytest.mark.anyio
-async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path) -> None:
+def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path) -> None:
     """Instructions of earlier devices, and atomics, where the server knows neither; each set is preprocessed once."""
-    gemm = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [{**GEMM, "swizzle": False}], AMPERE.arch)
     atomic = 'extern "C" __global__ void k(float* x) { AtomicAdd(&x[threadIdx.x], 1.0f); }\n'
-    also = [*gemm, f"{INCLUDES}#include <tl_templates/cuda/atomic.h>\n{atomic}"]
+    also = [
+        gemm_source(tmp_path, AMPERE.arch, swizzle=False),
+        f"{INCLUDES}#include <tl_templates/cuda/atomic.h>\n{atomic}",
+    ]
     assert "mma_sync" in also[0]
     for source in also:
         assert not set(parts(source).includes) <= set(cicc_server.includes_for(HOPPER.arch))
@@ -128,17 +121,15 @@ async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path
 
 
 @pytest.mark.asked  # headers are parsed for another device
-@pytest.mark.anyio
-async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
+def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
     flavour = Flavour(AMPERE.arch, fast_math=True)
     server = cicc_server.Server(flavour, cicc_server.includes_for(flavour.arch), str(tmp_path))
     try:
         server.link(str(tmp_path))
-        gemm = {**GEMM, "swizzle": True}
-        printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [gemm], flavour.arch)
-        assert len(printed) == 1 and "mma_sync" in printed[0]
+        gemm = gemm_source(tmp_path, flavour.arch, swizzle=True)
+        assert "mma_sync" in gemm
         exponential = INCLUDES + KERNEL.format(name="k", factor="__expf(x[1]) / x[2]")
-        for source in (*printed, exponential):
+        for source in (gemm, exponential):
             ours = cicc.compile_remotely(source, flavour, str(tmp_path))
             assert code(ours) == code(by_nvcc(source, flavour, tmp_path))
         with pytest.raises(cicc_server.CiccError, match="parsed for sm_80, fast math True"):
@@ -153,10 +144,11 @@ def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
     try:
         server.link(str(tmp_path))
         kernel = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = own(x[0]); }\n'
+        expected = code(by_nvcc(OWN + MICROSOFT + INCLUDES + kernel, HOPPER, tmp_path))
         for own in (OWN, OWN + "\n" + OWN):
             source = own + MICROSOFT + INCLUDES + kernel
             assert server.fits(HOPPER, source)
-            assert code(cicc.compile_remotely(source, HOPPER, str(tmp_path))) == code(by_nvcc(source, HOPPER, tmp_path))
+            assert code(cicc.compile_remotely(source, HOPPER, str(tmp_path))) == expected
         for source in (INCLUDES + kernel, MICROSOFT + INCLUDES, OWN.replace("3", "4") + MICROSOFT + INCLUDES):
             assert not server.fits(HOPPER, source)
             with pytest.raises(cicc_server.CiccError, match="other text before"):
@@ -192,12 +184,12 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen.pop()[: len(expected)] == expected
 
 
-def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
+def test_many_compile_at_once(server: Path) -> None:
     printed = [INCLUDES + KERNEL.format(name=f"k{n}", factor=n) for n in range(12)]
     with ThreadPoolExecutor(6) as threads:
         found = list(threads.map(lambda source: cicc.compile_remotely(source, HOPPER, str(server)), printed))
     assert [f".text.k{n}" in code(binary) for n, binary in enumerate(found)] == [True] * 12
-    assert code(found[7]) == code(by_nvcc(printed[7], HOPPER, tmp_path))
+    assert code(found[7]) == code(cicc.compile_remotely(printed[7], HOPPER, str(server)))
     assert not list(server.glob("cicc-*"))
 
 
@@ -398,8 +390,7 @@ async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
             (tmp_path / name).symlink_to(home / name)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    async with lowered(2, CompileSettings(workers=1)) as (machine, worker, group):
+    async with lowered(1, CompileSettings(workers=1)) as (machine, worker, group):
         assert not machine.service.ready, machine.service.why
-        built = artifacts(list(await worker.run(BuildJob(tuple(group)))))
-        assert [one.compiler for one in built] == ["nvcc"] * 2
-        assert "nvcc, because nvcc calls other programs" in built[0].why
+        (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
+        assert built.compiler == "nvcc" and "nvcc, because nvcc calls other programs" in built.why

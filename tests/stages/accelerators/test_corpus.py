@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from stage_runs import session_of
 from atune.model.artifact import Artifact, Lowered
 from atune.model.settings import ACCELERATORS
 from atune.stages.accelerators import registry
-from atune.stages.accelerators.cicc_server import Server, includes_for
+from atune.stages.accelerators.cicc_server import Server
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import build
-from atune.stages.compile.device_source import Flavour
 from atune.stages.compile.lowering import lower
 from atune.stages.compile_jobs import difference
 from atune.workload.workload import FileRef
@@ -23,13 +21,6 @@ from atune.workload.workload import FileRef
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
 CORPUS = ("GEMM", "ADD", "ROWS")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(Flavour("sm_90a"), includes_for("sm_90a"), str(tmp_path_factory.mktemp("server")))
-    yield made
-    made.kill()
 
 
 def made(name: str, run_dir: Path, accelerators: tuple[str, ...]) -> list[Artifact]:
@@ -53,13 +44,13 @@ def test_sources_and_code_are_the_plain_ones(
     accelerator: str,
     name: str,
     plain: dict[str, list[Artifact]],
-    server: Server,
+    hopper_server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("atune.stages.accelerators.swizzle_lowering.SAMPLED", 1 << 512)  # none is checked by chance
     if accelerator == "cicc":
-        server.link(str(tmp_path))
+        hopper_server.link(str(tmp_path))
     built = made(name, tmp_path, (accelerator,))
     assert [one.compiler for one in built] == ["cicc" if accelerator == "cicc" else "nvcc"] * len(built)
     derived = accelerator == "swizzle_lowering" and name == "GEMM"  # the second of the second pair: no check is due
@@ -71,7 +62,7 @@ def test_sources_and_code_are_the_plain_ones(
         assert difference(one, other) == ""
 
 
-def test_all_together_are_right(plain: dict[str, list[Artifact]], server: Server, tmp_path: Path) -> None:
-    server.link(str(tmp_path))
+def test_all_together_are_right(plain: dict[str, list[Artifact]], hopper_server: Server, tmp_path: Path) -> None:
+    hopper_server.link(str(tmp_path))
     for one, other in zip(made("GEMM", tmp_path, ACCELERATORS), plain["GEMM"], strict=True):
         assert (one.compiler, difference(one, other)) == ("cicc", "")

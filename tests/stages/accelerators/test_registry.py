@@ -88,7 +88,7 @@ def test_off_asks_none_and_a_name_asks_one_in_every_step(tmp_path: Path, monkeyp
                 return plain(job)  # type: ignore[operator]
 
             monkeypatch.setattr(type(registry.named(name)), step, note)
-    ref = FileRef(str(KERNELS), "ADD")
+    ref = FileRef(str(KERNELS), "PLUS")
     with session_of(ref, tmp_path) as candidates:
         for names in ((), (SPY,)):
             wrong_accelerators.CALLS.clear()
@@ -104,7 +104,7 @@ def test_off_asks_none_and_a_name_asks_one_in_every_step(tmp_path: Path, monkeyp
 
 def test_a_bumped_version_is_another_key(tmp_path: Path) -> None:
     """So that an accelerator's bug does not outlive its fix in the artifact store."""
-    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as (candidate, *_):
+    with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path, Target("c")) as (candidate, *_):
         bare, first, fixed = (lower(candidate, registry.compose(names)) for names in ((), (SPY,), (NEWER,)))
     assert len({bare.store_key, first.store_key, fixed.store_key}) == 3
     assert (

@@ -53,7 +53,7 @@ def test_what_is_foreseen_of_small_kernels_is_what_lowering_finds(name: str, tmp
 @pytest.mark.parametrize(
     ("file", "name", "chosen"),
     [
-        (GEMM, "WORKLOAD", slice(0, None, 47)),
+        (GEMM, "WORKLOAD", slice(0, None, 94)),
         (SPACES / "gemms.py", "UNALIGNED", slice(3, None, 430)),
         (SPACES / "attentions.py", "CAUSAL", slice(5, None, 115)),
     ],

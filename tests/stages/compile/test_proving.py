@@ -37,7 +37,7 @@ def built(candidates: list[Candidate], names: tuple[str, ...], path: Path) -> li
     ],
 )
 def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_path: Path) -> None:
-    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
+    with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
         proof = prove_plain(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain and not artifacts[0].plain
@@ -46,7 +46,7 @@ def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_p
 
 @pytest.mark.parametrize(("wrong", "found"), [("WrongLowering", "the generated source"), ("Spy", "")])
 def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -> None:
-    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as candidates:
+    with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path, Target("c")) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
         proof = prove_plain(candidates[1], artifacts[1], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.difference == found
@@ -69,7 +69,7 @@ def test_every_kernel_of_a_candidate_and_its_constants_are_compared(wrong: str, 
 @needs_nvcc
 def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(tmp_path: Path) -> None:
     """An axis that changes no code: the store's library has the symbol of the configuration that built it."""
-    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
+    with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
         artifacts = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
         other = Candidate(candidates[0].index, "0123456789abcdef", candidates[0].config)
         proof = prove_plain(other, artifacts[0], str(tmp_path / "plain.so"))
@@ -79,9 +79,10 @@ def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(t
 
 @needs_nvcc
 def test_what_nvcc_refuses_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
+    with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
         (artifact, *_) = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
         monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-option")
+        monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
         answer = prove_plain(candidates[0], artifact, str(tmp_path / "plain.so"))
     assert isinstance(answer, Failure) and answer.kind == "compile"
 
