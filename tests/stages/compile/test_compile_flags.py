@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 SOURCE = """
 import atune
 from contract_kernels import inputs, reference, scaled
-FLAGS = [None, ["-O2"], ["-O1", "-DSECOND"]]
+FLAGS = [None, ["-DFIRST"], ["-DSECOND", "-DTHIRD"]]
 WORK = atune.Workload(scaled, atune.Space(scale=[2.0, 3.0], compile_flags=FLAGS), inputs=inputs)
 PASSES = [None, {}, {"tirx.disable_vectorize": True}]
 PASSED = atune.Workload(scaled, atune.Space(scale=[2.0], pass_configs=PASSES), inputs=inputs, reference=reference)
@@ -68,7 +68,7 @@ async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[L
 
 
 async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
-    settings = CompileSettings(workers=1, flags=("-Og",))
+    settings = CompileSettings(workers=1, flags=("-DALL",))
     machine = LocalMachine(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
     async with machine.open():
         worker, lowered = await lowered_all(machine)
@@ -80,7 +80,7 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
             assert all(isinstance(one, Artifact) for one in built), built
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
-        ["-Og"], ["-O2"], ["-O1", "-DSECOND"],
+        ["-DALL"], ["-DFIRST"], ["-DSECOND", "-DTHIRD"],
     ]  # fmt: skip
 
 
