@@ -57,7 +57,7 @@ def test_only_another_devices_figures_of_that_time_count() -> None:
 
 
 def test_a_killed_run_is_resumed_and_measures_nothing_twice(tmp_path: Path) -> None:
-    workload = f"{ROOT / 'examples' / 'gemm_cpu.py'}:WORKLOAD"
+    workload = f"{ROOT / 'tests' / 'workloads.py'}:MANY"
     arguments = argparse.Namespace(devices="cpu", out=tmp_path, workload=workload, target="c")
     found = faults_apart.resumed(arguments)
     assert found["status"] == 0 and found["twice"] == []

@@ -23,6 +23,7 @@ from atune.workload.workload import FileRef
 ROOT = Path(__file__).parents[3]
 WEIGHTED = FileRef(str(ROOT / "tests" / "layout_kernels.py"), "WEIGHTED")
 GEMM = FileRef(str(ROOT / "examples" / "gemm.py"), "WORKLOAD")
+SOFTMAX = FileRef(str(ROOT / "examples" / "softmax.py"), "WORKLOAD")
 
 
 def explained(candidate: Candidate, folder: Path) -> Explained:
@@ -73,13 +74,10 @@ def test_a_layout_that_is_not_understood_costs_its_facts_alone(tmp_path: Path, m
         assert lower(candidates[0], Steps()).facts.layouts is None
 
 
-SMALL = {"block_M": 64, "block_N": 64, "block_K": 32, "threads": 128}
-SPILLING = {"block_M": 256, "block_N": 256, "block_K": 32, "threads": 128}
+SPILLING = {"block_rows": 32, "threads": 1024}
 
 
-@pytest.mark.parametrize(
-    ("ref", "config", "spill"), [(WEIGHTED, {}, False), (GEMM, SMALL, False), (GEMM, SPILLING, True)]
-)
+@pytest.mark.parametrize(("ref", "config", "spill"), [(WEIGHTED, {}, False), (SOFTMAX, SPILLING, True)])
 def test_registers_stack_and_spills_are_those_of_ptxas(
     ref: FileRef, config: dict[str, int], spill: bool, tmp_path: Path
 ) -> None:
