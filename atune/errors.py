@@ -127,6 +127,10 @@ class SpaceError(UsageError):
     """The space is empty, malformed, or does not fit the kernel. Fix the space; nothing was started."""
 
 
+class ArgumentMissing(SpaceError):
+    """Neither space nor problem has an argument that the kernel needs, so that no problem of a set can be tuned."""
+
+
 class WorkloadError(UsageError):
     """The workload cannot be loaded, described or sent to the workers, or loads as other work during the run.
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Unpack
 
-from atune.errors import NoSuchWorkload, SpaceError, WorkloadError
+from atune.errors import ArgumentMissing, NoSuchWorkload, SpaceError, WorkloadError
 from atune.model.candidate import (
     COMPILE_FLAGS,
     PASS_CONFIGS,
@@ -250,7 +250,7 @@ class Fit:
         if both := sorted(names & arguments.keys()):
             raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
         if missing := sorted(self._required - names - arguments.keys()):
-            raise SpaceError(
+            raise ArgumentMissing(
                 f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
             )
 

@@ -165,6 +165,7 @@ def test_a_set_without_any_winner_raises(tmp_path: Path) -> None:
     ("name", "sizes", "told"),
     [
         ("SCALE", "m=1,2,3,4", "Workload scale: the kernel takes no argument 'm'; it takes n, block"),
+        ("BARE", "n=256,512,1024,2048", "lacks 'mode', which the kernel needs; add it there or to arguments"),
         ("SCAEL", "n=256,512", "has no 'SCAEL'; it has SCALE"),
     ],
 )

@@ -16,7 +16,16 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.errors import AtuneError, DevicesLost, JournalError, MachineError, NoSuchWorkload, NoWinner, UsageError
+from atune.errors import (
+    ArgumentMissing,
+    AtuneError,
+    DevicesLost,
+    JournalError,
+    MachineError,
+    NoSuchWorkload,
+    NoWinner,
+    UsageError,
+)
 from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.default_journal import default_journal, journals_folder
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
@@ -247,7 +256,7 @@ class _SetRun:
             result = await self._tuned(index, place)
         except NoWinner as error:
             result = error.result
-        except (JournalError, NoSuchWorkload, MachineError, DevicesLost):  # of the whole set
+        except (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost):  # of the whole set
             raise
         except AtuneError as error:
             self._errors[index] = error
