@@ -175,11 +175,10 @@ def own_sockets(payload: bytes) -> bytes:
 async def parent(run_dir: str, mode: str) -> None:
     """Start a server and two workers, print their groups as one line, and stay until killed."""
     import anyio
-
-    from atune.workers.processes.pool import ForkServer
+    from fork_servers import fork_server
 
     preload = ["gil_at_import"] if mode == "preload" else ["json"]
-    async with ForkServer(preload=preload, run_dir=run_dir) as server, anyio.create_task_group() as tasks:
+    async with fork_server(run_dir, preload) as server, anyio.create_task_group() as tasks:
         if mode != "preload":
             workers = [await server.spawn("test") for _ in range(2)]
             entries = {"gil": "hold_gil", "compiler": "run_compiler", "daemon": "start_daemon"}

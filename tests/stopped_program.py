@@ -6,13 +6,13 @@ import json
 import sys
 
 import anyio
+from fork_servers import fork_server
 
 from atune.errors import WorkerTimeout
-from atune.workers.processes.pool import ForkServer
 
 
 async def main(run_dir: str, gate: str, limit: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         await worker.call("pool_targets:echo", b"")
         print(json.dumps(server.pids()), flush=True)

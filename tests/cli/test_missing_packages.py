@@ -9,12 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fork_servers import fork_server
 
 import atune
 from atune.errors import UsageError
 from atune.model import requirements
 from atune.model.requirements import HEAVY, REQUIRES, not_installed
-from atune.workers.processes.pool import ForkServer
 
 ROOT = Path(atune.__file__).parents[1]
 JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
@@ -74,6 +74,6 @@ def test_journals_are_read_without_what_tunes() -> None:
 async def test_tuning_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The fork server finds it out; the name stands for torch, which the tests' environment has."""
     monkeypatch.setitem(REQUIRES, "torch_that_is_absent", ">=2")
-    async with ForkServer(preload=["torch_that_is_absent"], run_dir=str(tmp_path)) as server:
+    async with fork_server(str(tmp_path), ["torch_that_is_absent"]) as server:
         with pytest.raises(UsageError, match=r"pip install .*'torch_that_is_absent>=2'"):
             await server.spawn("test")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from fork_servers import fork_server
 from processes import MARK, environment, marked, new_mark, wait_until
 
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
@@ -70,7 +71,7 @@ async def with_daemon(server: ForkServer, mark: str) -> Worker:
 
 
 async def test_a_daemon_lives_as_long_as_its_worker_and_no_longer(run_dir: str, mark: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         first, second = await with_daemon(server, mark), await with_daemon(server, mark)
         await first.kill()
         with anyio.fail_after(10):
@@ -84,7 +85,7 @@ async def test_a_daemon_lives_as_long_as_its_worker_and_no_longer(run_dir: str, 
 
 
 async def test_a_worker_that_crashes_runs_late_or_raises_takes_its_daemon_along(run_dir: str, mark: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         with pytest.raises(WorkerLost, match="SIGSEGV"):
             await worker.call("pool_targets:start_daemon", b"crash")
@@ -106,7 +107,7 @@ async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -
     parked: list[ForkServerProcess] = []
     try:
         with suppress(ZeroDivisionError):
-            async with ForkServer(run_dir=run_dir, park=parked.append if how == "is left warm" else None) as server:
+            async with fork_server(run_dir, park=parked.append if how == "is left warm" else None) as server:
                 await with_daemon(server, mark)
                 if how == "fails":
                     raise ZeroDivisionError
@@ -120,7 +121,7 @@ async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -
 @pytest.mark.parametrize("stopped", [False, True], ids=["", "although the server was stopped"])
 async def test_no_daemon_is_left_when_a_run_is_cancelled(stopped: bool, run_dir: str, mark: str) -> None:
     with anyio.CancelScope() as scope:
-        async with ForkServer(run_dir=run_dir) as server, anyio.create_task_group() as tasks:
+        async with fork_server(run_dir) as server, anyio.create_task_group() as tasks:
             worker = await server.spawn("test")
             tasks.start_soon(worker.call, "pool_targets:start_daemon", b"hang")
             await until_there(mark)
@@ -132,7 +133,7 @@ async def test_no_daemon_is_left_when_a_run_is_cancelled(stopped: bool, run_dir:
 
 
 async def test_no_daemon_is_left_when_the_server_is_killed(run_dir: str, mark: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         await with_daemon(server, mark)
         os.kill(server.pids()[0], signal.SIGKILL)
         await until_gone(mark)

@@ -15,13 +15,13 @@ from typing import Any
 
 import anyio
 import pytest
+from fork_servers import fork_server
 from processes import environment
 
 from atune.errors import MachineError, UsageError, WorkerLost
 from atune.frontends.api.tuner import tune
 from atune.journal.replay import replay
 from atune.testing import FakeMachine
-from atune.workers.processes.pool import ForkServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def limit(which: int, soft: int) -> Iterator[None]:
 
 def ask(entry: str, folder: Path) -> Any:
     async def call() -> Any:
-        async with ForkServer(run_dir=str(folder / "run")) as server:
+        async with fork_server(str(folder / "run")) as server:
             worker = await server.spawn("worker")
             return await worker.call(f"pool_targets:{entry}", b"", 20.0)
 

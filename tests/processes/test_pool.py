@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from fork_servers import fork_server
 from processes import in_groups, wait_until
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
@@ -127,7 +128,7 @@ async def call_compiler(worker: Worker, *, task_status: anyio.abc.TaskStatus[int
 @every_loop
 async def test_round_trip(run_dir: str) -> None:
     big = os.urandom(5_000_000)
-    async with ForkServer(preload=["json"], run_dir=run_dir) as server:
+    async with fork_server(run_dir, ["json"]) as server:
         async with anyio.create_task_group() as tasks:
             for worker in "abc":
                 worker = await server.spawn(worker)
@@ -146,7 +147,7 @@ async def test_round_trip(run_dir: str) -> None:
 
 @every_loop
 async def test_remote_exception_leaves_the_worker_alive(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         for entry, kind, message in [
             ("pool_targets:fail", "ValueError", "so sad"),
@@ -169,7 +170,7 @@ async def test_a_preloaded_librarys_handler_of_faults_does_not_keep_a_crashed_wo
     run_dir: str, slow_modules: str
 ) -> None:
     """This one never returns."""
-    async with ForkServer(run_dir=run_dir, preload=["handles_faults"]) as server:
+    async with fork_server(run_dir, ["handles_faults"]) as server:
         worker = await server.spawn("test")
         with anyio.fail_after(20), pytest.raises(WorkerLost, match="killed by SIGSEGV") as caught:
             await worker.call("pool_targets:crash", b"")
@@ -178,7 +179,7 @@ async def test_a_preloaded_librarys_handler_of_faults_does_not_keep_a_crashed_wo
 
 @every_loop
 async def test_crash_names_the_signal_and_keeps_the_output(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         await worker.call("pool_targets:noise", b"")
         with pytest.raises(WorkerLost, match="died in pool_targets:crash: killed by SIGSEGV") as caught:
@@ -196,7 +197,7 @@ async def test_crash_names_the_signal_and_keeps_the_output(run_dir: str) -> None
 
 
 async def test_a_worker_without_its_socket_is_named_whether_it_goes_on_or_ends(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         for _ in range(10):
             worker = await server.spawn("test")
             group = worker.pid
@@ -211,7 +212,7 @@ async def test_a_worker_without_its_socket_is_named_whether_it_goes_on_or_ends(r
 @pytest.mark.parametrize("how", [b"", b"raise", b"child first"])
 async def test_fork_that_returns_twice_is_answered_once(run_dir: str, how: bytes) -> None:
     """The new process ends, and its answer is nobody's."""
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         for _ in range(5):
             assert await worker.call("pool_targets:fork_and_go_on", how) == str(worker.pid).encode()
@@ -220,7 +221,7 @@ async def test_fork_that_returns_twice_is_answered_once(run_dir: str, how: bytes
 
 
 async def test_reply_to_an_earlier_request_is_passed_over(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         false = FRAME.pack(1, 0, 0, 5) + b"false"
         assert await worker.call("pool_targets:answer", false.hex().encode()) == b"false"
@@ -230,7 +231,7 @@ async def test_reply_to_an_earlier_request_is_passed_over(run_dir: str) -> None:
 
 @pytest.mark.parametrize("data", [FRAME.pack(2, 0, 0, 0), b"some bytes, and some more", FRAME.pack(1, 0, 0, 1 << 62)])
 async def test_reply_out_of_turn_is_named(run_dir: str, data: bytes) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         message = "answered out of turn in pool_targets:answer: something wrote to the socket"
         with anyio.fail_after(2), pytest.raises(WorkerLost, match=message):
@@ -239,7 +240,7 @@ async def test_reply_out_of_turn_is_named(run_dir: str, data: bytes) -> None:
 
 
 async def test_idle_worker_killed_from_outside(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         os.kill(worker.pid, signal.SIGKILL)
         assert await until(lambda: not worker.alive)
@@ -249,7 +250,7 @@ async def test_idle_worker_killed_from_outside(run_dir: str) -> None:
 
 
 async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         group = worker.pid
         with pytest.raises(WorkerLost):
@@ -260,7 +261,7 @@ async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str)
 
 @every_loop
 async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         group = worker.pid
         seen: dict[int, str] = {}
@@ -280,7 +281,7 @@ async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
 
 
 async def test_timeout_has_the_tail_and_beats_the_gil(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         with pytest.raises(WorkerTimeout) as caught:
             await worker.call("pool_targets:sleep", b"60", timeout_s=0.2)
@@ -295,7 +296,7 @@ async def test_timeout_has_the_tail_and_beats_the_gil(run_dir: str) -> None:
 
 @every_loop
 async def test_cancel_during_call(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         async with anyio.create_task_group() as tasks:
             group = await tasks.start(lambda task_status: call_compiler(worker, task_status=task_status))
@@ -315,7 +316,7 @@ async def test_cancel_of_everything(run_dir: str, entry: str, begun: str) -> Non
     """The scope around the server is cancelled: all groups are gone, within a second, whatever they do."""
     groups: list[int] = []
     with anyio.CancelScope() as scope:
-        async with ForkServer(run_dir=run_dir) as server, anyio.create_task_group() as tasks:
+        async with fork_server(run_dir) as server, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon((await server.spawn("test")).call, f"pool_targets:{entry}", b"60")
             groups = server.pids()
@@ -336,7 +337,7 @@ async def test_cancel_during_preload_that_holds_the_gil(run_dir: str, slow_modul
     for delay in (0, 0.001, 0.02, 0.3):
         start = time.monotonic()
         with anyio.move_on_after(delay) as scope:
-            async with ForkServer(preload=["gil_at_import"], run_dir=run_dir) as server:
+            async with fork_server(run_dir, ["gil_at_import"]) as server:
                 group = server._process.pid
                 await server.spawn("test")
         assert scope.cancelled_caught
@@ -348,7 +349,7 @@ async def test_cancel_during_preload_that_holds_the_gil(run_dir: str, slow_modul
 
 async def test_cancel_during_spawn(run_dir: str) -> None:
     """Cancelled at any moment of the fork, no worker is left."""
-    async with ForkServer(preload=["json"], run_dir=run_dir) as server:
+    async with fork_server(run_dir, ["json"]) as server:
         await (await server.spawn("warm")).kill()
         for delay in (0, 0.0005, 0.001, 0.002, 0.003):
             with anyio.move_on_after(delay):
@@ -365,7 +366,7 @@ async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float)
     before = descriptors()
 
     async def work() -> None:
-        async with ForkServer(run_dir=run_dir) as server:
+        async with fork_server(run_dir) as server:
             servers.append(server)
             worker = await server.spawn("test")
             groups.extend(server.pids())
@@ -397,7 +398,7 @@ async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_mo
 
     with anyio.fail_after(30):
         start = time.monotonic()
-        async with ForkServer(preload=["waiting_at_import"], run_dir=run_dir) as server:
+        async with fork_server(run_dir, ["waiting_at_import"]) as server:
             async with anyio.create_task_group() as spawning:
 
                 async def spawn() -> None:
@@ -425,7 +426,7 @@ async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_mo
     ],
 )
 async def test_preload_that_fails(run_dir: str, slow_modules: str, module: str, message: str, tail: str) -> None:
-    async with ForkServer(preload=[module], run_dir=run_dir) as server:
+    async with fork_server(run_dir, [module]) as server:
         for _ in range(2):
             with pytest.raises(WorkerError, match=message) as caught:
                 await server.spawn("test")
@@ -434,7 +435,7 @@ async def test_preload_that_fails(run_dir: str, slow_modules: str, module: str, 
 
 @every_loop
 async def test_server_killed_from_outside(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         workers = [await server.spawn("test") for _ in range(3)]
         groups = server.pids()
 
@@ -457,7 +458,7 @@ async def test_server_killed_from_outside(run_dir: str) -> None:
 
 
 async def test_server_that_hangs_does_not_delay_the_exit(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         await server.spawn("test")
         groups, start = server.pids(), time.monotonic()
         os.kill(groups[0], signal.SIGSTOP)
@@ -466,7 +467,7 @@ async def test_server_that_hangs_does_not_delay_the_exit(run_dir: str) -> None:
 
 
 async def test_native_noise_does_not_touch_the_protocol(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
         for _ in range(3):
             assert await worker.call("pool_targets:noise", b"intact") == b"intact"
@@ -479,7 +480,7 @@ async def test_native_noise_does_not_touch_the_protocol(run_dir: str) -> None:
 
 async def test_nothing_is_inherited(run_dir: str) -> None:
     """A worker has its own reply socket and no other; its children have none, and none of our pipes."""
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         workers = [await server.spawn("test") for _ in range(3)]
         sockets = [json.loads(await worker.call("pool_targets:own_sockets", b"")) for worker in workers]
         assert [len(own) for own in sockets] == [1, 1, 1]
@@ -491,7 +492,7 @@ async def test_nothing_is_inherited(run_dir: str) -> None:
 async def test_settings_are_applied(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/untouched")
     cpu = max(os.sched_getaffinity(0))
-    async with ForkServer(preload=["colorsys"], run_dir=run_dir, env={"ATUNE_BOTH": "s", "ATUNE_TEST": "s"}) as server:
+    async with fork_server(run_dir, ["colorsys"], env={"ATUNE_BOTH": "s", "ATUNE_TEST": "s"}) as server:
         plain = await server.spawn("test")
         special = await server.spawn("test", env={"ATUNE_TEST": "w"}, cpus=[cpu], nice=5)
         facts = json.loads(await special.call("pool_targets:settings", b""))
@@ -516,16 +517,16 @@ async def test_settings_are_applied(run_dir: str, monkeypatch: pytest.MonkeyPatc
 
 async def test_error_of_the_body_comes_out_bare(run_dir: str) -> None:
     with pytest.raises(ZeroDivisionError):
-        async with ForkServer(run_dir=run_dir) as server:
+        async with fork_server(run_dir) as server:
             await server.spawn("test")
             raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
-        async with ForkServer(run_dir=run_dir):
+        async with fork_server(run_dir):
             raise ZeroDivisionError
 
 
 async def test_no_descriptor_is_left_while_the_server_runs(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         await (await server.spawn("warm")).kill()
         before = descriptors()
         for _ in range(5):

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from fork_servers import fork_server
 from processes import environment, wait_until
 
 from atune.errors import WorkerError
-from atune.workers.processes.pool import ForkServer
 from atune.workers.system import locks
 from atune.workers.system.locks import TICK_S, Deadline
 
@@ -169,13 +169,13 @@ async def test_a_server_that_never_comes_up_is_an_error(
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "waits_at_import.py").write_text(f"print('begun', flush=True)\nopen({str(tmp_path / 'gate')!r}).read()")
     monkeypatch.syspath_prepend(str(tmp_path))
-    async with ForkServer(preload=["waits_at_import"], run_dir=run_dir, start_timeout_s=0.5) as server:
+    async with fork_server(run_dir, ["waits_at_import"], start_timeout_s=0.5) as server:
         with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not import waits_at_import within 0.5 s"):
             await server.spawn("test")
 
 
 async def test_a_server_that_is_stopped_before_it_forks_is_an_error(run_dir: str) -> None:
-    async with ForkServer(run_dir=run_dir) as server:
+    async with fork_server(run_dir) as server:
         worker = await server.spawn("first")
         os.kill(server.pids()[0], signal.SIGSTOP)
         server._start_timeout_s = 0.3

@@ -95,7 +95,7 @@ async def test_a_cancelled_run_leaves_one_where_another_run_will_follow(
     monkeypatch.setattr(parked, "_series", 1)
     process, park = servers.taken()
     with anyio.CancelScope() as scope, suppress(ValueError):
-        async with ForkServer(process=process, park=park) as server:
+        async with ForkServer(process, park=park) as server:
             if "imports" not in how:
                 worker = await server.spawn("first")
             if how == "failed":
@@ -106,7 +106,7 @@ async def test_a_cancelled_run_leaves_one_where_another_run_will_follow(
     if "imports" not in how:
         assert not worker.alive
     again, park = servers.taken()
-    async with ForkServer(process=again, park=park) as server:
+    async with ForkServer(again, park=park) as server:
         assert again is process and (await server.spawn("second")).alive
 
 
@@ -118,7 +118,7 @@ def test_a_worker_that_stays_serves_the_next_run_and_ends_with_its_server(
 
     async def run() -> list[int]:
         process, park = servers.taken(("pool_targets",))
-        async with ForkServer(process=process, park=park) as server:
+        async with ForkServer(process, park=park) as server:
             await server.spawn("other")
             workers = await server.stayed() or [await server.spawn("stays")]
             for worker in workers:
@@ -145,7 +145,7 @@ def test_the_end_of_a_series_ends_what_only_the_series_kept() -> None:
         found = []
         for preload in (None, ("pool_targets",)):
             process, park = servers.taken(preload)
-            async with ForkServer(process=process, park=park):
+            async with ForkServer(process, park=park):
                 found.append(process)
         return found
 
@@ -166,7 +166,7 @@ STAYING = """
 
     async def run():
         process, park = servers.taken(("pool_targets",))
-        async with ForkServer(process=process, park=park) as server:
+        async with ForkServer(process, park=park) as server:
             worker = await server.spawn("stays")
             worker.stays = True
             await worker.call("pool_targets:start_daemon", b"return")

@@ -148,7 +148,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     async def _serve(self, arch: str | None, wanted: anyio.Event) -> None:
         """Own the process, forked by a server of its own, which imports almost nothing, until it ends or fails."""
         process, park = taken(PRELOAD)
-        async with ForkServer(process=process, park=park if parked.in_any_case else None) as server:
+        async with ForkServer(process, park=park if parked.in_any_case else None) as server:
             folders = process_folders(str(server.run_dir))
             stayed = await server.stayed()
             (worker,) = stayed or [await server.spawn("service", env=folders, nice=self._nice)]

@@ -50,7 +50,7 @@ async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[F
         return process
 
     process, park = taken()
-    async with ForkServer(process=process, park=park, again=again) as server:
+    async with ForkServer(process, park=park, again=again) as server:
         yield server
 
 

@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -36,14 +35,13 @@ START_TIMEOUT_S = 300.0
 class ForkServer(anyio.AsyncContextManagerMixin):
     """Owns the fork server and all workers. All of them, and their compilers, end with the `async with`.
 
-    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes do.
-    `run_dir` receives the server's log and each worker's stderr; no other server may use it. `env` extends the parent's
-    environment for all processes. `start_timeout_s`: the longest time that the server may take to import `preload`, and
-    then to fork a worker.
+    `process` was started before, or parked. Entering returns while it still imports. Leaving takes under a second,
+    whatever the processes do. `start_timeout_s`: the longest time that the server may take to import, and then to fork
+    a worker.
 
-    With `process` it attaches to a server that was started before, or parked. With `park`, a server whose body ended
-    without an error is parked instead of ended; with `parked.in_any_case`, also after an error or a cancellation. Its
-    workers end all the same, except those that stay. `stayed` returns these in the next run.
+    With `park`, a server whose body ended without an error is parked instead of ended; with `parked.in_any_case`, also
+    after an error or a cancellation. Its workers end all the same, except those that stay. `stayed` returns these in
+    the next run.
 
     With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
     and `spawn` waits for the new server. After the second loss it raises `MachineError`.
@@ -51,25 +49,18 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def __init__(
         self,
+        process: ForkServerProcess,
         *,
-        preload: Sequence[str] = (),
-        run_dir: str = "",
-        env: Mapping[str, str] | None = None,
-        process: ForkServerProcess | None = None,
         park: Callable[[ForkServerProcess], None] | None = None,
         again: Callable[[], ForkServerProcess] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        self.preload = tuple(preload)
-        self._imports = ", ".join(preload) or "modules"
-        """What the server imports, for messages; a given `process` knows the names itself."""
-        self.run_dir = Path(run_dir) if process is None else process.folder
-        self.env = dict(env or {})
+        self.run_dir = process.folder
+        """The folder of the server's log and of each worker's stderr."""
         self.preload_s: float | None = None
-        """Seconds that importing `preload` took; None until it has finished."""
-        self._given, self._park, self._again = process, park, again
+        """Seconds that importing took; None until it has finished."""
+        self._process, self._park, self._again = process, park, again
         self._start_timeout_s = start_timeout_s
-        self._process: ForkServerProcess
         self._workers: dict[int, Worker] = {}
         self._failure = ""
         """Why the server is gone, or cannot fork."""
@@ -118,7 +109,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if not self._running:
             raise WorkerError("the fork server is not open")
         while not self._ready.is_set():  # a new server has a new event
-            await self._answered(self._ready, f"import {self._imports}")
+            await self._answered(self._ready, f"import {self._process.imports}")
         if self._failure:
             raise self._error()
         number = next(self._process.numbers)
@@ -166,10 +157,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     def _start(self) -> None:
-        """Start the server's process without waiting for it, or attach to one."""
+        """Attach to the server's process, without waiting for it."""
         self._ready = anyio.Event()
         self._listening = anyio.CancelScope(shield=True)
-        self._process = self._given or ForkServerProcess(self.preload, self.run_dir, env=self.env)
         self._control = self._process.control
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s
@@ -241,7 +231,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 self._hammer()
                 with anyio.move_on_after(GRACE_S):
                     await self._process.wait()
-                while_doing = "" if self._ready.is_set() else f" while importing {self._imports}"
+                while_doing = "" if self._ready.is_set() else f" while importing {self._process.imports}"
                 why = f"the fork server ended{while_doing}: {describe(self._process.returncode)}"
                 if not self._replaced(why):
                     self._lost(why)
@@ -253,7 +243,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if message["op"] == "ready":
             self.preload_s = self._process.preload_s = message["seconds"]
             if message["error"]:
-                self._failure = f"preloading {self._imports} failed: {message['error']}"
+                self._failure = f"preloading {self._process.imports} failed: {message['error']}"
                 self._absent = not_installed(message["absent"])
             self._ready.set()
         elif message["op"] == "forked" and worker:

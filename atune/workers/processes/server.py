@@ -108,7 +108,7 @@ class ForkServerProcess:
         refuse_in_worker()
         folder.mkdir(parents=True, exist_ok=True)
         self._remove_folder = remove_folder
-        self.folder = folder
+        self.folder, self.imports = folder, ", ".join(preload) or "nothing"
         self.log = folder / "fork-server.log"
         self.numbers = count()
         self.preload_s: float | None = None
