@@ -26,6 +26,7 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.options import python_ways
 from atune.model.settings import ACCELERATORS, BenchmarkSettings, CompileSettings
+from atune.reporting.export import FORMATS
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -293,8 +294,9 @@ def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     tune = printed(capsys, "tune", option="--help-all")
     for choices in (SHOWN, ACCELERATORS, ("all", "cpu", "cuda", "off")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
-    resume = printed(capsys, "resume")
+    resume, export = printed(capsys, "resume"), printed(capsys, "export")
     assert not [name for name in PARTS if name not in resume]
+    assert not [name for name in FORMATS if name not in export]
 
 
 SLOW_ENGINE = """
