@@ -92,12 +92,12 @@ def main() -> None:
         right = kinds.get(index) == want and (index in repeated) == (fault == "killed outside")
         wrong += [] if right else [fault]
         started = next((e for e in events[at + 1 :] if isinstance(e, BenchmarkStarted)), None)
-        again = f"{started.mono - lost.mono:.3f}" if lost and started else "-"
+        again = f"{started.mono - lost.mono + lost.kill_s:.3f}" if lost and started else "-"
         record = next((r for r in faulty.records if r.index == index), None)
         words = (record.message if record else "not proposed")[:70]
-        late = f"{lost.mono - events[at].mono - arguments.deadline:.3f}" if lost and want == "timeout" else "-"
+        kill_s = f"{lost.kill_s:.3f}" if lost else "-"
         took = [f"{ready.start_s:.3f}"] if ready else ["-"]
-        rows.append([fault, kinds.get(index), "yes" if right else "NO", late, *took, again, words])
+        rows.append([fault, kinds.get(index), "yes" if right else "NO", kill_s, *took, again, words])
     before, after, third = first_timings(clean), first_timings(faulty), first_timings(second)
     ratios, clean_ratios = compared(before, after), compared(before, third)
     off, clean_off = farthest(ratios), farthest(clean_ratios)

@@ -248,8 +248,10 @@ class BenchmarkStage:
         """Record that a device's process ended with or after `answer`, if it did."""
         if worker.alive:
             return
-        reason = f"{answer.kind}: {answer.message}" if isinstance(answer, Failure) else BETWEEN
-        self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
+        reason, kill_s = BETWEEN, 0.0
+        if isinstance(answer, Failure):
+            reason, kill_s = f"{answer.kind}: {answer.message}", answer.kill_s
+        self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
 
     async def start(self, worker: DeviceWorker) -> bool:
         """Start a device's process. Returns False if the device is given up. Raises `DevicesLost` for the last one."""

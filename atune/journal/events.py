@@ -199,6 +199,8 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
     device: str
     reason: str
     final: bool = False
+    kill_s: float = 0.0
+    """Seconds from the deadline, or from the error's report, until the process was reaped."""
 
 
 class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):

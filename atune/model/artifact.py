@@ -56,7 +56,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
     `index`: the candidate's. `kind`: the stage or the reason, one of `FailureKind`. `message`: one sentence for people.
     `doubt`: why the failure may not be the candidate's fault, so that a fresh process tries it again; empty without
-    doubt.
+    doubt. `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
     """
 
     index: int
@@ -64,6 +64,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     message: str
     detail: str = ""
     doubt: str = ""
+    kill_s: float = 0.0
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -86,6 +86,7 @@ class LocalDeviceWorker:
         self._tried = 0
         """Candidates that the device has been asked to measure."""
         self._lock = DeviceLock(info.uuid or info.id)
+        self._called = 0.0
         self._noted = False
         self._lookout = Lookout(info, context.warn)
 
@@ -140,7 +141,9 @@ class LocalDeviceWorker:
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
             if answer.kind in SPOILING and self.alive:
+                answered = time.monotonic()
                 await self._stop()
+                answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
         return answer
 
     async def _measured(self, job: MeasureJob) -> Measurement | Failure:
@@ -148,7 +151,9 @@ class LocalDeviceWorker:
         try:
             return await self._call(job, limit)
         except WorkerTimeout as error:
-            return Failure(index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail)
+            late = round(time.monotonic() - self._called - limit, 4)
+            message = f"ran past benchmark_timeout_s={limit:g}; killed"
+            return Failure(index=index, kind="timeout", message=message, detail=error.detail, kill_s=late)
         except ServerLost:
             raise
         except WorkerLost as error:
@@ -230,6 +235,7 @@ class LocalDeviceWorker:
         async def attempt() -> bytes:
             async with self._lock.held() as waited_s:
                 self._note(waited_s)
+                self._called = time.monotonic()
                 return await worker.call(MEASURE + job.name, encoded(job), timeout_s)
 
         return decoded(job, await self.context.patience.until_it_works(attempt))
