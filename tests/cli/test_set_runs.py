@@ -93,6 +93,7 @@ def test_watch_of_a_set_that_no_run_writes_shows_the_table(folder: Path, capsys:
     shown = shown.out.splitlines()
     assert "unfinished 1 of 3 problems; 1 not begun" in shown and not [line for line in shown if "failed" in line]
     assert shown[-1] == f"next       atune resume {folder}"
+    assert main(["watch", str(folder), "--speed", "2"]) == 2
 
 
 def test_an_interrupted_set_says_how_it_goes_on(folder: Path, capsys: Any) -> None:

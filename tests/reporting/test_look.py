@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import lzma
+import math
 import shutil
 import subprocess
 import sys
@@ -19,13 +20,14 @@ import pytest
 from event_streams import Stream, write
 from processes import environment
 
+import atune
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.tuner import tune
 from atune.frontends.cli.main import main
-from atune.journal.events import RunFinished, RunInterrupted
+from atune.journal.events import Event, RunFinished, RunInterrupted
 from atune.journal.merge import merge
 from atune.journal.reader import read
-from atune.journal.replay import follow, replay
+from atune.journal.replay import follow, play, replay
 from atune.reporting.export import export
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
@@ -118,6 +120,27 @@ def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, ca
     assert "No such file" in capsys.readouterr().err
 
 
+def test_simulation_yields_the_events_at_their_times(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", Stream(total=2, step_s=0.1).candidate(0, 1.0).candidate(1, 2.0).finished().events)
+    expected = read(path)
+
+    async def times(speed: float) -> list[float]:
+        started, seen = time.monotonic(), []
+        got: list[Event] = []
+        async for event in play(path, speed):
+            got.append(event)
+            seen.append(time.monotonic() - started)
+        assert got == expected
+        return seen
+
+    seen = anyio.run(times, 4.0)
+    assert all(event.mono / 4 - 0.01 <= at < event.mono / 4 + 2 for event, at in zip(expected, seen, strict=True))
+    assert anyio.run(times, math.inf)[-1] < expected[-1].mono / 2
+    with pytest.raises(UsageError, match="speed must be above zero"):
+        anyio.run(times, 0.0)
+    assert atune.events.play is play
+
+
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at a journal that is followed every millisecond."""
@@ -197,8 +220,8 @@ def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None
     assert b"measured" in err
 
 
-def test_watch_shows_a_run_that_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(DATA)]) == 0
+def test_watch_plays_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(DATA), "--speed", "1000"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("winner     block_M=64") and "7 measured" in out and "compiled" in err
 
