@@ -23,7 +23,6 @@ from atune.model.roofline import Roofline, rate_text
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.explanation import fact_rows
 from atune.reporting.layout_notes import layouts_line
-from atune.reporting.plots import host_of
 from atune.reporting.progress import duration
 from atune.reporting.summary import (
     PRUNED,
@@ -37,6 +36,7 @@ from atune.reporting.summary import (
     ties_line,
     why_unchecked,
 )
+from atune.reporting.timeline import host_of
 
 GROUPS = 50
 """Most reasons for failures that the page has."""

@@ -25,7 +25,8 @@ from atune.reporting.page import (
     source_section,
     warnings_section,
 )
-from atune.reporting.plots import Timeline, plot_data, plot_sections
+from atune.reporting.plots import plot_data, plot_sections
+from atune.reporting.timeline import Timeline
 
 LIBRARIES = ("d3", "plot.umd")
 """The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""

@@ -96,12 +96,12 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
     )
 
 
-def describe(workload: Workload, seed: int = 0) -> WorkloadSpec:
+def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpec:
     """Enumerate and fingerprint `workload`; of a large space `seed` draws candidates.
 
     Raises `SpaceError` and `WorkloadError`.
     """
-    return with_space(head(workload), workload, seed)
+    return with_space(head(workload, origin), workload, seed)
 
 
 def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> WorkloadSpec:

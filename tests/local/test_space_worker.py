@@ -68,7 +68,7 @@ async def test_a_constraint_that_hangs_later_is_ended_too(machine: LocalMachine,
 async def test_a_listed_space_is_what_this_process_would_list(machine: LocalMachine) -> None:
     """Also where it comes in several parts."""
     spec = await machine.describe()
-    own = describe(space_kernels.LISTED)
+    own = describe(space_kernels.LISTED, spec.origin)
     assert (spec.configs, spec.space, spec.default) == (own.configs, own.space, own.default)
     assert len(spec.configs) == 4950 > 2 * entries.PART
 

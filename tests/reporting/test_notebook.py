@@ -24,7 +24,8 @@ from atune.journal.events import BuildFailed
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.reporting.export import data_frame
-from atune.reporting.notebook import ROWS, enable, rank_plot, record_html, result_html
+from atune.reporting.notebook import ROWS, enable, record_html, result_html
+from atune.reporting.plot import rank_plot
 from atune.reporting.progress import Progress
 from atune.reporting.summary import summary
 

@@ -28,11 +28,12 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.candidates import LONG, MOST, candidates_section, columns, differs, facts
 from atune.reporting.export import ranking
 from atune.reporting.importance import axis_importance
-from atune.reporting.notebook import linear_ticks, log_ticks
 from atune.reporting.page import command_of, kernel_section, source_section
-from atune.reporting.plots import Timeline, plot_data, plot_sections
+from atune.reporting.plot import linear_ticks, log_ticks
+from atune.reporting.plots import plot_data, plot_sections
 from atune.reporting.report import page_of, report
 from atune.reporting.summary import failure_groups
+from atune.reporting.timeline import Timeline
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""

@@ -19,8 +19,9 @@ from reporting.test_report import opened, without_script
 
 from atune.journal.replay import replay
 from atune.reporting.importance import axis_importance
-from atune.reporting.plots import Timeline, plot_data
+from atune.reporting.plots import plot_data
 from atune.reporting.report import page_of, report
+from atune.reporting.timeline import Timeline
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 WIDTHS = (1440, 768, 390)

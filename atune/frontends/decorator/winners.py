@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -214,7 +216,7 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> CacheEntry | None:
     fitting = [
         entry
         for path in paths
-        for entry in _entries(path)
+        for entry in _entries(path, _changed(path))
         if entry.parts.fingerprint == key.fingerprint
         and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
         and same_problem(entry.parts.problem, key.problem)
@@ -223,10 +225,17 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> CacheEntry | None:
     return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)
 
 
-def _entries(path: str) -> list[CacheEntry]:
+def _changed(path: str) -> int:
     try:
-        return read_exported(Path(path).read_bytes())
+        return os.stat(path).st_mtime_ns
     except OSError as error:
         raise UsageError(f"shipped: cannot read {path}: {error.strerror or error}") from error
-    except UsageError as error:
+
+
+@functools.cache
+def _entries(path: str, changed: int) -> list[CacheEntry]:
+    """Return the results in a file, which is read again once it has changed."""
+    try:
+        return read_exported(Path(path).read_bytes())
+    except (OSError, UsageError) as error:
         raise UsageError(f"shipped: {path}: {error}") from error

@@ -6,16 +6,15 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from atune.errors import UsageError
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, tuned_problems
 from atune.model.candidate import describe_config, printable
-from atune.reporting.candidates import value_text
 from atune.reporting.page import (
     breakable,
     counts_html,
@@ -27,16 +26,15 @@ from atune.reporting.page import (
     winner_figures,
     winner_notes,
 )
-from atune.reporting.plots import drawable, in_order, plot_section
+from atune.reporting.plot import drawable
 from atune.reporting.report import whole_page
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
+from atune.reporting.sets.maps import map_data, map_sections
 from atune.reporting.sets.reading import why
 from atune.reporting.sets.regret import RegretMatrix, regret_matrix
 from atune.reporting.sets.rule import AnyRule, Branch, Leaf, TreeRule
 
-METRICS = {"ms": "latency_ms", "default": "default_ratio", "reference": "reference_ratio"}
-"""What a map may show of a problem: its name in the page, and that of the result's property."""
 COLUMNS = 26
 """Most configurations whose regret the page shows: those that win most often."""
 
@@ -147,44 +145,6 @@ def _row(index: int, row: TunedProblem, weighted: bool, names: dict[str, str]) -
     cells.append(f"<td><b>{names[row.problem.key]}</b> {config}</td>")
     copied = {"problem": row.problem.arguments, "config": best.config, "latency_ms": result.latency_ms}
     return f'<tr data-config="{escape(printable(json.dumps(copied, default=str)))}">{"".join(cells)}</tr>'
-
-
-def map_data(rows: Sequence[TunedProblem], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the page's script draws; `names` has the letter of each problem's winner, by the problem's key.
-
-    The axes are the two arguments that vary most. Problems that differ in others have a map for each combination.
-    """
-    values = {name: in_order([row.problem.arguments[name] for row in rows]) for name in rows[0].problem.arguments}
-    varying = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
-    axes, others = varying[:2], varying[2:]
-    return {
-        "axes": [{"name": printable(name), "labels": values[name]} for name in axes],
-        "problems": [
-            {
-                "at": [value_text(row.problem.arguments[name]) for name in axes],
-                "group": ", ".join(printable(f"{name}={row.problem.arguments[name]}") for name in others),
-                "text": printable(str(row.problem)),
-                "winner": names.get(row.problem.key),
-                **{key: drawable(getattr(row.result, name)) if row.won else None for key, name in METRICS.items()},
-            }
-            for row in rows
-        ],
-        "winners": sorted(set(names.values()), key=lambda name: (len(name), name)),
-    }
-
-
-def map_sections(data: Mapping[str, Any]) -> str:
-    """Return the sections of the maps, hidden until the script draws them; empty without two problems."""
-    if not data["axes"]:
-        return ""
-    over = " and ".join(axis["name"] for axis in data["axes"])
-    text = "Each square is a problem; a dashed one has no winner. Point at it to see more."
-    return "\n".join(
-        [
-            plot_section("map", f"Speed by {over}", text),
-            plot_section("regions", f"Winners by {over}", "Each letter is a configuration, named below."),
-        ]
-    )
 
 
 def _configurations(found: SetFindings) -> str:
