@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from html import escape
+from pathlib import Path
+
+import msgspec
 
 from atune.journal.result import Record, Result
 from atune.model.candidate import describe_config
@@ -18,11 +22,29 @@ POINTS = 3000
 """About how many candidates are drawn at most; finalists always are."""
 
 
-def rank_plot(result: Result) -> str:
-    """Return all measured latencies by rank, fastest first, on a log scale, with the reference as a line, in SVG."""
+class Plot(msgspec.Struct, frozen=True):
+    """A picture: `svg` is its text."""
+
+    svg: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture to a file, such as ``latencies.svg``."""
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Plot, {len(self.svg):,} characters of SVG>"
+
+
+def rank_plot(result: Result) -> Plot:
+    """Return all measured latencies by rank, fastest first, on a log scale, with the reference as a line."""
     measured = by_latency(result.records)
     if not measured:
-        return _svg([_text(WIDTH / 2, HEIGHT / 2, "No candidate was measured.", "middle")])
+        return Plot(
+            _svg([_text(WIDTH / 2, HEIGHT / 2, "No candidate was measured.", "middle")], "latency against rank")
+        )
     reference = [] if (reference_ms := drawable(result.reference_ms)) is None else [reference_ms]
     known = [record.latency_ms or 0.0 for record in measured] + reference
     low = min(known)
@@ -37,7 +59,7 @@ def rank_plot(result: Result) -> str:
             text = f"candidate {record.index}: {record.latency_ms:.4g} ms, {describe_config(record.config)}"
             drawn.append(_point(round(x, 1), y(record.latency_ms or low), colour, radius, text))
     drawn.append(_text(WIDTH - RIGHT, HEIGHT - 8, f"rank 1 to {len(measured):,}", "end"))
-    return _svg(drawn)
+    return Plot(_svg(drawn, "latency against rank"))
 
 
 def _levels(low: float, high: float) -> tuple[Callable[[float], float], list[str]]:
@@ -78,11 +100,11 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f"<text x='{x}' y='{y}' text-anchor='{anchor}' fill='{TEXT}' {font}>{escape(text)}</text>"
 
 
-def _svg(parts: list[str]) -> str:
+def _svg(parts: list[str], label: str) -> str:
     space = "xmlns='http://www.w3.org/2000/svg'"
     size = f"width='{WIDTH}' height='{HEIGHT}' style='max-width: 100%; height: auto'"
     head = f"<svg {space} {size} viewBox='0 0 {WIDTH} {HEIGHT}' role='img'"
-    return f"{head} aria-label='latency against rank'>{''.join(parts)}</svg>"
+    return f"{head} aria-label='{label}'>{''.join(parts)}</svg>"
 
 
 MOST_TICKS = 8

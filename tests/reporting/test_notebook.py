@@ -24,7 +24,7 @@ from atune.journal.events import BuildFailed
 from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.reporting.export import data_frame
-from atune.reporting.notebook import ROWS, enable, record_html, result_html
+from atune.reporting.notebook import ROWS, enable, record_html, result_html, space_html, workload_html
 from atune.reporting.plot import rank_plot
 from atune.reporting.progress import Progress
 from atune.reporting.summary import summary
@@ -40,6 +40,10 @@ def parsed(html: str) -> ElementTree.Element:
 
 def text_of(html: str) -> str:
     return " ".join(" ".join(parsed(html).itertext()).split())
+
+
+def kernel(M: int, block: int = 16, mode: str = "a") -> None:
+    """Nothing calls it."""
 
 
 def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
@@ -64,8 +68,9 @@ def test_values_are_registered_with_ipython_by_their_types(monkeypatch: pytest.M
     ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     importlib.reload(atune)
-    result = replay(LAYOUTS)
-    for value in (result, result.best):
+    result, space = replay(LAYOUTS), atune.Space(block=[16])
+    values = [result, result.best, space, atune.Workload(kernel, space, arguments={"M": 64})]
+    for value in values:
         kind = next(kind for kind in type(value).__mro__ if kind in shown)  # as IPython looks it up
         assert shown.pop(kind)(value).count("<")
     assert not shown
@@ -80,7 +85,7 @@ def test_a_result_without_a_winner_shows_why() -> None:
     stream = Stream(total=1).proposed(0).add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail)
     broken = result_html(Result.from_events(stream.finished().events))
     assert "\n".join(["block=0", f"  {where}", "    a + q", "        ^"]) in "".join(parsed(broken).itertext())
-    assert "No candidate was measured." in rank_plot(result)
+    assert "No candidate was measured." in rank_plot(result).svg
 
 
 def test_a_record_shows_what_is_known_of_it() -> None:
@@ -92,23 +97,45 @@ def test_a_record_shows_what_is_known_of_it() -> None:
     assert reasons == {"lower reason ValueError", "timeout reason hopeless"}
 
 
+def test_a_space_shows_its_axes_and_asks_none_of_its_functions() -> None:
+    def never(**values: Any) -> Any:
+        raise AssertionError("asked")
+
+    text = text_of(space_html(atune.Space(block=[16, 32], mode=["a", "<b>"], where=never)))
+    assert text == "Space of 4 points, before 1 constraint block 16, 32 mode 'a', '<b>'"
+    assert "by never" in text_of(space_html(atune.Space(block=never)))
+    assert text_of(space_html(atune.Space([{"x": 1}, {"x": 2}]))) == "Space of 2 configurations"
+    assert "a function gives" in text_of(space_html(atune.Space(never)))
+    assert "(1,000 values)" in text_of(space_html(atune.Space(x=list(range(1000)))))
+
+
+def test_a_workload_shows_its_problem_and_whether_it_is_checked() -> None:
+    workload = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64})
+    text = text_of(workload_html(workload))
+    assert "Workload kernel problem M=64" in text and "nothing: outputs are not checked" in text
+    checked = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64}, reference=text_of)
+    assert "checked against text_of" in text_of(workload_html(checked))
+
+
 def test_text_of_a_stranger_are_escaped_everywhere() -> None:
     stream = Stream(total=2).candidate(0, 1.0, mode="<script>'\"&").build_failed(1, "</svg><script>")
     result = Result.from_events(stream.finished().events)
     assert result.best is not None
-    for html in (result_html(result), record_html(result.best), rank_plot(result)):
+    for html in (result_html(result), record_html(result.best), rank_plot(result).svg):
         assert "<script" not in html and parsed(html) is not None
 
 
-def test_a_plot_has_a_point_for_each_code() -> None:
+def test_a_plot_has_a_point_for_each_code_and_can_be_saved(tmp_path: Path) -> None:
     result = replay(LAYOUTS)
     plot = rank_plot(result)
-    points = list(ElementTree.fromstring(plot).iter("{http://www.w3.org/2000/svg}circle"))
-    assert len(points) == result.measured
+    plot.save(tmp_path / "latencies.svg")
+    picture = ElementTree.parse(tmp_path / "latencies.svg").getroot()
+    points = list(picture.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(points) == result.measured and plot._repr_svg_() == plot.svg
     assert sum(point.get("r") == "4.5" for point in points) == len(result.final)
     heights = [float(point.get("cy") or 0) for point in points]
     assert heights == sorted(heights, reverse=True)
-    assert "reference" in plot and "0.02 ms" in plot
+    assert "reference" in plot.svg and "0.02 ms" in plot.svg and repr(plot).startswith("<Plot")
 
 
 def test_a_result_becomes_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +205,10 @@ def test_the_example_notebook_runs_and_shows_what_it_promises(tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout.splitlines()[-1])
-    assert shown["workload"]["value"].startswith("Workload(matmul, Space(block_M=")
+    assert text_of(shown["workload"]["value"]).startswith("Workload matmul problem M=256")
     assert re.search(r"Candidates 12: 12 measured", text_of(shown["tune"]["value"]))
     assert "12 of 12" in text_of(shown["tune"]["displayed"][-1]) and len(shown["tune"]["displayed"]) > 2
-    assert shown["call"]["value"] == ""
+    assert shown["plot"]["value"].count("<circle") == 12 and shown["call"]["value"] == ""
     assert "Candidate" in shown["record"]["value"] and "'block_M'" in shown["run"]["value"]
 
 
@@ -198,6 +225,6 @@ def test_the_example_notebook_is_stored_with_outputs() -> None:
              for cell in code}  # fmt: skip
     assert {cell for cell, data in shown.items() if not data} == {"kernel", "call"}  # which end without a value
     assert "faster than the default" in text_of(shown["tune"]["text/html"])
-    assert shown["tune"]["text/html"].count("<circle") == 12 and parsed(shown["record"]["text/html"]) is not None
+    assert shown["plot"]["image/svg+xml"].count("<circle") == 12 and parsed(shown["record"]["text/html"]) is not None
     assert "'block_M'" in shown["run"]["text/plain"]
     assert not re.search(r"<script|/home/|/root/|/tmp/|Traceback", text)
