@@ -44,6 +44,7 @@ class NoStrategy:
         ({"space": [{"block": 16}, {"blok": 64}]}, "shift takes no argument 'blok'"),
         ({"space": {"occupancy": [1, 2]}}, "a kernel that takes it annotates its launch bounds: T.annotate_min_blocks"),
         ({"on_miss": "guess"}, "on_miss: give 'tune', 'default' or 'error'"),
+        ({"concurrent": "fight"}, "concurrent must be 'wait' or 'tune'"),
         ({"target": "rocm"}, "not supported"),
         ({"cache": None}, "cache must be True for the user's, False for none, or a folder, got None"),
     ],

@@ -524,12 +524,19 @@ def test_a_process_that_dies_while_it_tunes_loses_its_turn_and_nothing_measured(
     assert not list((cache.folder / "running").iterdir())
 
 
-def test_the_next_call_takes_up_the_journal_of_a_tuning(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = CachedWork(workload(), target="c", benchmark=QUICK)
+    other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
+    assert other.acquire()
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(cached, "tune_apart", standing_in(calls))
-    assert not run_here(cache).cache_hit and run_here(cache).cache_hit
-    [call] = calls
-    assert call["journal"].parent.name == "running" and call["taken_up"]
+    result = run_here(cache, concurrent="tune")
+    assert not result.cache_hit and "journal" not in calls[0] and not calls[0]["taken_up"]
+    other.release()
+    assert run_here(cache).cache_hit
+    assert len(calls) == 1
+    run_here(cache, refresh=True)
+    assert calls[1]["journal"].parent.name == "running" and calls[1]["taken_up"]
 
 
 def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:

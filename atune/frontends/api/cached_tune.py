@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -32,6 +32,8 @@ from atune.workers.storage.result_key import ResultKey, result_key
 from atune.workers.system.locks import TuningLock
 from atune.workload.workload import Workload, WorkloadSpec, describe
 
+Concurrent = Literal["wait", "tune"]
+"""What to do while another process tunes the same work: wait for its result, or tune at the same time."""
 STALE_S = 14 * 86400.0
 """Age at which the journal of an interrupted tuning is removed if nobody resumed it."""
 POLL_S = 0.1
@@ -112,14 +114,16 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
     return events
 
 
-async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
+async def tune_work(
+    work: CachedWork, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
+) -> TuneResult:
     """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and store the result.
 
     Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
     earlier run may have had another space. After an interrupted tuning, the next call resumes it. If the work has a
     journal of its own, nothing is reused from earlier runs.
 
-    While another process tunes the same work, this one waits. `refresh`: tune even if the result is known.
+    `concurrent`: what to do while another process tunes the same work. `refresh`: tune even if the result is known.
 
     Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
     """
@@ -129,7 +133,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
     refuse_in_worker()
     lock = TuningLock(cache.folder / RUNNING / f"{key.text}.lock")
     mine = _acquire(lock)
-    while mine is False:
+    while mine is False and concurrent == "wait":
         await anyio.sleep(POLL_S)
         mine = _acquire(lock)
     try:

@@ -10,6 +10,7 @@ import msgspec
 
 from atune.engine.search.registry import check_known
 from atune.errors import SpaceError, UsageError, WorkloadError
+from atune.frontends.api.cached_tune import Concurrent
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.frontends.api.warm_start import chosen_prior
 from atune.frontends.decorator.arguments import KeyRule
@@ -85,6 +86,10 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     cache: Annotated[bool | PathLike, Option(
         "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
     )]
+    concurrent: Annotated[Concurrent, Option(
+        "While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.",
+        default="wait", fits=lambda it: it in ("wait", "tune"), must="must be 'wait' or 'tune'",
+    )]
     on_miss: Annotated[OnMiss, Option(
         "If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).",
         default="tune", check=lambda where, it: check_on_miss(it),
@@ -120,6 +125,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None
     devices: tuple[str, ...]
     cache: ResultCache | None
+    concurrent: Concurrent = "wait"
     on_miss: OnMiss = "tune"
     shipped: tuple[str, ...] = ()
 
@@ -146,6 +152,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
         target=options["target"],
         devices=device_names(options["devices"]),
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
+        concurrent=options["concurrent"],
         on_miss=options["on_miss"],
         shipped=_paths("shipped", options["shipped"]),
     )
