@@ -120,7 +120,7 @@ def candidates_section(result: Result) -> str:
         rows.append(row)
     text = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
     if len(rows) < len(result.all_records):
-        text += f" Shown are {len(rows):,} of {len(result.all_records):,}; <code>atune export</code> has all."
+        text += f" Shown are {len(rows):,} of {len(result.all_records):,}; <code>atune export --to csv</code> has all."
     return "\n".join(
         [
             '<section id="all">',

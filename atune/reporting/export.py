@@ -1,4 +1,4 @@
-"""Records for people and other tools: a table of text, a data frame, and CSV."""
+"""Records for people and other tools: a table of text, a data frame, CSV, and the T4 format."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ import io
 import json
 import math
 from collections.abc import Container, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from atune.errors import UsageError
-from atune.journal.replay import replay
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured, CandidatePruned
+from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 
+FORMATS = ("csv", "t4")
 DECIMALS, MOST_DECIMALS = 4, 9
 """Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
 
 LIKELY = "likely: "
 """How the reason of a candidate that was passed over begins."""
+INVALIDITY = {
+    "lower": "compile", "codegen": "compile", "compile": "compile", "crash": "compile",
+    "timeout": "timeout", "hopeless": "timeout",
+    "mismatch": "correctness", "non_finite": "correctness", "unwritten": "correctness",
+    "out_of_bounds": "correctness", "pruned": "constraints",
+}  # fmt: skip
+"""T4's name for each kind of failure; any other kind is ``runtime``."""
 
 
-def export(journal: str | Path) -> bytes:
-    """Return the journal's records as CSV. Raises `JournalError`."""
-    table = rows(replay(journal).all_records)
-    names = list(dict.fromkeys(name for row in table for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _safe(value) for name, value in row.items()} for row in table)
-    return text.getvalue().encode()
+def export(journal: str | Path, to: str) -> bytes:
+    """Return the journal's records in the format `to`: ``csv`` or ``t4``.
+
+    Raises `UsageError` for another format, and `JournalError`.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
+    result = Result.from_events(JournalReader(journal), Path(journal), replayed=True)
+    return _csv(result) if to == "csv" else _t4(result, journal)
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -62,6 +72,72 @@ def _flat_row(record: Record) -> dict[str, Any]:
 def _fields(part: object, *names: str) -> dict[str, Any]:
     """Return fields of a part of a record by name; None each where the part is not known."""
     return {name: getattr(part, name, None) for name in names}
+
+
+def _csv(result: Result) -> bytes:
+    table = rows(result.all_records)
+    names = list(dict.fromkeys(name for row in table for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _safe(value) for name, value in row.items()} for row in table)
+    return text.getvalue().encode()
+
+
+def _t4(result: Result, journal: str | Path) -> bytes:
+    """T4 auto-tuning results, schema 1.0.0, with the further fields of Kernel Tuner's `store_output_file`."""
+    times: dict[int, tuple[float, float, float]] = {}
+    lowered: dict[int, float] = {}
+    credited = {one.index: one.index if one.same_as is None else one.same_as for one in result.all_records}
+    for event in JournalReader(journal):
+        if isinstance(event, CandidateLowered):
+            lowered[event.index] = event.seconds
+        elif isinstance(event, CandidateMeasured | CandidatePruned | BuildFailed | BenchmarkFailed):
+            seconds = event.seconds if isinstance(event, CandidateMeasured) else 0.0
+            times[credited.get(event.index, event.index)] = (lowered.get(event.index, 0.0), seconds, event.time)
+    entries = []
+    for record in result.records:
+        if record.status == "remaining":
+            continue
+        built_s, ran_s, at = times.get(credited[record.index], (0.0, 0.0, 0.0))
+        runtimes = [] if record.timing is None else [sample / 1e3 for sample in record.timing.samples_us]
+        invalid = record.kind or ("pruned" if record.status == "pruned" else "")
+        worked = record.latency_ms is not None
+        entries.append(
+            {
+                "timestamp": datetime.fromtimestamp(at, UTC).isoformat(),
+                "configuration": record.config,
+                "objectives": ["time"],
+                "times": {
+                    "compilation_time": built_s * 1e3,  # the schema's name, and Kernel Tuner's
+                    "compilation": built_s * 1e3,
+                    "framework": 0,
+                    "search_algorithm": 0,
+                    "validation": 0,
+                    "benchmark": ran_s * 1e3,
+                    "runtimes": runtimes,
+                },
+                "invalidity": "correct" if worked else INVALIDITY.get(invalid, "runtime"),
+                "correctness": 1 if worked else 0,
+                "measurements": _measurements(record),
+            }
+        )
+    document = {"schema_version": "1.0.0", "metadata": {"timeunit": "milliseconds"}, "results": entries}
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _measurements(record: Record) -> list[dict[str, Any]]:
+    worked = record.latency_ms is not None
+    found: list[dict[str, Any]] = [{"name": "time", "value": record.latency_ms if worked else "", "unit": "ms"}]
+    seen = None if record.timing is None else record.timing.conditions
+    if seen is not None:
+        readings = (
+            ("sm_clock", seen.sm_mhz, "MHz"),
+            ("memory_clock", seen.memory_mhz, "MHz"),
+            ("temperature", seen.temperature_c, "°C"),
+        )
+        found += [{"name": name, "value": value, "unit": unit} for name, value, unit in readings if value is not None]
+    return found
 
 
 def _flat(value: Any) -> Any:

@@ -98,7 +98,7 @@ def test_a_compressed_journal_is_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["explain", str(packed)]) == 2
     gone = "the journal's workload came from toy.py, which is gone: give FILE.py:NAME and --config a=1,b=2"
     assert capsys.readouterr().err == f"atune: error: {gone}\n"
-    assert main(["export", str(packed), "-o", str(packed)]) == 2
+    assert main(["export", str(packed), "--to", "csv", "-o", str(packed)]) == 2
     assert "is a journal, which is never overwritten" in capsys.readouterr().err
     packed.write_bytes(packed.read_bytes()[:40])
     assert not is_journal(packed)

@@ -39,7 +39,7 @@ def full_disk(size: int = 1000) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("command", ["report J -o {}", "export J -o {}", "cache export -o {}"])
+@pytest.mark.parametrize("command", ["report J -o {}", "export J --to csv -o {}", "cache export -o {}"])
 @pytest.mark.parametrize("target", ["another", "a damaged one", "a link to it"])
 def test_an_output_in_a_journals_place_is_refused(
     command: str, target: str, journal: Path, tmp_path: Path, capsys: Any
@@ -91,19 +91,19 @@ def test_merging_onto_a_full_disk_leaves_no_half_a_journal(journal: Path, tmp_pa
 
 
 def test_an_output_may_be_a_pipe_or_a_device(journal: Path, tmp_path: Path, capsys: Any) -> None:
-    assert main(["export", str(journal), "-o", "/dev/null"]) == 0
+    assert main(["export", str(journal), "--to", "csv", "-o", "/dev/null"]) == 0
     assert Path("/dev/null").is_char_device()
-    assert main(["export", str(journal), "-o", "/dev/full"]) == 2
+    assert main(["export", str(journal), "--to", "csv", "-o", "/dev/full"]) == 2
     assert "cannot write /dev/full: No space left" in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")
-    command = [sys.executable, "-m", "atune", "export", str(journal), "-o", str(tmp_path / "pipe")]
+    command = [sys.executable, "-m", "atune", "export", str(journal), "--to", "csv", "-o", str(tmp_path / "pipe")]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as process:
         read = (tmp_path / "pipe").read_text()
         assert process.wait(30) == 0
     assert read.startswith("index,key,status") and (tmp_path / "pipe").is_fifo()
 
 
-@pytest.mark.parametrize("command", ["report J -o {}", "export J -o {}"])
+@pytest.mark.parametrize("command", ["report J -o {}", "export J --to csv -o {}"])
 def test_an_output_in_the_place_of_a_kernels_source_is_refused(
     command: str, journal: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -223,7 +223,7 @@ def test_a_report_goes_to_stdout_where_that_is_asked(
     assert main(["report", str(journal), "-o", "-"]) == 0
     page = capfdbinary.readouterr().out
     assert page.startswith(b"<!") and page.rstrip().endswith(b"</html>")
-    assert main(["export", str(journal), "-o", "-"]) == 0
+    assert main(["export", str(journal), "--to", "csv", "-o", "-"]) == 0
     assert capfdbinary.readouterr().out.startswith(b"index,key,status,")
     assert not (tmp_path / "-").exists()
 

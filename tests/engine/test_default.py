@@ -144,7 +144,7 @@ async def test_a_baseline_is_shown_wherever_candidates_are(script: Script, tmp_p
         and "x=1000" in table(result)
         and "1000" in result_html(result)
     )
-    assert b"-1," in export(tmp_path / "j") and len(export(tmp_path / "j").splitlines()) == 1 + 9 + 1
+    assert b"-1," in export(tmp_path / "j", "csv") and len(export(tmp_path / "j", "csv").splitlines()) == 1 + 9 + 1
     assert next(story_lines(candidate_story(tmp_path / "j", BASELINE))) == "candidate  -1: measured"
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -96,20 +97,87 @@ def test_other_work_is_not_merged(tmp_path: Path) -> None:
 
 
 def test_csv_has_a_row_for_each_record(capsys: pytest.CaptureFixture[str]) -> None:
-    table = list(csv.DictReader(io.StringIO(export(DATA).decode())))
+    table = list(csv.DictReader(io.StringIO(export(DATA, "csv").decode())))
     records = replay(DATA).records
     assert len(table) == len(records)
     for row, record in zip(table, records, strict=True):
         assert row["status"] == record.status and int(row["config.block_M"]) == record.config["block_M"]
         assert row["latency_ms"] == ("" if record.latency_ms is None else repr(record.latency_ms))
         assert json.loads(row["config.tile"]) == list(record.config["tile"])
-    assert main(["export", str(DATA)]) == 0
-    assert capsys.readouterr().out.encode() == export(DATA)
+    assert main(["export", str(DATA), "--to", "csv"]) == 0
+    assert capsys.readouterr().out.encode() == export(DATA, "csv")
 
 
 def test_csv_defuses_formulas(tmp_path: Path) -> None:
     path = write(tmp_path / "j", Stream(total=1).candidate(0, 1.0, mode="=HYPERLINK(1)").finished().events)
-    assert "'=HYPERLINK(1)" in export(path).decode()
+    assert "'=HYPERLINK(1)" in export(path, "csv").decode()
+
+
+T4: dict[str, Any] = {
+    "timestamp": str, "configuration": dict, "objectives": list, "invalidity": str, "correctness": (int, float),
+    "measurements": list,
+    "times": {
+        "compilation_time": (int, float), "runtimes": list, "framework": (int, float),
+        "search_algorithm": (int, float), "validation": (int, float),
+    },
+}  # fmt: skip
+"""What the results schema of T4 1.0.0 asks of an entry (github.com/odgaard/TuningSchema, branch T4)."""
+INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
+
+
+def assert_t4(document: dict[str, Any]) -> None:
+    """Hold a document to the schema's types and required fields, and to what Kernel Tuner 1.5 writes in addition."""
+    assert re.fullmatch(r"[0-9]+.[0-9]+.[0-9]+", document["schema_version"])
+    assert document["metadata"] == {"timeunit": "milliseconds"} and isinstance(document["results"], list)
+    for entry in document["results"]:
+        assert entry.keys() == T4.keys() and entry["invalidity"] in INVALIDITY
+        for name, kind in T4.items():
+            assert isinstance(entry[name], dict if name == "times" else kind), (name, entry)
+        assert entry["times"].keys() == T4["times"].keys() | {"compilation", "benchmark"}
+        for name, kind in T4["times"].items():
+            assert isinstance(entry["times"][name], kind), (name, entry)
+        for measured in entry["measurements"]:
+            assert measured.keys() == {"name", "value", "unit"}
+            assert isinstance(measured["name"], str) and isinstance(measured["unit"], str)
+            assert isinstance(measured["value"], (int, float, str, list))
+
+
+@pytest.mark.parametrize("journal", [DATA, *GPU_JOURNALS.values()], ids=["stored", *GPU_JOURNALS])
+def test_t4_keeps_its_schema(journal: Path) -> None:
+    document = json.loads(export(journal, "t4"))
+    assert_t4(document)
+    records = [record for record in replay(journal).records if record.status != "remaining"]
+    assert len(document["results"]) == len(records)
+    for entry, record in zip(document["results"], records, strict=True):
+        [time_ms] = [m["value"] for m in entry["measurements"] if m["name"] in entry["objectives"]]
+        assert time_ms == ("" if record.latency_ms is None else record.latency_ms)
+        assert (entry["invalidity"] == "correct") == (entry["correctness"] == 1) == bool(entry["times"]["runtimes"])
+        assert entry["configuration"].keys() == record.config.keys()
+
+
+def test_t4_names_failures_by_their_kind_and_conditions_where_they_are_known() -> None:
+    results = json.loads(export(DATA, "t4"))["results"]
+    assert len(results) == 12
+    kinds = sorted(entry["invalidity"] for entry in results if entry["invalidity"] != "correct")
+    assert kinds == ["compile", "constraints", "correctness", "runtime"]
+    first = json.loads(export(GPU_JOURNALS["gpu"], "t4"))["results"][0]["measurements"]
+    assert {(m["name"], m["unit"]) for m in first} == {
+        ("time", "ms"), ("sm_clock", "MHz"), ("memory_clock", "MHz"), ("temperature", "°C"),
+    }  # fmt: skip
+
+
+def test_t4_has_the_times_of_all_that_share_code_and_of_the_pruned(tmp_path: Path) -> None:
+    """The outcome belongs to the smallest index, whichever was measured."""
+    stream = Stream(total=3).proposed(2).pruned(2).proposed(1).lowered(1).built(1).measured(1, 1.0)
+    path = write(tmp_path / "j", stream.proposed(0).lowered(0).aliased(0, 1).finished().events)
+    first, second, pruned = json.loads(export(path, "t4"))["results"]
+    assert first["times"] == second["times"] and first["times"]["compilation"] > 0
+    assert [one["timestamp"][:4] for one in (first, second, pruned)] == ["2023"] * 3
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UsageError, match="give one of csv, t4"):
+        export(DATA, "xlsx")
 
 
 def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, capsys: Any) -> None:
@@ -242,7 +310,7 @@ from atune.frontends.cli.main import main
 from atune.reporting.summary import summary
 from atune.reporting.importance import axis_importance
 out = ["-o", "/dev/null"]
-for command in (["report", *out], ["export", *out], ["merge"]):
+for command in (["report", *out], ["export", "--to", "t4", *out], ["merge"]):
     main([command[0], sys.argv[1], *command[1:]])
 print([m for m in ("tilelang", "torch", "cloudpickle", "pandas") if m in sys.modules])
 """

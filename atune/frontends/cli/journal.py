@@ -76,7 +76,9 @@ def add_commands(commands: Any, shown: Parser) -> None:
         "-o", "--output", metavar="FILE", help="the page's path, - for stdout [default: the journal's name, .html]"
     )
 
-    export = add("export", _export, "Write a journal's records as CSV; runs no code")
+    export = add("export", _export, "Write a journal's records for other tools; runs no code")
+    export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
+    export.values["to"] = ("csv", "t4")
     export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
 
     simulate = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
@@ -209,7 +211,7 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.reporting.export import export
 
-    return _write(export(arguments.journal), arguments.output or "-", "exported", arguments)
+    return _write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
 
 
 def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:

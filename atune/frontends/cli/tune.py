@@ -114,7 +114,9 @@ def _check_no_run(arguments: argparse.Namespace) -> None:
     if arguments.dry_run and arguments.compile_only:
         raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
     if arguments.journal is not None:
-        raise UsageError("--journal: --dry-run and --compile-only measure nothing: leave one of them out")
+        raise UsageError(
+            "--journal: --dry-run and --compile-only measure nothing: leave one of them out"
+        )
     if arguments.cluster:
         raise UsageError("--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out")
 
