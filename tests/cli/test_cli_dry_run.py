@@ -95,14 +95,17 @@ async def test_a_budget_leaves_fewer_to_do() -> None:
     assert (await dry_run(REF, {**OPTIONS, "budget": Budget(candidates=5)})).to_do == 5
 
 
-RUN = DryRun(space=SURVEY, target="c", devices=("CPU",), impossible=None, to_do=10)
+RUN = DryRun(
+    workload="toy", arguments={"N": 64}, target="c", devices=("CPU",), impossible=None, points=12, looked_at=12,
+    exact=True, candidates=10, refused=SURVEY.refusals, to_do=10,
+)  # fmt: skip
 
 
 def test_the_text_says_what_the_figures_rest_on() -> None:
     text = "\n".join(dry_run_lines(RUN, "exhaustive"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
-    large = msgspec.structs.replace(SURVEY, points=10**9, looked_at=1000, admitted=250, exact=False)
-    text = "\n".join(dry_run_lines(msgspec.structs.replace(RUN, space=large), "random"))
+    large = {"points": 10**9, "looked_at": 1000, "candidates": 250_000_000, "exact": False}
+    text = "\n".join(dry_run_lines(msgspec.structs.replace(RUN, **large), "random"))
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points" in text
 

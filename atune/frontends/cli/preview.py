@@ -26,7 +26,7 @@ from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 from atune.workers.local.workload_queries import discover, survey_space
-from atune.workload.workload import FileRef, SpaceSurvey
+from atune.workload.workload import FileRef, Refusals
 
 SHOWN = 12
 """Most configurations that are shown."""
@@ -57,41 +57,39 @@ class LayoutRows(msgspec.Struct, frozen=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tuning would do.
+    """What a tuning would do, as ``--json`` prints it.
 
     `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU only
     because there is no GPU. `to_do`: most candidates that would be compiled; None if the space is larger than the part
-    examined. `layouts`: what ``--layouts`` keeps; empty without it, and where the target is unknown.
+    examined. The space's figures are those of `SpaceSurvey`. `layouts`: what ``--layouts`` keeps; empty without it, and
+    where the target is unknown.
     """
 
-    space: SpaceSurvey
+    workload: str
+    arguments: dict[str, Any]
     target: str | None
     devices: tuple[str, ...]
     impossible: str | None
     fallback: str = ""
+    points: int | None
+    looked_at: int
+    exact: bool
+    candidates: int | None
+    refused: tuple[Refusals, ...]
     to_do: int | None
     layouts: tuple[LayoutRows, ...] = ()
-
-    def as_data(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        found = msgspec.to_builtins(self)
-        space = found.pop("space")
-        space |= {"candidates": self.space.candidates, "refused": space.pop("refusals")}
-        del space["admitted"]
-        return {**space, **found}
 
 
 def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     found = anyio.run(dry_run, workload, options)
     if arguments.json:
-        print_out(json.dumps(found.as_data()))
+        print_out(json.dumps(msgspec.to_builtins(found)))
     else:
         print_lines(map(Line, dry_run_lines(found, options["strategy"] or AUTO)))
-    empty = found.space.candidates == 0
-    if empty:
+    if found.candidates == 0:
         print_message("the space is empty: no configuration satisfies the constraints")
-    return USAGE if empty or found.impossible else OK
+    return USAGE if found.candidates == 0 or found.impossible else OK
 
 
 async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> DryRun:
@@ -112,11 +110,17 @@ async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> DryRun:
     most = budget.candidates if space.candidates is None else budget.most(space.candidates)
     to_do = min((number for number in (space.candidates, most) if number is not None), default=None)
     return DryRun(
-        space=space,
+        workload=space.workload,
+        arguments=space.arguments,
         target=target,
         devices=devices,
         impossible=impossible,
         fallback=fallback,
+        points=space.points,
+        looked_at=space.looked_at,
+        exact=space.exact,
+        candidates=space.candidates,
+        refused=space.refusals,
         to_do=to_do,
         layouts=await lowered_layouts(workload, options["target"], options["compile"]),
     )
@@ -134,21 +138,20 @@ async def lowered_layouts(workload: FileRef, target: str, settings: CompileSetti
 
 def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
-    space = run.space
-    yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
+    yield f"workload   {printable(run.workload)}: {describe_config(run.arguments) or 'without arguments'}"
     if run.target is None:
         yield f"target     cannot be tuned here: {printable(run.impossible or '')}"
     else:
         yield f"target     {run.target} on {printable(', '.join(run.devices)) or 'no device'}"
         if run.fallback:
             yield f"           {run.fallback}"
-    points = "an unknown number of" if space.points is None else f"{space.points:,}"
-    about = "" if space.exact else "about "
-    candidates = "an unknown number" if space.candidates is None else f"{about}{space.candidates:,}"
+    points = "an unknown number of" if run.points is None else f"{run.points:,}"
+    about = "" if run.exact else "about "
+    candidates = "an unknown number" if run.candidates is None else f"{about}{run.candidates:,}"
     yield f"space      {points} points, of which {candidates} are candidates"
-    if not space.exact:
-        yield f"           counted on {space.looked_at:,} points"
-    for refusals in space.refusals:
+    if not run.exact:
+        yield f"           counted on {run.looked_at:,} points"
+    for refusals in run.refused:
         yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
     yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
