@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, WorkloadError
-from atune.model.candidate import BASELINE, Candidate, Config, config_key, space_hash
+from atune.model.candidate import BASELINE, Candidate, Config, config_key, normalise, space_hash
 from atune.model.space import LARGE
 from atune.workload.definition import Fit, Workload, meant
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint, lambda_body
@@ -247,11 +247,15 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str
     arguments: dict[str, Any]
+    fingerprint: str
+    """The workload's, as in a journal's header."""
     points: int | None
     looked_at: int
     admitted: int
     exact: bool
     refusals: tuple[Refusals, ...] = ()
+    keys: tuple[str, ...] = ()
+    """Keys of the candidates, in their order. Empty if not all were examined."""
 
     @property
     def candidates(self) -> int | None:
@@ -264,30 +268,32 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
 def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) -> SpaceSurvey:
     """Count the space of `workload`. Examines at most `most` points, for at most `most_s` seconds.
 
-    Raises `SpaceError` like tuning if it examines all, and a candidate does not fit the kernel.
+    Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
     """
     points = workload.space.points(workload.arguments, most)
     size, until = None if points.cut else points.size, time.monotonic() + most_s
-    refused, admitted, looked_at = [0] * len(workload.space.where), 0, 0
+    refused, keys, looked_at = [0] * len(workload.space.where), [], 0
     for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
         if looked_at == most or time.monotonic() > until:
             break
         looked_at += 1
         if (first := points.refusing(raw)) is None:
-            admitted += 1
+            keys.append(config_key({name: normalise(value, name) for name, value in raw.items()}))
         else:
             refused[first] += 1
     exact = looked_at == size
-    if exact and admitted:
-        candidates_of(workload)
+    if exact and keys:
+        candidates_of(workload)  # raises if a candidate does not fit the kernel
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,
+        fingerprint=fingerprint(workload),
         points=size,
         looked_at=looked_at,
-        admitted=admitted,
+        admitted=len(keys),
         exact=exact,
         refusals=tuple(map(Refusals, map(constraint_text, workload.space.where), refused)),
+        keys=tuple(keys) if exact else (),
     )
 
 

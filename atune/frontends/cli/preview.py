@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,7 +20,9 @@ from atune.errors import TargetError, UsageError
 from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
+from atune.journal.reader import read
 from atune.journal.record import Record
+from atune.journal.result import Result
 from atune.model.artifact import Artifact, Failure, StaticFacts
 from atune.model.candidate import Candidate, Config, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
@@ -26,7 +30,7 @@ from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 from atune.workers.local.workload_queries import discover, survey_space
-from atune.workload.workload import FileRef, Refusals
+from atune.workload.workload import FileRef, Refusals, SpaceSurvey
 
 SHOWN = 12
 """Most configurations that are shown."""
@@ -56,13 +60,23 @@ class LayoutRows(msgspec.Struct, frozen=True):
     invalid: tuple[LayoutRow, ...]
 
 
+class JournalProgress(msgspec.Struct, frozen=True):
+    """What the journal of the run holds. `same`: whether its work looks the same. `wall_s`: seconds that it took."""
+
+    journal: str
+    same: bool
+    done: int
+    outcomes: dict[str, int]
+    wall_s: float
+
+
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a tuning would do, as ``--json`` prints it.
 
     `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU only
     because there is no GPU. `to_do`: most candidates that would be compiled; None if the space is larger than the part
-    examined. The space's figures are those of `SpaceSurvey`. `layouts`: what ``--layouts`` keeps; empty without it, and
-    where the target is unknown.
+    examined. `seconds`: an estimate by the pace of the journal's run; None without one. The space's figures are those
+    of `SpaceSurvey`. `layouts`: what ``--layouts`` keeps; empty without it, and where the target is unknown.
     """
 
     workload: str
@@ -77,12 +91,16 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     candidates: int | None
     refused: tuple[Refusals, ...]
     to_do: int | None
+    journal: JournalProgress | None
+    seconds: float | None
     layouts: tuple[LayoutRows, ...] = ()
 
 
-def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
+def dry_run_command(
+    workload: FileRef, journal: str | None, options: Mapping[str, Any], arguments: argparse.Namespace
+) -> int:
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
-    found = anyio.run(dry_run, workload, options)
+    found = anyio.run(dry_run, workload, journal, options)
     if arguments.json:
         print_out(json.dumps(msgspec.to_builtins(found)))
     else:
@@ -92,10 +110,10 @@ def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: ar
     return USAGE if found.candidates == 0 or found.impossible else OK
 
 
-async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> DryRun:
+async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, Any]) -> DryRun:
     """Return what tuning `workload` with `options` would do. A worker loads its file and counts its space.
 
-    Raises `WorkloadError` and `SpaceError` like `tune`.
+    Raises `WorkloadError` and `SpaceError` like `tune`, and `JournalError` if `journal` cannot be read.
     """
     budget: Budget = options["budget"]
     target, devices, impossible, fallback = None, tuple[str, ...](), None, ""
@@ -107,8 +125,13 @@ async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> DryRun:
     except TargetError as error:
         impossible = str(error)
     space = await survey_space(workload)
+    begun = begun_in(journal, space)
     most = budget.candidates if space.candidates is None else budget.most(space.candidates)
-    to_do = min((number for number in (space.candidates, most) if number is not None), default=None)
+    done = begun.done if begun else 0
+    to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
+    seconds = None
+    if begun is not None and begun.outcomes["measured"] and to_do is not None:  # failures tell of no pace
+        seconds = round(begun.wall_s / begun.done * to_do, 1)
     return DryRun(
         workload=space.workload,
         arguments=space.arguments,
@@ -122,6 +145,8 @@ async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> DryRun:
         candidates=space.candidates,
         refused=space.refusals,
         to_do=to_do,
+        journal=begun,
+        seconds=seconds,
         layouts=await lowered_layouts(workload, options["target"], options["compile"]),
     )
 
@@ -134,6 +159,18 @@ async def lowered_layouts(workload: FileRef, target: str, settings: CompileSetti
         return (await _compile(workload, target, settings, Budget(), builds=False)).layouts
     except TargetError:
         return ()  # what is missing is told in any case
+
+
+def begun_in(journal: str | None, space: SpaceSurvey) -> JournalProgress | None:
+    """Return what `journal` holds of this work, or None if the file is missing or empty."""
+    if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
+        return None
+    result = Result.from_events(read(Path(journal)), journal)
+    keys = set(space.keys)
+    done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
+    counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
+    same = result.header is not None and result.header.fingerprint == space.fingerprint
+    return JournalProgress(journal, same, len(done), {**counts, "duplicates": result.duplicates}, result.wall_s)
 
 
 def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
@@ -153,10 +190,19 @@ def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
         yield f"           counted on {run.looked_at:,} points"
     for refusals in run.refused:
         yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
+    if run.journal is None:
+        yield "known      no journal to continue"
+    else:
+        outcomes = ", ".join(f"{count} {name}" for name, count in run.journal.outcomes.items())
+        yield f"known      {run.journal.done} are done in {printable(run.journal.journal)}: {outcomes}"
+        if not run.journal.same:
+            yield "           but its kernel, problem or check differs: tuning would refuse it"
     yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
     yield from layout_lines(run.layouts)
+    if run.seconds is not None:
+        yield f"time       about {duration(run.seconds)}, at the pace of the journal's run"
 
 
 class CompileSummary(msgspec.Struct, frozen=True, kw_only=True):
