@@ -26,7 +26,7 @@ from atune.engine.search.recording import Recording
 from atune.engine.search.registry import make_strategy
 from atune.engine.search.simulation import simulate_seeds
 from atune.engine.search.survey_columns import fields_of_facts, figures_for
-from atune.frontends.sets.tuning import shares
+from atune.frontends.sets.budget import shares
 
 SETS = {"gemm": tuple(name for name in SPACES if name.startswith("gemm")), "all": tuple(SPACES)}
 WAYS = ("equal", "weight", "gain")

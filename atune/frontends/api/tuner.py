@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -32,6 +33,7 @@ from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
+from atune.model.candidate import Config
 from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -166,6 +168,10 @@ class Tuner:
         """Run on an open shared server, with other runs at the same time. On a cluster this changes nothing."""
         if isinstance(self._machine, LocalMachine):
             self._machine.place = place
+
+    def also(self, config: Config) -> None:
+        """Try `config` before all others, also beyond a number of candidates. To be called before entering."""
+        self._settings = replace(self._settings, also=(config,))
 
     def keep_nothing(self) -> None:
         """Leave it to the caller to put the result into the result cache."""

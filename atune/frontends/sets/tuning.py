@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.save_bundle import extensible
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
+from atune.frontends.sets.budget import lacking, rest, shares
 from atune.frontends.sets.problems import Given, Problems
 from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
@@ -50,7 +50,7 @@ from atune.journal.set_folder import (
     tuned_problems,
 )
 from atune.journal.state import State
-from atune.model.candidate import config_key, printable
+from atune.model.candidate import Config, config_key, printable
 from atune.model.device import Target
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
@@ -70,8 +70,6 @@ LOAD = 1.5
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
 ADVISERS = 4
 """Nearest problems whose results a new problem begins with."""
-LEAST = 0.5
-"""The least share of a problem, where 1 is the budget that was given."""
 
 
 class SetOptions(RunOptions, total=False):
@@ -80,7 +78,8 @@ class SetOptions(RunOptions, total=False):
     # fmt: off
     budget: Annotated[int | str | Budget | None, Option(
         "As for `tune`, for each problem on average: of candidates, a problem gets more by the square root of its "
-        "weight. Seconds hold for each problem alike.",
+        "weight. What is left measures winners on other problems, where fewer could then serve all. Seconds hold for "
+        "each problem alike.",
     )]
     warm: Annotated[Warm, Option(
         "As for `tune`, in addition to what the set itself has found.",
@@ -96,7 +95,7 @@ class SetOptions(RunOptions, total=False):
         check=path,
     )]
     on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
-        "A plain function, called with each problem and its result as it ends.",
+        "A plain function, called with each problem and its result as it ends, and again if it is measured further.",
         fits=callable, must="must be a function of a `TunedProblem`",
     )]
     # fmt: on
@@ -191,7 +190,9 @@ class _SetRun:
         self._on_result, self._shows = on_result, shows_progress(options)
         self._options["progress"] = False
         self._budget = Budget.parse(options.get("budget"))
-        self._shares = shares([problem.weight for problem in problems])
+        self._shares = shares([problem.weight for problem in problems], self._budget.candidates)
+        self._asked = set[tuple[int, str]]()
+        """Problems, and the configurations that were measured there in addition."""
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._at_once = 1 if options.get("cluster") else min(self._most_at_once(), len(problems))
         self._rows: dict[int, TunedProblem] = {}
@@ -226,7 +227,9 @@ class _SetRun:
                 self._same_work(header)
             if not self._options.get("cluster"):
                 await stack.enter_async_context(host.open())
-            await self._each(host)
+            await self._each(dict.fromkeys(range(len(self._problems))), host)
+            while more := await self._lacking():
+                await self._each(more, host)
             errors = {self._problems[index].key: str(error) for index, error in self._errors.items()}
             await anyio.to_thread.run_sync(keep_errors, self._folder, errors)
         found = SetResult([self._rows[index] for index in range(len(self._problems))], self._folder)
@@ -237,29 +240,44 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
-    async def _each(self, host: SharedServer) -> None:
+    async def _each(self, configs: Mapping[int, Config | None], host: SharedServer) -> None:
+        """Tune the problems of these indices, or measure one more configuration there."""
         try:
             async with anyio.create_task_group() as tasks:
-                for index in range(len(self._problems)):
+                for index, config in configs.items():
                     place = SharedPlace(host)
                     await place.begin()
-                    tasks.start_soon(self._one, index, place)
+                    tasks.start_soon(self._one, index, place, config)
         except BaseExceptionGroup as group:
             error = unwrapped(group)
             while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
                 error = error.exceptions[0]
             raise error from None
 
-    async def _one(self, index: int, place: SharedPlace) -> None:
-        problem, result = self._problems[index], None
+    async def _lacking(self) -> dict[int, Config]:
+        """Return what is still to be measured in addition, and the budget has left, by problem; each once."""
+        tried = {index: row.result for index, row in sorted(self._rows.items()) if row.result is not None}
+        left, won = rest(list(tried.values()), self._budget), [index for index in tried if self._rows[index].won]
+        if not left or len(won) < 2 or self._options.get("cached"):  # that runs nothing
+            return {}
+        weights = [self._problems[index].weight for index in won]
+        found = await anyio.to_thread.run_sync(lacking, [tried[index] for index in won], weights, left)
+        new = {won[number]: config for number, config in found.items()}
+        new = {index: config for index, config in new.items() if (index, config_key(config)) not in self._asked}
+        self._asked |= {(index, config_key(config)) for index, config in new.items()}
+        return new
+
+    async def _one(self, index: int, place: SharedPlace, config: Config | None) -> None:
+        problem, result = self._problems[index], None if config is None else self._rows[index].result
         try:
-            result = await self._tuned(index, place)
+            result = await self._tuned(index, place, config)
         except NoWinner as error:
             result = error.result
         except (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost):  # of the whole set
             raise
         except AtuneError as error:
-            self._errors[index] = error
+            if config is None:
+                self._errors[index] = error
         finally:
             place.leave()
         self._tuners.pop(index, None)
@@ -267,14 +285,15 @@ class _SetRun:
         self._rows[index] = row
         if self._on_result is not None:
             self._on_result(row)
-        self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
+        ended = f"{len(self._rows)}/{len(self._problems)}" if config is None else "again"
+        self._print(f"[{ended}] {row_line(row)}")
 
     def _print(self, line: str) -> None:
         if self._shows:
             with suppress(OSError):  # nobody reads it
                 print(line, file=sys.stderr, flush=True)
 
-    async def _tuned(self, index: int, place: SharedPlace) -> Result:
+    async def _tuned(self, index: int, place: SharedPlace, config: Config | None) -> Result:
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
 
@@ -292,6 +311,8 @@ class _SetRun:
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         self._tuners[index] = tuner
         tuner.share(place)
+        if config is not None:
+            tuner.also(config)
         try:
             with scope:
                 async with tuner:
@@ -342,20 +363,6 @@ class _SetRun:
         """Return how many problems may compile at the same time."""
         timed = self._budget.seconds is not None  # they count also while it waits for a device
         return PLACES if timed else max(PLACES, min(AT_ONCE, self._fit // WORKERS_EACH))
-
-
-def shares(weights: Sequence[float]) -> list[float]:
-    """Return each problem's share of the budget, 1 on average and `LEAST` at least, by the square root of its weight.
-
-    If n candidates leave a regret in proportion to 1/n, such shares leave the least weighted regret. Shares by what
-    problems have gained so far did worse: bench/results/set_budget.
-    """
-    roots = [math.sqrt(weight) for weight in weights]
-    for place, least in enumerate(ordered := sorted(roots)):
-        left, total = len(roots) - LEAST * place, math.fsum(ordered[place:])
-        if least * left >= LEAST * total:
-            return [left * root / total if root >= least else LEAST for root in roots]
-    return [LEAST] * len(roots)
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
