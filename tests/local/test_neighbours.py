@@ -21,6 +21,7 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import DISTURBS
 from atune.stages.measure.telemetry import others
+from atune.workers.local.device_worker import REMEDY
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import FileRef
 
@@ -40,6 +41,10 @@ def nvmlDeviceGetHandleByUUID(uuid): return uuid
 def nvmlDeviceGetComputeRunningProcesses(handle):
     with open(os.environ["OTHERS"]) as file:
         return [Process(int(pid)) for pid in file.read().replace("SELF", str(os.getpid())).split()]
+def nvmlDeviceGetUtilizationRates(handle):
+    with open(os.environ["OTHERS"] + ".busy") as file:
+        class Rates: gpu, memory = int(file.read()), 0
+    return Rates
 """
 
 
@@ -122,6 +127,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / "others"
 
 
+@pytest.fixture
+def nvml(library: Path) -> Path:
+    busy(library, 0)
+    return library
+
+
+def busy(library: Path, percent: int) -> None:
+    library.with_name("others.busy").write_text(str(percent))
+
+
 def warnings_of_a_run() -> list[str]:
     machine = OnAGpu(
         FileRef(str(KERNELS), "SCALED"),
@@ -134,15 +149,25 @@ def warnings_of_a_run() -> list[str]:
     return [warning for warning in result.warnings if DISTURBS in warning]
 
 
-def test_a_run_warns_once_of_another_process_on_its_gpu(library: Path, stranger: Stranger) -> None:
+def test_a_run_warns_once_of_another_process_on_its_gpu(nvml: Path, stranger: Stranger) -> None:
     pid = stranger()
-    library.write_text(f"SELF {os.getpid()} {pid}")
+    nvml.write_text(f"SELF {os.getpid()} {pid}")
     [warning] = warnings_of_a_run()
-    told = f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb the timings; "
-    assert warning == f"{told}end it, or measure on another device"
+    other = f"process {pid} (sleep, 300 MiB)"
+    assert warning == f"device cpu is also used by {other}: that may disturb the timings; {REMEDY}"
 
 
 @pytest.mark.parametrize("listed", ["SELF", "1 2 3", "no such list"], ids=["itself", "another namespace", "an error"])
-def test_a_run_alone_on_its_gpu_warns_of_nobody(library: Path, listed: str) -> None:
-    library.write_text(listed)
+def test_a_run_alone_on_its_gpu_warns_of_nobody(nvml: Path, listed: str) -> None:
+    nvml.write_text(listed)
     assert warnings_of_a_run() == []
+
+
+@pytest.mark.parametrize("listed", ["1 2 3", "SELF"], ids=["nobody can be named", "nobody is there"])
+def test_a_gpu_that_is_busy_before_the_run_is_warned_of(nvml: Path, listed: str) -> None:
+    nvml.write_text(listed)
+    busy(nvml, 43)
+    warnings = warnings_of_a_run()
+    assert len(warnings) == (listed != "SELF")
+    told = "device cpu was 43 % busy before anything was measured on it"
+    assert all(one.startswith(told) and REMEDY in one for one in warnings)

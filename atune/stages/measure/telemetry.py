@@ -16,7 +16,7 @@ from atune.errors import name_and_message
 from atune.model.artifact import FailureKind
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import Conditions
-from atune.workers.processes.messages import Neighbour, Neighbours
+from atune.workers.processes.messages import Around, Neighbour, Neighbours
 
 THROTTLE = {
     0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
@@ -56,13 +56,16 @@ class Observer:
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: `Neighbours` → list of `Neighbour`; empty where NVML cannot tell."""
+    """Entry point: `Neighbours` → `Around`; empty where NVML cannot tell."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
     found: list[Neighbour] = []
+    busy: int | None = None
     with suppress(Exception):  # no driver, no permission, not supported here
         running = _nvml().nvmlDeviceGetComputeRunningProcesses(_handle(question.uuid))
         found = others(running, question.program)
-    return msgspec.msgpack.encode(found)
+        if question.idle and os.getpid() not in {entry.pid for entry in running}:
+            busy = int(_nvml().nvmlDeviceGetUtilizationRates(_handle(question.uuid)).gpu)
+    return msgspec.msgpack.encode(Around(tuple(found), busy))
 
 
 def others(running: list[Any], program: int) -> list[Neighbour]:

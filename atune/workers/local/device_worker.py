@@ -39,7 +39,7 @@ from atune.model.jobs import (
 from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.retry import Patience
 from atune.workers.local.workers import LOAD_TIMEOUT_S, SharedPlace, Workers, how_it_ended
-from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Neighbour, Neighbours, Session
+from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Neighbours, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.system.locks import DeviceLock
 
@@ -176,6 +176,8 @@ class LocalDeviceWorker:
         A failure of the first process is the workload's: raises `WorkloadError`.
         """
         limit, first = self.context.limit_s, job.timed
+        if first:
+            await self._lookout.look(self._worker, limit, idle=True)
         try:
             prepared = await self._call(job, limit)
         except RemoteError as error:
@@ -280,6 +282,10 @@ LOOK_S = 5.0
 MOST_NEIGHBOURS = 8
 """Most processes of others that a run reports per device."""
 
+BUSY_PERCENT = 20
+"""Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+REMEDY = "end it, or measure on another device"
+
 
 class Lookout:
     """Looks for other users of one device: its process asks NVML. Warns once about each process of others."""
@@ -289,8 +295,10 @@ class Lookout:
         self._looked = float("-inf")
         self._named: set[int] = set()
 
-    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False) -> None:
+    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False, idle: bool = False) -> None:
         """Check for other users, unless the last check was less than `LOOK_S` ago. `at_once`: check in any case.
+
+        `idle`: the run computes nothing now.
 
         The process may die of the question or run past `limit_s`; its next call then reports this.
         """
@@ -298,11 +306,16 @@ class Lookout:
         if not self.info.uuid or worker is None or not worker.alive or (now - self._looked < LOOK_S and not at_once):
             return
         self._looked = now
-        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid))
+        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
         with suppress(WorkerError):
-            found = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=list[Neighbour])
-            new = [one for one in found if one.pid not in self._named][: MOST_NEIGHBOURS - len(self._named)]
+            seen = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=Around)
+            if (seen.busy_percent or 0) > BUSY_PERCENT:
+                self.warn(
+                    f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
+                    f"another program computes there and {DISTURBS}; {REMEDY}"
+                )
+            new = [one for one in seen.neighbours if one.pid not in self._named][: MOST_NEIGHBOURS - len(self._named)]
             self._named |= {one.pid for one in new}
             if new:
-                others = f"device {self.info.id} is also used by {', '.join(map(str, new))}: that {DISTURBS}"
-                self.warn(f"{others}; end it, or measure on another device")
+                others = ", ".join(map(str, new))
+                self.warn(f"device {self.info.id} is also used by {others}: that {DISTURBS}; {REMEDY}")

@@ -89,6 +89,8 @@ class Neighbours(msgspec.Struct, frozen=True):
 
     program: int
     uuid: str
+    idle: bool = False
+    """Nothing of the run computes on it just now."""
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -103,3 +105,14 @@ class Neighbour(msgspec.Struct, frozen=True):
         whose = f" of user {self.user}" if self.user else ""
         memory = "" if self.memory_bytes is None else f", {self.memory_bytes >> 20} MiB"
         return f"process {self.pid}{whose} ({self.name}{memory})"
+
+
+class Around(msgspec.Struct, frozen=True):
+    """Who else uses a GPU.
+
+    `busy_percent`: its utilisation, where nobody can be named because the list is another namespace's, and the run
+    itself computes nothing.
+    """
+
+    neighbours: tuple[Neighbour, ...] = ()
+    busy_percent: int | None = None
