@@ -20,7 +20,7 @@ from atune.journal.state import State
 from atune.model.artifact import Artifact, source_path, what_failed
 from atune.model.candidate import BASELINE, Config
 from atune.model.folders import cache_folder, is_cached, is_stored
-from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
 __all__ = ["Record", "Result", "State", "TuneResult"]
@@ -139,6 +139,11 @@ class Result:
     def reference_ms(self) -> float | None:
         """The reference's median latency, ms, on the device of the final, else on the winner's."""
         return None if self._reference is None else self._reference.latency_ms
+
+    @property
+    def energy(self) -> Energy | None:
+        """The winner's power and energy; None where it was not asked for, or its device does not report it."""
+        return None if self.best is None or self.best.timing is None else self.best.timing.energy
 
     @property
     def failures(self) -> tuple[Record, ...]:

@@ -83,6 +83,8 @@ def winner_figures(result: Result) -> list[tuple[str, str]]:
     known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
     if (ratio := over_reference(result)) is not None:
         known.append(_compared(ratio, "the reference", result.reference_ms))
+    if (energy := result.energy) is not None:
+        known.append((f"{energy.call_j:.3g} J", f"a call, at {energy.power_w:.0f} W"))
     return known
 
 

@@ -24,7 +24,7 @@ KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
-    "stages", "cache_hit",
+    "energy", "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 NAMED_TIES = 5
@@ -90,9 +90,11 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
 
 
 def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
-    """Return what else is known: ties, rooflines, the axes that mattered, what was pruned and reused."""
+    """Return what else is known: ties, energy, rooflines, the axes that mattered, what was pruned and reused."""
     lines = [] if (known := known_line(result)) is None else [f"known      {known}"]
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
+    if (energy := result.energy) is not None:
+        lines.append(f"energy     {energy.power_w:.0f} W, {energy.call_j:.3g} J a call")
     lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
     if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
         lines.append(f"axes       {printable(text)}")
