@@ -232,7 +232,7 @@ class CompileStage:
     def _deadline_s(self, group: Sequence[Lowered]) -> float | None:
         if self._timeout_s is None:
             return None
-        factor = LONG_FACTOR if any(map(self.state.work.is_long, group)) else FACTOR
+        factor = LONG_FACTOR if any(map(self.state.work.has_long_loops, group)) else FACTOR
         return compile_deadline_s(self.run.recorder.state, group, self._timeout_s, factor)
 
     async def _hand_on(self, worker: CompileWorker, artifacts: Sequence[Artifact], reason: str) -> None:

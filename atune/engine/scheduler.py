@@ -176,7 +176,9 @@ class CompileState:
         """Take the longest known compiles first, so that none of them is the last."""
         deferred = self.queues.deferred
         deferred.sort(key=lambda lowered: (-weight(lowered), -accumulators(lowered)))
-        reason = "a long loop, alone" if self.work.is_long(deferred[0]) else "deferred by the screen"
+        reason = "deferred by the screen"
+        if self.work.is_long(deferred[0]):
+            reason = f"a long {'source' if self.work.has_long_source(deferred[0]) else 'loop'}, alone"
         return self._build(deferred, self.group_size or self._share(), reason)
 
     def _row(self) -> int:

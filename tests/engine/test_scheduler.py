@@ -174,6 +174,10 @@ def test_parts_of_failed_groups_come_first() -> None:
     assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
 
 
+def with_source(one: Lowered, length: int, registers: int | None = None) -> Lowered:
+    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, source_bytes=length))
+
+
 def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
     few = state(ready=4, workers=16, total=18, seen=4, groups=1)
     assert indices(few.next_job()) == [0, 1]  # 18 for 16
@@ -183,6 +187,21 @@ def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
 
 def test_the_first_group_is_one_candidate_where_workers_are_as_many() -> None:
     assert indices(state(ready=1, workers=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
+
+
+def test_a_far_longer_source_stands_alone_and_comes_last() -> None:
+    one = state(proposing=False, devices=0)
+    for index in range(6):
+        one.add(with_source(lowered(index), 90_000 if index == 1 else 9_000))
+    assert [indices(one.next_job()) for _ in range(4)] == [[0, 2, 3], [4], [5], [1]]
+
+
+@pytest.mark.parametrize(("length", "median"), [(31_000, 1_000), (90_000, 30_000)])
+def test_a_source_that_is_short_or_as_its_neighbours_does_not_stand_alone(length: int, median: int) -> None:
+    one = state(proposing=False, devices=0, workers=1)
+    for index in range(5):
+        one.add(with_source(lowered(index), length if index == 1 else median))
+    assert indices(one.next_job()) == [0, 1, 2, 3, 4]
 
 
 def with_loops(one: Lowered, *iterations: int, registers: int | None = None) -> Lowered:
@@ -229,6 +248,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     relatives = rng.randint(1, 6)
     accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by relatives
     row = rng.choice([1, 2])
+    lengths = [rng.choice([None, 2_000, 40_000, 500_000]) for _ in range(total)]  # by relatives, too
     iterations = [rng.choice([None, 64, 1024, 9000]) for _ in range(total)]  # by relatives, too
     one = CompileState(workers, devices, total, group_size, pipeline=rng.random() < 0.8)
     proposals = list(range(total))
@@ -279,9 +299,10 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
             one.counts.seen += len(what)
             for index in what:
                 if index not in dropped:
-                    registers, slots = accumulators[index // relatives], iterations[index // relatives]
+                    registers, length = accumulators[index // relatives], lengths[index // relatives]
+                    slots = iterations[index // relatives]
                     layouts = None if slots is None else Layouts(loops=(LoopFacts((slots,), slots),))
-                    facts = StaticFacts(accumulators=registers, layouts=layouts)
+                    facts = StaticFacts(accumulators=registers, source_bytes=length, layouts=layouts)
                     candidate = msgspec.structs.replace(lowered(index, str(index % keys)), facts=facts)
                     one.add(candidate, deferred=index in deferred)
         else:
