@@ -33,12 +33,14 @@ def header(payload: bytes) -> bytes:
     """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
 
     That needs no kernel. Without an arch it uses that of this machine's first GPU. Those that an earlier run parsed
-    are kept.
+    are kept, unless they were written since.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
-        known = _state.server is not None
-        ready = ServiceReady(True) if known else _parse(Flavour(arch or arch_of_this_machine()))
+        if _state.server is not None and _state.server.up_to_date():
+            return msgspec.msgpack.encode(ServiceReady(True))
+        _drop()
+        ready = _parse(Flavour(arch or arch_of_this_machine()))
     except (CiccError, OSError) as error:
         ready = ServiceReady(False, str(error)[:500])
     return msgspec.msgpack.encode(ready)

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -348,10 +348,13 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 
 @accelerated
 @pytest.mark.anyio
-async def test_the_next_run_has_the_headers_if_it_follows_unless_the_device_changed(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_next_run_has_the_headers_if_it_follows_unless_they_or_the_device_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under `--on-save`. The service stays in each case, and ends with the program's idle processes."""
+    templates = tmp_path / "src"
+    shutil.copytree(f"{tilelang_paths().TILELANG_TEMPLATE_PATH}/tl_templates", templates / "tl_templates")
+    monkeypatch.setenv("TL_TEMPLATE_PATH", str(templates))
     monkeypatch.setattr(parked, "_series", 1)
     services, servers = [], []
 
@@ -365,11 +368,50 @@ async def test_the_next_run_has_the_headers_if_it_follows_unless_the_device_chan
 
     assert "headers parsed in an earlier run" not in await run("sm_90a")
     assert "headers parsed in an earlier run" in await run("sm_90a")
+    with (templates / "tl_templates" / "cuda" / "common.h").open("a") as header:
+        header.write("// another\n")
+    assert "headers parsed in an earlier run" not in await run("sm_90a")
     assert "headers parsed in an earlier run" not in await run("sm_80")
     assert len(set(services)) == 1
-    assert servers[0] == servers[1] and len(set(servers)) == 2
+    assert servers[0] == servers[1] and len(set(servers)) == 3
     parked.shutdown()
     assert all(map(gone, [*services, *servers]))
+
+
+def test_what_an_upgrade_replaces_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files with times of the past, links that name another folder, programs, and headers that kernels brought."""
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "mine.cuh").write_text(f"#define FACTOR {version}\n")
+        (tmp_path / version / "brought.cuh").write_text("")
+    link, header, folder = tmp_path / "current", tmp_path / "1" / "mine.cuh", tmp_path / "server"
+    link.symlink_to("1")
+    program = tmp_path / "g++"
+    program.symlink_to(shutil.which("g++") or "")
+    monkeypatch.setenv("CPATH", str(link))
+    monkeypatch.setenv("CXX", str(program))
+    folder.mkdir()
+
+    def relink() -> None:
+        link.unlink()
+        link.symlink_to("2")
+
+    past = header.stat().st_mtime
+    changes: list[Callable[[], object]] = [
+        lambda: (header.write_text("#define FACTOR 3\n"), os.utime(header, (past, past))),
+        relink,
+        lambda: (tmp_path / "1" / "brought.cuh").write_text("int x;\n"),
+        program.unlink,
+    ]
+    for change in changes:
+        server = cicc_server.Server(AMPERE, ("<mine.cuh>",), str(folder))
+        try:
+            (folder / "more-0.ii").write_text(f'# 1 "{tmp_path}/1/brought.cuh"\n')
+            assert server.up_to_date()
+            change()
+            assert not server.up_to_date()
+        finally:
+            server.kill()
 
 
 @accelerated
