@@ -44,10 +44,11 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no accelerator had a part in lowering."""
 
 
-def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -> Lowered:
+def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    If an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
+    `seen` receives its layouts, for callers that need more of them than the facts have. If an earlier run's answer is
+    `known`, nothing is lowered, and the answer has no blob.
     """
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
@@ -62,7 +63,7 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = normalize_pass_configs(dict(how.pass_configs))
-    seen = Seen()
+    seen = seen or Seen()
     with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         modules = steps.lower(LowerTask(function, symbol, repr(how.key())))
         lowered = _generated(candidate, function, modules, how)
