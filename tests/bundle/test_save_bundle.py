@@ -28,6 +28,7 @@ from atune.frontends.sets.tuning import read_set
 from atune.journal.result import Result
 from atune.model.folders import artifacts_folder
 from atune.results import save_bundle
+from atune.sets import compare, regret_matrix
 
 KERNELS = Path(__file__).parents[1] / "bundle_kernels.py"
 SERVE = """
@@ -367,3 +368,18 @@ def test_a_bundle_that_two_add_to_has_both(doubled: Path, tmp_path: Path) -> Non
     for thread in threads:
         thread.join()
     assert sorted(one["n"] for one in load(tmp_path / "b").problems) == [64, 512, 4096]
+
+
+def test_bundles_and_journals_are_compared(doubled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle of a set is as fast as the set, and one whose kernel got slower fails."""
+    read_set(doubled).save_bundle(tmp_path / "b")
+    assert main(["compare", str(doubled), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.startswith("compared   3 problems, none clearly slower by more than 2 %\n")
+    bundle = load(tmp_path / "b")
+    found = compare(bundle, read_set(doubled))
+    assert [one.ratio[1] for one in found.problems if one.ratio] == pytest.approx([1] * 3)
+    assert not any(one.code or one.config or one.setup for one in found.problems)
+    bundle.manifest["problems"][1]["interval_ms"] = [0.5 * one for one in bundle.manifest["problems"][1]["interval_ms"]]
+    assert [one.problem for one in compare(bundle, tmp_path / "b").slower] == [{"n": 512}]
+    with pytest.raises(UsageError, match="a bundle has no journals"):
+        regret_matrix(bundle)

@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 
 from atune.bundle import cuda
-from atune.bundle.errors import BundleError
 from atune.bundle.machine import this_cpu
-from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named, read_manifest
+from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.result import Result
@@ -30,7 +29,8 @@ from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.reporting.sets.bundle_rule import rules, with_regret
-from atune.reporting.sets.reading import plain_problem
+from atune.reporting.sets.compare import of_result
+from atune.reporting.sets.reading import manifest_of, plain_problem
 from atune.version import installed_versions
 from atune.workload.workload import Workload, ship
 
@@ -128,13 +128,10 @@ def extensible(folder: Path) -> dict[str, Any] | None:
     Raises `UsageError` for other folders, a damaged bundle, one that cannot be written, another CPU's, and one with
     another tilelang's runtime.
     """
-    if not (folder / MANIFEST).exists():
+    before = manifest_of(folder)
+    if before is None:
         _check_new(folder)
         return None
-    try:
-        before = read_manifest(folder).plain
-    except BundleError as error:
-        raise UsageError(str(error)) from error
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{folder} cannot be written: write a new bundle")
     if (there := before["cpu"]["machine"]) != (here := this_cpu()["machine"]):
@@ -200,14 +197,20 @@ def _problem(result: Result, header: RunStarted, files: Files, workload: Workloa
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     n = len(artifact.params)
+    run = of_result(result)
     return {
         "problem": plain_problem(header),
         "config": result.best_config,
         "latency_ms": result.latency_ms,
         "default_ms": result.default_ms,
         "reference_ms": result.reference_ms,
+        "interval_ms": run.winner.interval_ms,
         "proven": result.proven,
+        "device": run.winner.device,
         "versions": header.versions,
+        "code_key": run.winner.code_key,
+        "source_key": run.winner.source_key,
+        "layouts": run.winner.layouts,
         "library": digest,
         "symbol": artifact.symbol,
         "calls": artifact.calls,

@@ -1,4 +1,4 @@
-"""Compares the winners of two sets of journals, problem by problem."""
+"""Compares the winners of two sets of journals, or bundles, problem by problem."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import msgspec
 from atune.errors import UsageError
 from atune.journal.result import Ratio, Result
 from atune.model.candidate import Config, config_key, describe_config
+from atune.model.device import Target
 from atune.model.measurement import Timing, median_interval
-from atune.reporting.sets.reading import Source, header_of, plain_problem, results_of
+from atune.reporting.sets.reading import Source, header_of, manifest_of, parts, plain_problem, results_of
 
 FAIL_OVER = 0.02
 """Share by which a winner may be slower, where nothing else is asked for."""
@@ -97,7 +98,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One side of a comparison. `benchmark`: how it was measured, where known."""
+    """One side of a comparison: a run or a bundle's kernel. `benchmark`: how it was measured, where known."""
 
     kernel: str
     problem: dict[str, Any]
@@ -120,7 +121,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> Comparison:
     """Compare the winners of the same problems.
 
-    Each side is a result, a set's result, a journal, a folder of journals, or a list of these.
+    Each side is a result, a set's result, a journal, a folder of journals, a bundle or its folder, or a list of these.
     Problems are matched by the kernel's name and their arguments; of several runs of one the latest counts. The runs
     took no rounds in turn. So a ratio's interval spans the intervals of both medians, each at 97.5 %, which together
     hold at 95 % (Bonferroni). It covers the scatter within the runs, and not what differs between them: `fail_over` is
@@ -157,18 +158,25 @@ def percent(share: float) -> str:
 def _latest(source: Source) -> dict[tuple[str, str], ComparedRun]:
     """Return the latest run of each kernel's problems, in the order given."""
     found: dict[tuple[str, str], ComparedRun] = {}
-    for run in map(_of_result, results_of(source)):
+    for run in _runs(source):
         if run.key not in found or found[run.key].time <= run.time:
             found[run.key] = run
     return found
 
 
-def _of_result(result: Result) -> ComparedRun:
+def _runs(source: Source) -> Iterator[ComparedRun]:
+    for each in parts(source):
+        if (manifest := manifest_of(each)) is not None:
+            yield from (_of_kernel(manifest, one) for one in manifest["problems"])
+        else:
+            yield from map(of_result, results_of(each))
+
+
+def of_result(result: Result) -> ComparedRun:
     """Return a result as one side of a comparison."""
     header, best = header_of(result), result.best
     timing = "by the final" if result.final else "by first timing"
     facts = None if best is None else best.facts
-    device, target = _device(result), header.target
     winner = ComparedWinner(
         journal=result.journal,
         config=result.best_config,
@@ -177,23 +185,36 @@ def _of_result(result: Result) -> ComparedRun:
         code_key="" if best is None else best.code_key,
         source_key="" if result.kept is None else result.kept.source_key,
         layouts="" if facts is None or facts.layouts is None else config_key(msgspec.to_builtins(facts.layouts)),
-        device=device,
-        interval_ms=None if best is None else _interval_ms(best.timing),
+        device=_device(result),
+        interval_ms=None if best is None else interval_ms(best.timing),
     )
     return ComparedRun(
         kernel=header.workload,
         problem=plain_problem(header),
         time=header.time,
         winner=winner,
-        setup={
-            "GPU" if target.kind == "cuda" else "CPU": device,
-            "target": str(target),
-            "kernel source": header.kernel[:12],
-            **header.versions,
-        },
+        setup=_setup(header.target, winner.device, header.kernel, header.versions),
         benchmark={**(header.settings.get("benchmark") or {}), **({} if best is None else {"latency": timing})},
         finished=result.finished,
     )
+
+
+def _of_kernel(manifest: Mapping[str, Any], one: Mapping[str, Any]) -> ComparedRun:
+    """Return a kernel of a bundle."""
+    winner = ComparedWinner(
+        journal=None,
+        config=one["config"],
+        latency_ms=one["latency_ms"],
+        reference_ms=one["reference_ms"],
+        code_key=one["code_key"],
+        source_key=one["source_key"],
+        layouts=one["layouts"],
+        device=one["device"],
+        interval_ms=tuple(one["interval_ms"]) if one["interval_ms"] else None,
+    )
+    kernel, target = manifest["kernel"], Target(manifest["target"], manifest["arch"])
+    setup = _setup(target, winner.device, kernel["fingerprint"], one["versions"])
+    return ComparedRun(kernel["name"], one["problem"], 0.0, winner, setup, {})
 
 
 def _nothing_common(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> str:
@@ -226,7 +247,7 @@ def _compared(before: ComparedRun, after: ComparedRun, fail_over: float) -> Comp
     )
 
 
-def _interval_ms(timing: Timing | None) -> Ratio | None:
+def interval_ms(timing: Timing | None) -> Ratio | None:
     """Return (low, median, high): a median latency with its interval at 97.5 %; None where a journal lacks samples."""
     if timing is None or not timing.samples_us or not all(timing.samples_us):
         return None
@@ -244,6 +265,11 @@ def _differ(before: ComparedWinner, after: ComparedWinner, *of: Callable[[Compar
     """Tell whether two winners differ in the first of these texts that both have."""
     known = next(((text(before), text(after)) for text in of if text(before) and text(after)), ("", ""))
     return known[0] != known[1]
+
+
+def _setup(target: Target, device: str, source: str, versions: Mapping[str, str]) -> dict[str, Any]:
+    known = {"GPU" if target.kind == "cuda" else "CPU": device, "target": str(target), "kernel source": source[:12]}
+    return {**known, **versions}
 
 
 def _measured_otherwise(before: ComparedRun, after: ComparedRun) -> Iterator[Difference]:
