@@ -19,6 +19,7 @@ from fork_servers import fork_server
 from processes import environment, wait_until
 
 from atune.errors import WorkerError
+from atune.workers.processes.server import ForkServerProcess
 from atune.workers.system import locks
 from atune.workers.system.locks import TICK_S, Deadline
 
@@ -169,9 +170,12 @@ async def test_a_server_that_never_comes_up_is_an_error(
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "waits_at_import.py").write_text(f"print('begun', flush=True)\nopen({str(tmp_path / 'gate')!r}).read()")
     monkeypatch.syspath_prepend(str(tmp_path))
-    async with fork_server(run_dir, ["waits_at_import"], start_timeout_s=0.5) as server:
-        with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not import waits_at_import within 0.5 s"):
+    parked: list[ForkServerProcess] = []
+    server = fork_server(run_dir, ["waits_at_import"], start_timeout_s=0.5, park=parked.append)
+    with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not import waits_at_import within 0.5 s"):
+        async with server:
             await server.spawn("test")
+    assert not parked, "the next run would wait for it, too"
 
 
 async def test_a_server_that_is_stopped_before_it_forks_is_an_error(run_dir: str) -> None:

@@ -101,7 +101,7 @@ class LocalMachine:
     ) -> AsyncGenerator[None, None]:
         """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
 
-        A run that ends well leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
+        Unless it is cancelled, a run leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
         """
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:

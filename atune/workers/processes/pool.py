@@ -39,9 +39,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     whatever the processes do. `start_timeout_s`: the longest time that the server may take to import, and then to fork
     a worker.
 
-    With `park`, a server whose body ended without an error is parked instead of ended; with `parked.in_any_case`, also
-    after an error or a cancellation. Its workers end all the same, except those that stay. `stayed` returns these in
-    the next run.
+    With `park`, a server whose body was not cancelled is parked instead of ended; with `parked.in_any_case`, also after
+    a cancellation. Its workers end all the same, except those that stay. `stayed` returns these in the next run.
 
     With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
     and `spawn` waits for the new server. After the second loss it raises `MachineError`.
@@ -75,16 +74,19 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         async with background(cancel=False) as tasks:
             self._start()
             tasks.start_soon(self._listen)
-            well = detached = False
+            well = failed = detached = False
             try:
                 yield self
                 well = True
+            except Exception:
+                failed = True
+                raise
             finally:
                 self._leaving = True
                 try:
                     if well:
                         detached = await self._detach()
-                    elif parked.in_any_case:
+                    elif failed or parked.in_any_case:
                         with anyio.CancelScope(shield=True):
                             detached = await self._detach(CANCEL_S)
                 finally:  # also if that was cancelled
@@ -140,6 +142,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             while not event.is_set():
                 await deadline.wait(event.wait)
         except TimeoutError:
+            self._park = None  # no other run shall wait for it
             raise WorkerError(
                 f"the fork server (process {self._process.pid}) did not {what} within {self._start_timeout_s:g} s: it "
                 "hangs, or was stopped. Look for a file system that does not answer, and for SIGSTOP",

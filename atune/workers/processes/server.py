@@ -1,7 +1,7 @@
 """The fork server's process, which may be started early, and stays warm for the next run.
 
-No event loop owns it. A run attaches to it, and parks it for the next run if it ended well. The next run may use
-another loop or thread.
+No event loop owns it. A run attaches to it, and parks it for the next run unless it was cancelled. The next run may
+use another loop or thread.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Parked:
 
     @property
     def in_any_case(self) -> bool:
-        """Whether runs park their servers also if they are cancelled or fail, because another run will follow."""
+        """Whether runs park their servers also if they are cancelled, because another run will follow."""
         return self._series > 0
 
     def begin_series(self) -> None:
