@@ -63,10 +63,12 @@ def why_no_gpu() -> str:
 
 @pytest.fixture
 def with_a_terminal() -> Iterator[None]:
-    """Programs that are started meanwhile end at SIGHUP, also where the tests themselves run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Programs that are started meanwhile end at SIGHUP and SIGINT, also where tests run under nohup or as a job."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, hangup)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture(params=["asyncio"])  # with trio, too: tests/processes, tests/journal and test_engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
@@ -45,7 +46,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_second_run_starts_at_once() -> None:
-    """Its first artifact is there after its own lowering and compiling and a tenth of a second."""
+    """Its first artifact is there after its own lowering and compiling, and no imports."""
+    atune.shutdown()
     atune.run(SCALE, target="c")
     [server] = waiting()
     events: list[Event] = []
@@ -54,12 +56,12 @@ def test_the_second_run_starts_at_once() -> None:
     built = next(e for e in events if isinstance(e, ArtifactBuilt))
     lowered = [e for e in events if isinstance(e, CandidateLowered) and e.mono < built.mono]
     overhead = built.mono - built.seconds - sum(e.seconds for e in lowered)
-    assert overhead < 0.5  # a cold start takes seconds of imports
     started = next(e for e in events if isinstance(e, RunStarted))
-    assert started.mono < 0.5
+    assert server.preload_s is not None
+    assert max(overhead, started.mono) < server.preload_s / 2  # what importing takes here and now
 
 
-def test_shutdown_ends_it_and_the_next_run_starts_another() -> None:
+def test_shutdown_ends_it_and_a_run_takes_over_the_server_that_warm_started() -> None:
     """What workers wrote does not pile up in its folder, which ends with it."""
     for _ in range(2):
         atune.run(SCALE, target="c")
@@ -67,7 +69,12 @@ def test_shutdown_ends_it_and_the_next_run_starts_another() -> None:
         assert [path.name for path in server.folder.iterdir()] == ["fork-server.log"]
     atune.shutdown()
     assert waiting() == [] and not server.folder.exists() and not Path(f"/proc/{server.pid}").exists()
+    atune.warm()
+    [server] = waiting()
+    atune.warm()
+    assert waiting() == [server], "a second call starts another"
     assert atune.run(SCALE, target="c").measured == 2
+    assert waiting() == [server] and server.returncode is None
 
 
 @pytest.mark.anyio
@@ -88,11 +95,11 @@ async def test_a_cancelled_run_leaves_none() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", ["cancelled", "failed", "cancelled while it imports"])
-async def test_a_cancelled_run_leaves_one_where_another_run_will_follow(
+async def test_a_failed_run_leaves_one_and_a_cancelled_one_where_another_run_will_follow(
     quick: None, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The next run forks from it, and nothing else of the first is left."""
-    monkeypatch.setattr(parked, "_series", 1)
+    monkeypatch.setattr(parked, "_series", int(how != "failed"))
     process, park = servers.taken()
     with anyio.CancelScope() as scope, suppress(ValueError):
         async with ForkServer(process, park=park) as server:
@@ -178,6 +185,7 @@ STAYING = """
 """
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("end", ["exit", "interrupt", "kill"])
 def test_what_stays_ends_with_the_program(tmp_path: Path, end: str) -> None:
     """With the processes that it started, also where nothing in the program runs any more."""
@@ -200,7 +208,7 @@ def test_what_stays_ends_with_the_program(tmp_path: Path, end: str) -> None:
 
 
 PROGRAM = """
-    import os, sys, time
+    import os, sys
     import atune
     from atune.workers.processes.server import parked
 
@@ -215,44 +223,20 @@ PROGRAM = """
     assert server.returncode is None
     measured = atune.run(sys.argv[1], target="c").measured
     print("parent", measured, next(iter(parked._servers.values())).pid == server.pid, flush=True)
-    if sys.argv[2] == "sleep":
-        time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_forked_children_do_without_and_nothing_outlives_the_program(tmp_path: Path, end: str) -> None:
+def test_forked_children_do_without_and_nothing_outlives_the_program(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(PROGRAM))
     mark = new_mark()
-    path = os.pathsep.join([str(WORKLOADS.parents[1]), os.environ.get("PYTHONPATH", "")])
-    program = subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(script), SCALE, "sleep" if end == "kill" else "exit"],
-        env={**os.environ, MARK: mark, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout is not None
-    with program, program.stdout:
-        assert program.stdout.readline() == "child 2\n"
-        assert program.stdout.readline() == "parent 2 True\n"
-        if end == "kill":
-            program.kill()
-        program.wait(10)
-        wait_until(lambda: not marked(mark), 2, "the end of all processes")
-    if end == "exit":
-        assert program.returncode == 0
-        assert not list(tmp_path.glob("atune-*/*-*/")), "folders are left over"
-
-
-def test_a_run_takes_over_the_server_that_warm_started() -> None:
-    atune.shutdown()
-    atune.warm()
-    [server] = waiting()
-    atune.warm()
-    assert waiting() == [server], "a second call starts another"
-    assert atune.run(SCALE, target="c").measured == 2
-    assert waiting() == [server] and server.returncode is None
+    program = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(script), SCALE],
+        env={**environment(), MARK: mark, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True, timeout=170,
+    )  # fmt: skip
+    assert (program.returncode, program.stdout) == (0, "child 2\nparent 2 True\n")
+    wait_until(lambda: not marked(mark), 2, "the end of all processes")
+    assert not list(tmp_path.glob("atune-*/*-*/")), "folders are left over"
 
 
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
@@ -297,14 +281,20 @@ def test_a_server_that_ended_meanwhile_is_replaced(quick: None, monkeypatch: pyt
     server.destroy()
 
 
-def test_what_tilelangs_import_sets_makes_no_other_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server is started before the program imports tilelang, and taken over after it."""
+def test_what_imports_set_makes_no_other_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is started before the program imports tilelang or scikit-learn, and taken over after it."""
     monkeypatch.setenv("PYTHONPATH", "/mine")
+    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"):
+        monkeypatch.delenv(name, raising=False)
     before, folder = surroundings(), inherited_state._tilelang_folder()
     assert folder.endswith("/tilelang/")
     monkeypatch.setenv("PYTHONPATH", f"{folder}3rdparty/tvm/python:/mine")
     for name in inherited_state._TILELANGS:
         monkeypatch.setenv(name, f"{folder}lib")
+    importlib.reload(pytest.importorskip("sklearn"))
+    assert os.environ["KMP_INIT_AT_FORK"]
+    for name in ("ATUNE_CACHE_DIR", "TILELANG_CACHE_DIR"):
+        monkeypatch.setenv(name, "/mine")
     assert surroundings() == before
     monkeypatch.setenv("TL_TEMPLATE_PATH", "/mine/src")
     assert surroundings() != before, "a choice of the user's own counts"
@@ -422,8 +412,8 @@ def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, 
 
 
 DROP_IN = """
-    import sys
     from atune.workers.processes import server
+    server.PRELOAD = ()
     import atune.compat.tilelang
     [waiting] = server.parked._servers.values()
     import tilelang

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from atune.model.folders import private_root, working_folder
+from atune.model.folders import CACHE_VARIABLE, private_root, working_folder
 
 VARIABLE = "TILELANG_CACHE_DIR"
 NAME = "tilelang-cache"
@@ -63,14 +63,18 @@ def _say(folder: str) -> None:
 
 _TILELANGS = frozenset({"TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH"})
 """Variables that tilelang's import sets if they are unset."""
+_OWN = frozenset({VARIABLE, CACHE_VARIABLE, "ATUNE_SHARED_CACHE", "TILELANG_DISABLE_CACHE"})
+"""Variables that workers get from a run, whatever their server has, or do not read."""
+_SKLEARNS = {("KMP_DUPLICATE_LIB_OK", "True"), ("KMP_INIT_AT_FORK", "FALSE")}
+"""What scikit-learn's import sets if it is unset: the strategy `forest` imports it during the first run."""
 _LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 
 def surroundings() -> tuple[object, ...]:
     """Return what a process started now inherits. Processes with equal values are interchangeable.
 
-    It covers environment, working folder, umask, limits, niceness and cores. Variables that tilelang's own import sets
-    do not count, so a process started before that import fits after it.
+    It covers environment, working folder, umask, limits, niceness and cores. Variables that the imports of tilelang and
+    scikit-learn set do not count, so a process started before them fits after them. Nor do cache folders.
     """
     return (
         tuple(sorted(_environment())),
@@ -88,8 +92,8 @@ def _environment() -> Iterator[tuple[str, str]]:
         if name == "PYTHONPATH" and packaged:
             value = os.pathsep.join(e for e in value.split(os.pathsep) if not e.startswith(packaged))
         tilelangs = name in _TILELANGS and packaged and value.startswith(packaged)
-        substituted = name == VARIABLE and is_own(value)
-        if (value or name != "PYTHONPATH") and not tilelangs and not substituted:
+        ours = name in _OWN or (name, value) in _SKLEARNS
+        if (value or name != "PYTHONPATH") and not tilelangs and not ours:
             yield name, value
 
 
