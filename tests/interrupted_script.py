@@ -6,8 +6,6 @@ import asyncio
 import sys
 from typing import Any
 
-from teaching_kernels import N, times
-
 import atune
 from atune.journal.events import CandidateMeasured
 from atune.testing import FakeClock, FakeMachine, Script
@@ -23,6 +21,8 @@ def tell(event: Any) -> None:
 
 def options(where: str) -> dict[str, Any]:
     if where == "real":
+        from teaching_kernels import N, times  # which imports tilelang
+
         space = {"block": [16, 32], "factor": range(2000)}
         work = atune.Workload(times, space, arguments={"N": N}, name="endless")
         return {"workload": work, "target": "c", "on_event": tell}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
 
 import tilelang.language as T
@@ -10,6 +11,7 @@ import torch
 
 import atune
 
+PIDS = "pids-of-noted"
 ROWS = 16 << 20
 """The rows of `ANY`, unless a problem gives others."""
 
@@ -49,8 +51,8 @@ def random_rows(rows: int) -> list[torch.Tensor]:
 
 
 def noted(n: int, block: int = 64) -> Any:
-    """`scale`, which notes the process that asks for it."""
-    with open(os.environ["ATUNE_TEST_PIDS"], "a") as file:
+    """`scale`, which notes the process that asks for it, in the folder of temporary files."""
+    with open(os.path.join(tempfile.gettempdir(), PIDS), "a") as file:
         file.write(f"{os.getpid()}\n")
     return scale(n, block)
 

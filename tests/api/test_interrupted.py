@@ -48,6 +48,7 @@ def ended_by_ctrl_c(tmp_path: Path, how: str, where: str) -> tuple[int, str, lis
     return process.returncode, first + out, err.splitlines()
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("how", ["run", "await"])
 def test_a_script_with_a_journal_ends_with_one_line_that_names_it(tmp_path: Path, how: str) -> None:
     journal = tmp_path / "my run.jsonl"
@@ -58,6 +59,7 @@ def test_a_script_with_a_journal_ends_with_one_line_that_names_it(tmp_path: Path
     assert found is not None and found.groups() == (str(replay(journal).measured), f"'{journal}'")
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path) -> None:
     status, out, lines = ended_by_ctrl_c(tmp_path, "run", "real")
     assert "measured" in out and status == -signal.SIGINT, lines

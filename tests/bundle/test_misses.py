@@ -89,16 +89,16 @@ def test_empty_tensors_are_counted_and_not_written(tmp_path: Path) -> None:
     assert found.misses()[0]["problem"] == {"n": 0} and rows(path) == []
 
 
-def test_many_processes_append_to_one_file_that_a_set_reads(tmp_path: Path) -> None:
+def test_two_processes_append_to_one_file_that_a_set_reads(tmp_path: Path) -> None:
     write(tmp_path / "b", rule=[RULE])
     path = tmp_path / "misses.jsonl"
     command = [sys.executable, "-c", CALLS, str(tmp_path / "b"), str(path)]
-    started = [subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for one in started:
         assert one.communicate()[1] == "" and one.returncode == 0
-    assert len(rows(path)) == 4 * 3 * 3
+    assert len(rows(path)) == 2 * 3 * 3
     found = Problems(path)
-    assert {one.arguments["n"]: one.weight for one in found} == {100: 16, 200: 16, 300: 16}
+    assert {one.arguments["n"]: one.weight for one in found} == {100: 8, 200: 8, 300: 8}
 
 
 def test_a_full_file_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -271,12 +272,13 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_help_and_version_are_quick_and_light() -> None:
-    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "atune", "--help"], check=False, capture_output=True, env=ENVIRONMENT, timeout=30
     )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and b"doctor" in done.stdout
-    assert time.monotonic() - started < 2  # 0.1 s on an idle machine
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # 0.1 s on an idle machine
     heavy = ("rich", "structlog", "torch", "tilelang")
     code = f"import sys, atune.frontends.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
@@ -403,7 +405,7 @@ def test_an_interrupt_that_python_wraps_while_it_makes_a_class_is_one(monkeypatc
 
 
 def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:
-    """Sent after 0, 5, 10 … ms from the moment that the program looks for the command line's module."""
+    """Sent after 0, 10, 20 … ms from the moment that the program looks for the command line's module."""
     announce = """
 class Announce:
     @staticmethod
@@ -417,7 +419,7 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
     code = SLOW_ENGINE.replace("from atune.frontends.cli.main import main\nsys.exit(main())", announce)
     assert code != SLOW_ENGINE
     code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
-    for step in range(12):
+    for step in range(6):
         journal = str(tmp_path / f"{step}.jsonl")
         command = [sys.executable, "-c", code, "tune", workload, "--quiet", "--journal", journal]
         with subprocess.Popen(
@@ -430,7 +432,7 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
-            time.sleep(step * 0.005)
+            time.sleep(step * 0.01)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=10)
         assert process.returncode == 130, (step, err)

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 from cluster_agents import Loopback, LoopbackAgent
-from processes import MARK, marked, new_mark, wait_until
+from processes import marked, wait_until
 
 from atune import errors
 from atune.errors import MachineError, UsageError, WorkerError
@@ -24,6 +24,7 @@ from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.messages import Library, Opening, known
+from atune.workers.processes import server as servers
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +51,11 @@ def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAge
     return on_ask
 
 
+def waiting() -> set[int]:
+    """Return the servers that wait for the next run."""
+    return {server.pid for server in servers.parked._servers.values()}
+
+
 async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path) -> None:
     connect = Loopback(2)
     result = await tune(machine=machine(connect), budget=3, strategy="exhaustive", journal=tmp_path / "j")
@@ -63,9 +69,7 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
 
 
 @pytest.mark.parametrize("entry", ["build", "measure", "start"])
-async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = new_mark()
-    monkeypatch.setenv(MARK, mark)
+async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, mark: str) -> None:
     connect, events = Loopback(2), list[Event]()
     connect.on_ask = at(entry, lambda agent: agent.die("its power went off"))
     result = await tune(machine=machine(connect), on_event=events.append)
@@ -75,7 +79,7 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monk
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
-    wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
+    wait_until(lambda: marked(mark).keys() <= waiting(), 5, "the nodes' processes are gone")
 
 
 async def test_a_final_whose_node_is_lost_is_held_on_another() -> None:
@@ -115,9 +119,8 @@ async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
     assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
 
 
-async def test_a_cancelled_run_leaves_no_process_on_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = new_mark()
-    monkeypatch.setenv(MARK, mark)
+async def test_a_cancelled_run_leaves_no_process_on_any_node(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers.parked, "_series", 0)
     connect, reached = Loopback(2), anyio.Event()
     connect.on_ask = lambda agent, entry: reached.set() if entry == "build" else None
     async with anyio.create_task_group() as tasks:

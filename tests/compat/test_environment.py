@@ -55,7 +55,7 @@ def test_workers_get_no_variable_that_tilelang_does_not_know(tmp_path: Path) -> 
 
 def test_tilelangs_cache_folder_moves_results_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, theirs = tmp_path / "own", tmp_path / "theirs"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(own))
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(theirs))
     first = tuned(192)
     assert len(codes(theirs / "atune")) == 2 and (theirs / "atune" / "results.sqlite3").exists()
@@ -79,7 +79,7 @@ def test_libraries_in_tilelangs_cache_folder_are_used_again(tmp_path: Path, monk
 
 
 def test_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "atune"))
     monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     found = tuned(160)
     assert codes(tmp_path / "atune") == set() and not (tmp_path / "atune" / "results.sqlite3").exists()

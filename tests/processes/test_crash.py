@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 from crashing import Crash, finish, one_round
 
-ROUNDS = 6
+ROUNDS = 3
 
 
 def test_nothing_measured_is_lost_or_repeated_and_the_end_is_the_same(tmp_path: Path) -> None:

@@ -78,9 +78,7 @@ def test_a_low_soft_limit_of_open_files_is_raised_in_workers(tmp_path: Path) -> 
 def test_64_open_files_are_enough(tmp_path: Path) -> None:
     """A real run on the CPU, in which neither the program nor its processes may have more."""
     journal = tmp_path / "j"
-    arguments = (
-        f"tune {ROOT}/examples/gemm_cpu.py:WORKLOAD --target c --workers 2 --budget 2 --no-store --quiet --rep 3"
-    )
+    arguments = f"tune {ROOT}/tests/workloads.py:SLICED --target c --workers 2 --budget 2 --no-store --quiet --rep 3"
     command = f"ulimit -n 64 && exec {sys.executable} -m atune {arguments} --journal {journal}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment(), timeout=120)
     assert done.returncode == 0, done.stderr

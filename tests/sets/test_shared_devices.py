@@ -202,7 +202,7 @@ async def test_a_run_waits_for_a_compile_process_rather_than_add_one_to_those_of
         assert forked["compile-0"] == 1 and waits._worker is not None and waits._worker.passed_on
 
 
-@pytest.mark.parametrize("cores, budget, at_once", [(2, None, 2), (16, None, 4), (16, "9s", 2)])
+@pytest.mark.parametrize("cores, budget, at_once", [(2, None, 2), (16, None, 4), (16, "900s", 2)])
 def test_more_problems_compile_than_hold_inputs(
     cores: int, budget: str | None, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

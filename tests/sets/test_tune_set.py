@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from processes import environment
-from set_kernels import ANY, FREE, SCALE
+from set_kernels import ANY, FREE, PIDS, SCALE
 
 import atune
 from atune import Problems
@@ -85,13 +86,10 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
 
 def test_compile_workers_serve_one_problem_after_another(tuned: Any, tmp_path: Path) -> None:
     """Two problems at a time have workers; so may one or two more, whose winner is being proven."""
-    pids = tmp_path / "pids"
-    noted = os.environ["ATUNE_TEST_PIDS"] = str(pids)
-    try:
-        atune.run_set(f"{KERNELS}:NOTED", Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "s", **FAST)
-    finally:
-        del os.environ["ATUNE_TEST_PIDS"]
-    lowered = Path(noted).read_text().split()
+    pids = Path(tempfile.gettempdir(), PIDS)
+    pids.unlink(missing_ok=True)
+    atune.run_set(f"{KERNELS}:NOTED", Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "s", **FAST)
+    lowered = pids.read_text().split()
     assert len(lowered) >= 10 and len(set(lowered)) <= 4 * max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
 
 
@@ -214,8 +212,9 @@ def until(true: Callable[[], bool], seconds: float = 100) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: Path) -> None:
+def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "s"
     command = [sys.executable, "-m", "atune", "tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3"]
     command += ["--arg", "n=256,512,1024,2048", "--journal", str(folder)]
@@ -229,15 +228,11 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
     assert how == signal.SIGKILL or f"continue with atune resume {folder}" in said
     before = measured(folder)
     assert 3 <= len(before) < 8
-    done = subprocess.run(
-        [sys.executable, "-m", "atune", "resume", str(folder), "--json"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == 0 and found["winners"] == len(found["problems"]) == 4, done.stderr
-    assert f"resuming the problems of {folder} with {KERNELS}:SCALE" in done.stderr
+    assert main(["resume", str(folder), "--json"]) == 0
+    done = capsys.readouterr()
+    found = json.loads(done.out.splitlines()[-1])
+    assert found["winners"] == len(found["problems"]) == 4
+    assert f"resuming the problems of {folder} with {KERNELS}:SCALE" in done.err
     assert measured(folder) == Counter(dict.fromkeys(measured(folder), 1)) and len(measured(folder)) == 8
 
 
@@ -250,17 +245,17 @@ def test_a_set_whose_workload_came_from_no_file_is_resumed_with_one(tmp_path: Pa
 
 
 def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any) -> None:
-    os.chdir(tmp_path)
+    one, several, bad, shapes = (str(tmp_path / name) for name in ("one", "set", "bad", "shapes.csv"))
     tune = ["tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--quiet"]
-    assert main([*tune, "--arg", "n=512", "--journal", "one", "--json"]) == 0
+    assert main([*tune, "--arg", "n=512", "--journal", one, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["measured"] == 2
-    assert atune.replay("one").header.arguments == {"n": 512}  # type: ignore[union-attr]
-    assert main(["resume", "one", "--quiet"]) == 0
-    (tmp_path / "shapes.csv").write_text("n\n256\n1024\n")
+    assert atune.replay(one).header.arguments == {"n": 512}  # type: ignore[union-attr]
+    assert main(["resume", one, "--quiet"]) == 0
+    Path(shapes).write_text("n\n256\n1024\n")
     capsys.readouterr()
-    assert main([*tune, "--problems", "shapes.csv", "--journal", "set"]) == 0
+    assert main([*tune, "--problems", shapes, "--journal", several]) == 0
     assert "2 of 2 with a winner" in capsys.readouterr().out
-    assert main(["tune", f"{KERNELS}:FREE", *tune[2:], "--arg", "n=256,x", "--journal", "bad"]) == 1
+    assert main(["tune", f"{KERNELS}:FREE", *tune[2:], "--arg", "n=256,x", "--journal", bad]) == 1
     assert "1 of 2 with a winner" in capsys.readouterr().out
     assert main([*tune, "--arg", "n=1,2", "--dry-run"]) == 2
     assert "--dry-run takes one problem" in capsys.readouterr().err
@@ -335,19 +330,18 @@ def test_results_are_looked_at_where_they_change(tmp_path: Path, monkeypatch: py
     assert looked and looked == told
 
 
-def test_while_a_run_writes_a_set_another_one_is_refused(tmp_path: Path) -> None:
+def test_while_a_run_writes_a_set_another_one_is_refused(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "s"
-    command = [sys.executable, "-m", "atune", "tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--quiet"]
-    command += ["--journal", str(folder), "--arg"]
+    command = ["tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--quiet", "--journal", str(folder), "--arg"]
     with (tmp_path / "out").open("w+") as out:
-        first = subprocess.Popen([*command, "n=256,512,1024"], env=environment(), stdout=out, stderr=out)
+        program = [sys.executable, "-m", "atune", *command, "n=256,512,1024"]
+        first = subprocess.Popen(program, env=environment(), stdout=out, stderr=out)
         until(lambda: (folder / "set.json").exists() or first.poll() is not None)
-        second = subprocess.run([*command, "n=2048"], env=environment(), capture_output=True, text=True)
+        assert main([*command, "n=2048"]) == 2
         assert first.wait(100) == 0, (tmp_path / "out").read_text()
-    assert second.returncode == 2 and f"the set {folder} is being written by another run: wait for it" in second.stderr
+    assert f"the set {folder} is being written by another run: wait for it" in capsys.readouterr().err
     assert [row.problem.arguments["n"] for row in read_set(folder).winners] == [256, 512, 1024]
-    third = subprocess.run([*command, "n=2048"], env=environment(), capture_output=True, text=True)
-    assert third.returncode == 0 and len(read_set(folder).winners) == 4, third.stderr
+    assert main([*command, "n=2048"]) == 0 and len(read_set(folder).winners) == 4
     assert not (folder / "set.lock").exists()
 
 

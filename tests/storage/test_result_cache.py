@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from cache_entries import events, key
 from decorated import QUICK, doubled, run_cached, scale, workload
+from processes import wait_until
 
 import atune
 from atune.errors import NoWinner, UsageError
@@ -483,12 +484,15 @@ print(result.cache_hit, result.best_config["factor"])
 
 
 def test_two_processes_tune_once(cache: ResultCache) -> None:
-    """One tunes, the other waits and reports a hit."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """One tunes; this one waits and has a hit."""
     command = [sys.executable, "-c", TUNER, str(cache.folder)]
-    both = [subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = sorted(process.communicate(timeout=150)[0].strip() for process in both)
-    assert printed == ["False 2", "True 2"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    ) as other:
+        wait_until(lambda: other.poll() is not None or any((cache.folder / "running").glob("*.lock")), 100, "its turn")
+        result = run_here(cache)
+        assert other.communicate(timeout=150)[0] == b"False 2\n"
+    assert result.cache_hit and result.best_config == {"factor": 2, "block": result.best_config["block"]}
 
 
 KILLED = """

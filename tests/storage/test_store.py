@@ -47,10 +47,10 @@ def age(*paths: Path, seconds: float = 100_000) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache folder for the runs of this module: in the same environment they share a fork server."""
+    """One cache folder for the runs of this module."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("ATUNE_CACHE_DIR", str(folder / "atune"))
         yield folder
 
 
