@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import Any
 
 import tilelang.language as T
@@ -51,8 +50,8 @@ def random_rows(rows: int) -> list[torch.Tensor]:
 
 
 def noted(n: int, block: int = 64) -> Any:
-    """`scale`, which notes the process that asks for it, in the folder of temporary files."""
-    with open(os.path.join(tempfile.gettempdir(), PIDS), "a") as file:
+    """`scale`, which notes the process that asks for it, in the tests' cache folder."""
+    with open(os.path.join(os.environ["XDG_CACHE_HOME"], PIDS), "a") as file:
         file.write(f"{os.getpid()}\n")
     return scale(n, block)
 

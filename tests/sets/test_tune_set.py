@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -86,7 +85,7 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
 
 def test_compile_workers_serve_one_problem_after_another(tuned: Any, tmp_path: Path) -> None:
     """Two problems at a time have workers; so may one or two more, whose winner is being proven."""
-    pids = Path(tempfile.gettempdir(), PIDS)
+    pids = Path(os.environ["XDG_CACHE_HOME"], PIDS)
     pids.unlink(missing_ok=True)
     atune.run_set(f"{KERNELS}:NOTED", Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "s", **FAST)
     lowered = pids.read_text().split()
