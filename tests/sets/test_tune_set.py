@@ -308,7 +308,7 @@ def test_an_error_is_raised_as_it_is_also_from_the_coroutine(tmp_path: Path) -> 
 def test_where_several_problems_fail_at_once_the_first_error_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(self: Any, index: int, place: Any) -> None:
+    async def failing(self: Any, index: int, place: Any, config: Any) -> None:
         place.leave()
         await asyncio.sleep(0.05)
         raise ZeroDivisionError
