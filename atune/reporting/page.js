@@ -5,7 +5,7 @@ const D = JSON.parse(document.getElementById("data").textContent);
 const byId = id => document.getElementById(id);
 const say = x => x === null || x === undefined ? "–" : Math.abs(x) >= 100 ? x.toFixed(1) : String(Number(x.toPrecision(4)));
 
-// What the reader chose, which a page that is loaded again keeps.
+// What the reader chose. A page that follows its run loads itself again, and keeps it.
 const kept = (() => { try { return JSON.parse(sessionStorage.getItem(location.pathname)) || {}; } catch { return {}; } })();
 const keep = chosen => { try { sessionStorage.setItem(location.pathname, JSON.stringify(Object.assign(kept, chosen))); } catch { /* for this page alone */ } };
 
