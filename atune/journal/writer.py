@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -98,6 +99,32 @@ class Journal:
         except OSError:
             pass
         return cls.create(path), []
+
+    @classmethod
+    async def start_aside(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
+        """Call `start` in a thread, because a disk may be slow, and a journal long.
+
+        After a cancellation the thread ends on its own, and then leaves no lock.
+        """
+        found: list[tuple[Journal, list[AnyEvent]]] = []
+        given_up, turn = False, threading.Lock()
+
+        def start() -> None:
+            journal, events = cls.start(path)
+            with turn:
+                found.append((journal, events))
+                if given_up:
+                    journal.close()
+
+        try:
+            await anyio.to_thread.run_sync(start, abandon_on_cancel=True)
+        except BaseException:
+            with turn:
+                given_up = True
+                for journal, _ in found:
+                    journal.close()
+            raise
+        return found[0]
 
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.

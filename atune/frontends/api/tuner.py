@@ -270,7 +270,7 @@ class Tuner:
         journal: Journal | None = None
         past: Sequence[Event] = ()
         if self._journal_path is not None:
-            journal, past = await anyio.to_thread.run_sync(Journal.start, self._journal_path)
+            journal, past = await Journal.start_aside(self._journal_path)
         kept: Journal | None = None
         if self._default_journal is not None:
             kept = await anyio.to_thread.run_sync(opened_journal, self._default_journal)
