@@ -260,12 +260,12 @@ MEANT: dict[str, tuple[str, ...]] = {
     "max_fevals": ("budget",), "max_trials": ("budget",), "n_jobs": ("workers",), "n_trials": ("budget",),
     "num_workers": ("workers",), "params": ("arguments", "arg"), "perf_model": ("prior",), "pre_hook": ("setup",),
     "problem_size": ("arguments", "arg"), "prune_configs_by": ("where",), "ref": ("reference",),
-    "ref_prog": ("reference",), "rep": ("n_repeat",), "reset_to_zero": ("zero",),
+    "ref_prog": ("reference",), "rep": ("n_repeat", "rep_ms"), "reset_to_zero": ("zero",),
     "restore_value": ("restore",), "restrictions": ("where",), "sampler": ("strategy",), "shape": ("arguments", "arg"),
     "skip_check": ("check",), "space": ("configs",), "supply_prog": ("inputs",), "supply_type": ("supply",),
     "time_limit": ("budget",), "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "topk": ("budget",),
     "trials": ("budget",), "tune_params": ("space",), "use_cuda_graph": ("method",), "use_pipeline": ("pipeline",),
-    "verify": ("check",), "warmup": ("n_warmup",),
+    "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"),
 }  # fmt: skip
 """atune's names for options of tilelang's tuner, Triton's, Kernel Tuner and Optuna."""
 

@@ -247,6 +247,12 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     n_repeat: Annotated[int, Option(
         "Samples of the first timing.", flag="--rep", metavar="N", unit="samples", zero=False, measured=True,
     )] = 20
+    warmup_ms: Annotated[float | None, Option(
+        "Milliseconds of calls before the first sample, in place of `n_warmup`.", zero=False, measured=True,
+    )] = None
+    rep_ms: Annotated[float | None, Option(
+        "Milliseconds of the first timing, in place of `n_repeat`.", zero=False, measured=True,
+    )] = None
     adaptive: Annotated[bool, Option(
         "Take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as many "
         "of short calls whose samples scatter.",

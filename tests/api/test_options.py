@@ -42,7 +42,7 @@ async def tuned(**options: Any) -> atune.TuneResult:
     ("call", "message"),
     [
         (lambda: atune.run(WORK, targt="c"), "run: there is no option 'targt'; did you mean 'target'?"),
-        (lambda: atune.run(WORK, warmup=3), "did you mean benchmark=BenchmarkSettings(n_warmup=…)?"),
+        (lambda: atune.run(WORK, warmup=3), "did you mean benchmark=BenchmarkSettings(n_warmup=…) or "),
         (lambda: atune.run(WORK, ref=kernel), "did you mean atune.Workload(…, reference=…)?"),
         (lambda: atune.run(WORK, trials=9), "run: there is no option 'trials'; did you mean 'budget'?"),
         (lambda: atune.run(WORK, key="M"), "did you mean @atune.autotune(key=…)?"),
@@ -55,7 +55,7 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.Workload(kernel, [{"block": 1}], target="c"), "did you mean atune.tune(…, target=…)?"),
         (lambda: atune.autotune(kernel, configs=[{"block": 1}]), "no option 'configs'; did you mean 'space'?"),
         (lambda: atune.autotune(space=[{"block": 1}], warmup=3),
-         'autotune: there is no option \'warmup\'; did you mean tuning={"n_warmup": …}?'),
+         'autotune: there is no option \'warmup\'; did you mean tuning={"n_warmup": …} or tuning={"warmup_ms": …}?'),
         (lambda: atune.autotune(space=[{"block": 1}], tuning={"rep": 3}), "no option 'rep'; did you mean 'n_repeat'"),
         (lambda: atune.compile_all(kernel, [{"block": 1}], flags=[]), "did you mean compile=CompileSettings(flags=…)?"),
         (lambda: atune.CompileSettings(worker=3), "CompileSettings: there is no option 'worker'; did you mean"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from atune.stages.measure.arguments import Guards, KernelArguments
 from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments, with_cause
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of
-from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, make_timer, still_wanted
+from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
 from atune.stages.session.session import forget_workload, loaded_as, session, workload
 from atune.workers.processes.messages import Begin
 from atune.workers.system.resources import Resource, check_machine
@@ -269,6 +270,8 @@ def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -
     """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
     timer, factor = _device.timer, settings.early_stop_factor
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None or settings.rep_ms is not None:
+        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
     if best_ms is not None:
         # One call more tells apart what is plainly slow; who passes is warmed up as anyone else.
         probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from atune.model.measurement import median_interval
+from atune.model.settings import BenchmarkSettings
 
 Call = Callable[[], Any]
 
@@ -199,6 +201,7 @@ SECOND_LOOK = 8
 PLAINLY_SLOW, SLOW = 1.5, 1.1
 """A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
 samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
+MAX_SAMPLES = 10_000
 KNOWN = 0.005
 """The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
 MOST = 4
@@ -237,3 +240,13 @@ def _to_be_known(samples_us: Sequence[float], n_repeat: int, wanted: bool) -> in
         return 0
     low, median, high = median_interval(samples_us)
     return n_repeat if max(high - median, median - low) > KNOWN * median else 0
+
+
+def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:
+    """Return (warm-up calls, samples): as counted, or as many as fit into the times asked for."""
+    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None:
+        n_warmup = math.ceil(settings.warmup_ms * 1e3 / max(estimate_us, 0.1))
+    if settings.rep_ms is not None:
+        n_repeat = max(PROBE, math.ceil(settings.rep_ms * 1e3 / max(estimate_us, 0.1)))
+    return min(n_warmup, MAX_SAMPLES), min(n_repeat, MAX_SAMPLES)

@@ -14,7 +14,7 @@ from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.inputs import drawn
-from atune.stages.measure.timer import CpuTimer, Timed, still_wanted
+from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
 from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload, fingerprint
 
@@ -265,6 +265,14 @@ def test_samples_that_scatter_are_followed_by_more() -> None:
     assert still_wanted([100 * s for s in wide], 20, None, until_known=True) == 0
     assert still_wanted([100.0, 101.0, 102.0], 3, None, until_known=True) == 0  # too few to tell
     assert still_wanted([1600.0] * 3, 20, 1.0, until_known=True) == 0
+
+
+def test_warm_up_and_repeats_may_be_times() -> None:
+    assert counts(BenchmarkSettings(n_warmup=5, n_repeat=7), 100.0) == (5, 7)
+    assert counts(BenchmarkSettings(warmup_ms=1, rep_ms=10), 100.0) == (10, 100)
+    assert counts(BenchmarkSettings(rep_ms=1), 1e6) == (3, 3)
+    with pytest.raises(UsageError, match="rep_ms"):
+        BenchmarkSettings(rep_ms=0)
 
 
 def test_methods_go_by_tilelangs_names_too() -> None:
