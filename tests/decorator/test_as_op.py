@@ -51,9 +51,9 @@ def test_a_kernel_that_writes_into_what_it_gets_declares_it(tuned: Any) -> None:
 
 
 def test_symbolic_sizes_stay_symbolic(tuned: Any) -> None:
-    op = tuned(shift_any, do_not_specialize="m").as_op("atune_decorated::shift_any", torch.randn(256))
-    from torch._dynamo.testing import CompileCounter  # takes a third of what collecting all tests takes
+    from torch._dynamo.testing import CompileCounter  # slow to import, and only needed here
 
+    op = tuned(shift_any, do_not_specialize="m").as_op("atune_decorated::shift_any", torch.randn(256))
     counter = CompileCounter()
     around = torch.compile(lambda A: op(A) * 2, backend=counter, fullgraph=True, dynamic=True)
     for m in (7, 100):
