@@ -113,6 +113,18 @@ def test_a_key_of_ones_own(tuned: Any, engine: Engine, options: dict[str, Any]) 
     assert again.tune(4096).cache_hit and len(engine.runs) == 2
 
 
+def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(do_not_specialize=["block", "factor"])
+    hits = [
+        kernel.tune(64, block=8).cache_hit,
+        kernel.tune(64, factor=2, block=16).cache_hit,
+        kernel.tune(64).cache_hit,
+    ]
+    assert hits == [False, True, True] and problems(engine) == [{"n": 64, "factor": 1}]
+    with pytest.raises(UsageError, match="'block' is given, so there is no winner"):
+        tuned().tune(64, block=8)
+
+
 def test_dimensions_of_eager_kernels_are_arguments_of_the_key(tuned: Any, engine: Engine) -> None:
     kernel = tuned(add, key=["n"])
     A, longer, wider = torch.zeros(8, 16), torch.zeros(32, 16), torch.zeros(8, 32)

@@ -65,9 +65,9 @@ class AutotuneResult:
     """The result of a tuning.
 
     `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
-    the winner's configuration, as given. `libcode`: its device source. `func`: its PrimFunc. `kernel`: its
-    `tilelang.JITKernel`. `tuning`: the whole record, as atune's `TuneResult`; None for a loaded result or without a
-    tuning. `out_idx`: positions of the outputs that the kernel returns.
+    the winner's configuration, as given; the call's own values if nothing was tuned. `libcode`: its device source.
+    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `tuning`: the whole record, as atune's `TuneResult`; None
+    for a loaded result or without a tuning. `out_idx`: positions of the outputs that the kernel returns.
     """
 
     latency: float | None = None
@@ -297,10 +297,13 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     winner = None if call.explicit else kernel.winners.find(call)
     if winner is None:
         warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
-    compiled = made(call) if winner is None else kernel.kernel_of(call, winner)
+        compiled = made(call)
+        compiled.config = {name: value for name, value in call.given.values.items() if name in call.tunables}
+    else:
+        compiled = kernel.kernel_of(call, winner)
     return AutotuneResult(
         latency=None if winner is None else winner.latency_ms,
-        config=None if winner is None else compiled.config,
+        config=compiled.config,
         ref_latency=None if winner is None else winner.reference_ms,
         libcode=compiled.get_kernel_source(),
         func=compiled.prim_func,

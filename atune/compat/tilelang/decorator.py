@@ -128,8 +128,8 @@ def autotune(func: Any = None, **options: Any) -> Any:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
     `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
-    `do_not_specialize`: parameters whose values do not need tunings of their own. The other parameters are those of
-    `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    `do_not_specialize`: parameters whose values do not need tunings of their own; tunable ones are tuned whatever a
+    call gives. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """

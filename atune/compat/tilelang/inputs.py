@@ -13,6 +13,7 @@ from typing import Any
 
 from atune.compat.tilelang.environment import warn_once
 from atune.errors import UsageError
+from atune.frontends.decorator.arguments import Arguments
 from atune.frontends.decorator.autotuned import TunedKernel
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import Options, lazy_callback, listed
@@ -147,7 +148,11 @@ class TilelangCall(Call):
     def _space(self) -> Space:
         configs = self.options.space
         if callable(configs):
-            configs = self.given.ask("configs", configs)
+            asked, left_out = self.given, self.options.rule.leave_out
+            if left_out:  # as there: by name, with the defaults
+                counts = {name: value for name, value in asked.values.items() if name not in left_out}
+                asked = Arguments(self.owner.signature, (), counts, extra=True)
+            configs = asked.ask("configs", configs)
         for given in listed("configs", configs):
             for name in RESERVED & given.keys():
                 check_reserved(name, given[name], "configs")

@@ -98,7 +98,7 @@ class KeyRule:
     """The arguments that make a tuning's key.
 
     `key`: names of arguments, a function of the caller's arguments, or None for all of them. `leave_out`: names that
-    do not count.
+    do not count; tunables among them are tuned whatever a call gives for them.
     """
 
     def __init__(self, key: Any, leave_out: Any) -> None:
@@ -108,7 +108,13 @@ class KeyRule:
         self.function = key if callable(key) else None
         self.leave_out = frozenset(_names("do_not_specialize", leave_out))
 
-    def apply(self, problem: Mapping[str, Any], arguments: Arguments, encode: Callable[[Any, str], Any]) -> Any:
+    def apply(
+        self,
+        problem: Mapping[str, Any],
+        arguments: Arguments,
+        encode: Callable[[Any, str], Any],
+        tunables: frozenset[str],
+    ) -> Any:
         """Return the key, as data, of a call with this `problem`. Raises `UsageError` for an unknown name."""
         if self.function is not None:
             return {"key": encode(arguments.ask("key", self.function), "what key returned")}
@@ -116,7 +122,7 @@ class KeyRule:
             raise UsageError(f"key: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
         if self.names is not None:
             return {name: problem[name] for name in self.names}
-        if missing := sorted(self.leave_out - problem.keys()):
+        if missing := sorted(self.leave_out - problem.keys() - tunables):
             raise UsageError(f"do_not_specialize: there is no argument {missing[0]!r}; there is {', '.join(problem)}")
         return {name: value for name, value in problem.items() if name not in self.leave_out}
 

@@ -59,7 +59,8 @@ class TunableKernel:
 class Call:
     """One analysed call: the work to tune for it, and its kernel.
 
-    With tunable arguments of the caller's own (`explicit`), nothing is tuned, and the analysis ends there.
+    With tunable arguments of the caller's own (`explicit`), nothing is tuned, and the analysis ends there. Those that
+    `do_not_specialize` names are no more than what a signature asks for, and are tuned.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Call:
         self.tunables = tunables_of(self.space)
         refuse_clash(self.tunables, self.hints)
         owner.check_names(self.tunables | (self.hints.keys() - RESERVED))
-        self.explicit = sorted(self.tunables & self.given.given.keys())
+        self.explicit = sorted(self.tunables & self.given.given.keys() - options.rule.leave_out)
         self.eager = owner.is_eager(self.given, self._probes())
         if not self.eager:
             self._refuse_unknown(owner.signature.parameters, "")
@@ -105,7 +106,7 @@ class Call:
 
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""
-        return self.options.rule.apply(self.problem, self.given, self.owner.frontend.encode)
+        return self.options.rule.apply(self.problem, self.given, self.owner.frontend.encode, self.tunables)
 
     def _data(self, name: str, value: Any) -> Any:
         return self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")

@@ -53,7 +53,8 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         unset="all arguments",
     )]
     do_not_specialize: Annotated[str | Sequence[str], Option(
-        "Names of arguments that do not count in the key.", default=(),
+        "Names of arguments that do not count in the key. Those that the space sets are tuned whatever a call gives.",
+        default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, Option(
         "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
