@@ -1,0 +1,247 @@
+"""Libraries that wrap tilelang's tuner: they give all tunables at the call, and name them in `do_not_specialize`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import op_library as bench
+import operators
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from guide_kernels import scaled
+from tilelang.autotuner import tuner
+
+import atune
+from atune.compat.tilelang import autotune, environment
+from atune.model.measurement import Timing
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(170)
+BLOCKS = [{"block": 16}, {"block": 32}]
+SEEDED = {"do_not_specialize": ["block"]}
+
+
+@pytest.fixture(autouse=True)
+def all_warnings() -> None:
+    environment._warned.clear()
+
+
+def operator(name: str, target: str, tune: bool = True) -> operators.Op:
+    return operators.OPERATORS[name](**operators.SIZES[target][name], target=target, tune=tune)
+
+
+def check(op: operators.Op) -> None:
+    """Assert that an operator is right, and that each kernel says what was tuned, as tilelang's does."""
+    inputs = op.inputs()
+    torch.testing.assert_close(op(*inputs), op.expected(*inputs), rtol=2e-2, atol=2e-1 if op.target == "cuda" else 1e-3)
+    parts = op.parts()
+    assert op.kernels.keys() == parts.keys()
+    for name, kernel in op.kernels.items():
+        assert isinstance(kernel, tilelang.JITKernel) and kernel.config in parts[name].configs
+        assert kernel.latency > 0 and (kernel.ref_latency is None) == (parts[name].reference is None)
+        assert parts[name].own(op.config) == kernel.config
+
+
+@pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", operators.OPERATORS)
+def test_operators_tune_and_work(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = operator(name, target)
+    check(op)
+    monkeypatch.setattr(atune.frontends.decorator.winners, "tune_work", None)  # another program's: nothing is tuned
+    again = operator(name, target)
+    check(again)
+    assert again.config == op.config
+
+
+@pytest.mark.parametrize("name", operators.OPERATORS)
+def test_the_library_is_one_for_tilelang_s_tuner(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs under tilelang's own tuner as it stands; only measuring is replaced, which needs a GPU there."""
+
+    def measure(self: Any, jit_kernel: Any, **_: Any) -> tuple[float, float | None]:
+        profile = self.profile_args
+        inputs = profile.supply_prog(jit_kernel.get_profiler()._get_params(with_output=False))
+        begun = time.perf_counter()
+        output, seconds = jit_kernel(*inputs), time.perf_counter() - begun
+        if profile.ref_prog is not None:
+            torch.testing.assert_close(output, profile.ref_prog(*inputs), rtol=1e-3, atol=1e-3)
+        return seconds * 1e3, None if profile.ref_prog is None else 1.0
+
+    monkeypatch.setattr(tuner.AutoTuner, "_benchmark_target", measure)
+    monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
+    monkeypatch.setattr(operators, "autotune", tuner.autotune)
+    check(operator(name, "c"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("name", operators.OPERATORS)
+def test_operators_compile_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators.Op, "init_config", lambda self, config, tune: None)
+    parts = operator(name, "cuda").parts().values()
+    assert 12 <= sum(len(part.configs) for part in parts) <= 60
+    for part in parts:
+        ends = [part.configs[0], part.configs[-1]]
+        assert [kernel.config for kernel in atune.compile_all(part.jit, ends, target="sm_90a", out_idx=[-1])] == ends
+
+
+# ---- what is given, and what is tuned
+
+
+def lazy(configs: Any = BLOCKS, kernel: Any = scaled, **options: Any) -> Any:
+    jit = tilelang.jit(out_idx=[-1], target="c")(kernel)
+    return autotune(configs=configs, warmup=1, rep=5, **options)(jit)
+
+
+@pytest.mark.parametrize("names", [["block"], ("block",), "block", ["block", "factor"], ["block", "no parameter"]])
+def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(names: Any) -> None:
+    kernel = lazy(do_not_specialize=names)
+    found = kernel(n=64, factor=2.0, block=8)
+    assert found.config in BLOCKS and found.latency > 0
+    for block in (16, 4, None, "text", object()):
+        assert kernel(64, 2.0, block) is found and kernel.compile(n=64, factor=2.0, block=block) is found
+    assert kernel(64) is found and len(kernel._tuner_cache) == 1
+    assert kernel.tune(128, 2.0, 8).config in BLOCKS and len(kernel._tuner_cache) == 2
+    A = torch.randn(64)
+    assert torch.equal(found(A), A * 2)
+
+
+@pytest.mark.filterwarnings("ignore:tunable parameters")
+@pytest.mark.parametrize("options", [{}, {"do_not_specialize": ["n"]}, {"do_not_specialize": ["factor"]}])
+def test_where_nothing_is_tuned_the_kernel_has_the_values_that_it_was_made_with(options: Any) -> None:
+    configs = [{"block": 16, "factor": 2.0}, {"block": 32, "factor": 2.0}]
+    kernel = lazy(configs, **options)
+    found, A = kernel(64, block=8), torch.randn(64)
+    assert (found.config, found.latency, found.ref_latency) == ({"factor": 2.0, "block": 8}, None, None)
+    assert kernel.tune(64, block=8).config == found.config and torch.equal(found(A), A * 2)
+    assert kernel(64, 3.0, 16).config == {"factor": 3.0, "block": 16} and found.config["block"] == 8
+
+
+@autotune(configs=BLOCKS, warmup=1, rep=5, do_not_specialize=["block"])
+@tilelang.jit(target="c")
+def eager(A, factor: float = 2.0, block: int = 16):
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * factor
+    return B
+
+
+def test_an_eager_kernel_runs_with_what_was_tuned() -> None:
+    A = torch.randn(64)
+    assert torch.equal(eager(A, block=8), A * 2) and torch.equal(eager(A, 3.0, 4), A * 3)
+    kernel = eager.compile(A, block=8)
+    assert kernel.config in BLOCKS and kernel is eager(A, 2.0, 4, __return_kernel=True)
+
+
+def test_configurations_are_asked_for_with_what_tilelang_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, with the kernel's defaults, and without what does not specialize."""
+    monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
+    asked: list[dict[str, Any]] = []
+
+    def configs(**given: Any) -> Any:
+        asked.append(given)
+        return []
+
+    for make in (autotune, tuner.autotune):
+        made = make(configs=configs, **SEEDED)(tilelang.jit(out_idx=[-1], target="c")(scaled))
+        with pytest.raises(ValueError, match="No configurations to tune"):
+            made(64, block=8)
+    ours, theirs = asked
+    assert ours == theirs == {"n": 64, "factor": 2.0, "threads": None}
+
+
+class Scaling:
+    """A library's class whose kernels, inputs and expected outputs all come from `self`."""
+
+    def __init__(self, n: int, factor: float) -> None:
+        self.n, self.factor, self.weight = n, factor, torch.ones(3)
+        self.kernels: list[Any] = []
+
+    def kernel(self) -> Any:
+        @tilelang.jit(out_idx=[-1], target="c")
+        def kernel(block: int) -> Any:
+            @T.prim_func
+            def main(A: T.Tensor((self.n,), "float32"), B: T.Tensor((self.n,), "float32")):
+                with T.Kernel(T.ceildiv(self.n, block)) as bx:
+                    for i in T.serial(block):
+                        B[bx * block + i] = A[bx * block + i] * self.factor
+
+            return main
+
+        self.kernels.append(kernel)
+        return kernel
+
+    def supply(self, params: Any) -> list[torch.Tensor]:
+        return [torch.full((self.n,), float(i + 1)) for i, _ in enumerate(params)]
+
+    def expected(self, A: torch.Tensor) -> torch.Tensor:
+        assert A.unique().tolist() == [1.0]
+        return A * self.factor
+
+    def tuned(self) -> Any:
+        progs = {"supply_prog": self.supply, "ref_prog": self.expected}
+        return autotune(configs=BLOCKS, warmup=1, rep=5, **progs, **SEEDED)(self.kernel())(block=8)
+
+
+def test_kernels_made_in_methods_may_close_over_self() -> None:
+    A = torch.randn(64)
+    for n, factor in itertools.product((64, 32), (2.0, 3.0)):
+        kernel = Scaling(n, factor).tuned()
+        assert kernel.config in BLOCKS and kernel.ref_latency > 0
+        assert torch.equal(kernel(A[:n]), A[:n] * factor)
+
+
+# ---- bench/op_library.py
+
+
+def test_the_benchmark_s_own_way_on_the_cpu(tmp_path: Path) -> None:
+    """tilelang's tuner does not measure without a GPU, so it is atune alone here: tuned, checked and timed again."""
+    command = [sys.executable, str(ROOT / "bench" / "op_library.py"), "--target", "c", "--tuners", "atune"]
+    command += ["--operators", "Silu,RmsNorm", "--rounds", "10", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "out" / "op_library.json").read_text())["rows"]
+    assert [(row["operator"], row["place"], row["correct"]) for row in rows] == [
+        ("Silu", 0, True),
+        ("RmsNorm", 1, True),
+    ]
+    for row in rows:
+        assert row["seconds"] > 0 and row["configs"].keys() == row["own_ms"].keys() == row["retimed"].keys()
+
+
+def test_the_benchmark_s_table() -> None:
+    def row(tuner: str, seconds: float | None, place: int, us: float = 0.0) -> bench.Row:
+        retimed = {} if not us else {"a": Timing.of([us] * 9, "events"), "b": Timing.of([us / 2] * 9, "events")}
+        late = {} if seconds else {"error": "not ended after 60 s", "ended_after_s": 60.0}
+        return bench.Row(operator=f"Op{place}", tuner=tuner, place=place, seconds=seconds, retimed=retimed, **late)
+
+    theirs = [row("tilelang", 20.0, 0, 10.0), row("tilelang", 20.0, 1, 10.0), row("tilelang", None, 2)]
+    ours = [row("atune", 8.0, 0, 11.0), row("atune", 8.0, 1, 10.0), row("atune", 15.0, 2, 10.0)]
+    head, *rows = bench.compared([*theirs, *ours])
+    goals, latencies = head.index("goal"), head.index("tilelang ms")
+    assert [cells[goals - 1 : goals + 1] for cells in rows] == [
+        ("0.400", "met (0.5)"), ("0.400", "missed (0.35)"), ("< 0.250", "met (0.35)"),
+    ]  # fmt: skip
+    assert [cells[latencies : latencies + 3] for cells in rows] == [
+        ("0.0150", "0.0165", "1.100"), ("0.0150", "0.0150", "1.000"), ("–", "0.0150", "–"),
+    ]  # fmt: skip
+
+
+def test_the_benchmark_goes_on_after_an_operator_that_does_not_end(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "op_library.py"), "--target", "c", "--tuners", "atune"]
+    command += ["--operators", "Silu,RmsNorm", "--timeout", "0.01", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1
+    rows = json.loads((tmp_path / "out" / "op_library.json").read_text())["rows"]
+    assert [row["error"] for row in rows] == ["not ended after 0.01 s"] * 2

@@ -1,0 +1,354 @@
+"""A small library of operators of the kind that wraps tilelang's tuner: `Op` tunes the kernels that its methods make.
+
+`autotune` is that of the module named in OPERATORS_TUNER, such as ``tilelang.autotuner``; by default the drop-in's.
+Everything works for CUDA and for ``target="c"``. No kernel closes over more than numbers and texts, as tilelang's
+tuner wants it; what makes inputs and expected outputs are methods.
+"""
+
+import importlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tilelang
+import tilelang.language as T
+import torch
+
+autotune = importlib.import_module(os.environ.get("OPERATORS_TUNER", "atune.compat.tilelang")).autotune
+
+Config = dict[str, Any]
+
+
+def grid(**axes: Sequence[Any]) -> list[Config]:
+    """Return all combinations."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+class Part(NamedTuple):
+    """One kernel of an operator: `configs` over its parameters, the first of which is the default.
+
+    `aliases`: the operator's name of a parameter, where that is another than the kernel's.
+    """
+
+    jit: Any
+    configs: list[Config]
+    supply: Callable[[Any], list[torch.Tensor]]
+    aliases: dict[str, str]
+    reference: Callable[..., Any] | None = None
+
+    def renamed(self, config: Config) -> Config:
+        """Return a configuration of the kernel under the operator's names."""
+        return {self.aliases.get(name, name): value for name, value in config.items()}
+
+    def own(self, config: Config) -> Config:
+        """Return the kernel's part of an operator's configuration, under the kernel's names."""
+        return {name: config[self.aliases.get(name, name)] for name in self.configs[0]}
+
+
+class Op:
+    """An operator: its parts, its `config` under the operator's names, and its compiled kernels by the part's name."""
+
+    def __init__(self, target: str = "cuda", config: Config | None = None, tune: bool = False) -> None:
+        self.target = target
+        self.device, self.dtype = ("cpu", "float32") if target == "c" else ("cuda", "float16")
+        self.kernels: dict[str, Any] = {}
+        self.init_config(config, tune)
+
+    def parts(self) -> dict[str, Part]:
+        """Return the operator's kernels in the order in which they run."""
+        raise NotImplementedError
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Return new inputs of the operator."""
+        raise NotImplementedError
+
+    def supply(self, params: Any) -> list[torch.Tensor]:
+        """Return new inputs of the first kernel, as a `supply_prog` does."""
+        return self.inputs()
+
+    def expected(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the right output."""
+        raise NotImplementedError
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        [kernel] = self.kernels.values()
+        return kernel(*inputs)
+
+    def init_config(self, config: Config | None = None, tune: bool = False) -> None:
+        """Compile with the default configuration and what `config` replaces of it, or with the fastest."""
+        self.config = dict(config or {})
+        if tune:
+            self.autotune()
+            return
+        for part in self.parts().values():
+            self.config = {**part.renamed(part.configs[0]), **self.config}
+        self.kernels = {name: part.jit(**part.own(self.config)) for name, part in self.parts().items()}
+
+    def autotune(self, warmup: int = 10, rep: int = 10) -> None:
+        """Tune the parts, one after another."""
+        kernels = {}
+        for name, part in self.parts().items():
+            kernels[name] = self.tune_jit_kernel(part, warmup, rep)
+            self.config |= part.renamed(kernels[name].config)
+        self.kernels = kernels
+
+    def tune_jit_kernel(self, part: Part, warmup: int, rep: int) -> Any:
+        """Return the fastest kernel of a part. The default configuration is given, since tilelang binds the call."""
+        seeds = part.configs[0]
+        tuned = autotune(
+            configs=part.configs,
+            warmup=warmup,
+            rep=rep,
+            supply_prog=part.supply,
+            ref_prog=part.reference,
+            do_not_specialize=list(seeds),
+        )(part.jit)
+        return tuned(**seeds)
+
+    def randn(self, *shape: int, dtype: str = "") -> torch.Tensor:
+        return torch.randn(*shape, device=self.device).to(getattr(torch, dtype or self.dtype))
+
+
+class Silu(Op):
+    """y = x * sigmoid(x)."""
+
+    def __init__(self, n: int, **options: Any) -> None:
+        self.n = n
+        super().__init__(**options)
+
+    def parts(self) -> dict[str, Part]:
+        n, dtype = self.n, self.dtype
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def on_gpu(block: int, threads: int) -> Any:
+            @T.prim_func
+            def silu(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), dtype)):
+                with T.Kernel(T.ceildiv(n, block), threads=threads) as bx:
+                    for i in T.Parallel(block):
+                        x = T.cast(X[bx * block + i], "float32")
+                        Y[bx * block + i] = T.cast(x / (1.0 + T.exp(-x)), dtype)
+
+            return silu
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def on_cpu(block: int) -> Any:
+            @T.prim_func
+            def silu(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), dtype)):
+                with T.Kernel(T.ceildiv(n, block)) as bx:
+                    for i in T.serial(block):
+                        Y[bx * block + i] = X[bx * block + i] / (1.0 + T.exp(-X[bx * block + i]))
+
+            return silu
+
+        if self.target == "c":
+            return {"silu": Part(on_cpu, grid(block=[16, 64]), self.supply, {})}
+        configs = grid(block=[1024, 2048, 4096, 8192], threads=[128, 256, 512])
+        return {"silu": Part(on_gpu, configs, self.supply, {})}
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [self.randn(self.n)]
+
+    def expected(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x.float()).to(x.dtype)
+
+
+class RmsNorm(Op):
+    """Rows over the root of their mean square, times a weight."""
+
+    def __init__(self, m: int, n: int, **options: Any) -> None:
+        self.m, self.n = m, n
+        super().__init__(**options)
+
+    def parts(self) -> dict[str, Part]:
+        m, n, dtype = self.m, self.n, self.dtype
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def on_gpu(rows: int, threads: int) -> Any:
+            @T.prim_func
+            def norm(X: T.Tensor((m, n), dtype), W: T.Tensor((n,), dtype), Y: T.Tensor((m, n), dtype)):
+                with T.Kernel(T.ceildiv(m, rows), threads=threads) as bx:
+                    x = T.alloc_fragment((rows, n), "float32")
+                    squares = T.alloc_fragment((rows, n), "float32")
+                    total = T.alloc_fragment((rows,), "float32")
+                    T.copy(X[bx * rows, 0], x)
+                    for i, j in T.Parallel(rows, n):
+                        squares[i, j] = x[i, j] * x[i, j]
+                    T.reduce_sum(squares, total, dim=1)
+                    for i, j in T.Parallel(rows, n):
+                        x[i, j] = x[i, j] * T.rsqrt(total[i] / n + 1e-6) * W[j]
+                    T.copy(x, Y[bx * rows, 0])
+
+            return norm
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def on_cpu(rows: int) -> Any:
+            @T.prim_func
+            def norm(X: T.Tensor((m, n), dtype), W: T.Tensor((n,), dtype), Y: T.Tensor((m, n), dtype)):
+                with T.Kernel(T.ceildiv(m, rows)) as bx:
+                    total = T.alloc_local((1,), "float32")
+                    for i in T.serial(rows):
+                        total[0] = 0.0
+                        for j in T.serial(n):
+                            total[0] += X[bx * rows + i, j] * X[bx * rows + i, j]
+                        for j in T.serial(n):
+                            Y[bx * rows + i, j] = X[bx * rows + i, j] / T.sqrt(total[0] / n + 1e-6) * W[j]
+
+            return norm
+
+        if self.target == "c":
+            return {"norm": Part(on_cpu, grid(rows=[1, 4]), self.supply, {}, self.expected)}
+        configs = grid(rows=[1, 2, 4, 8], threads=[64, 128, 256, 512])
+        return {"norm": Part(on_gpu, configs, self.supply, {}, self.expected)}
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [self.randn(self.m, self.n), self.randn(self.n)]
+
+    def expected(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = x.float()
+        scale = (rows.square().mean(dim=1, keepdim=True) + 1e-6).rsqrt()
+        return (rows * scale * weight.float()).to(x.dtype)
+
+
+class SplitKGemm(Op):
+    """A @ B + bias in two kernels: products of `splits` slices of K, and their sum with the bias."""
+
+    def __init__(self, m: int, n: int, k: int, splits: int, **options: Any) -> None:
+        self.m, self.n, self.k, self.splits = m, n, k, splits
+        super().__init__(**options)
+
+    def parts(self) -> dict[str, Part]:
+        on_cpu = self.target == "c"
+        tiles = grid(block_m=[8, 16], block_n=[16], block_k=[16])
+        blocks = grid(block=[16, 32])
+        if not on_cpu:
+            tiles = grid(block_m=[64, 128], block_n=[64, 128], block_k=[32, 64], stages=[2, 3, 4], threads=[128, 256])
+            blocks = grid(block=[512, 1024, 2048, 4096], threads=[128, 256, 512])
+        aliases = {name: f"sum_{name}" for name in blocks[0]}
+        partial, combine = (self._partial_c(), self._combine_c()) if on_cpu else (self._partial(), self._combine())
+        return {
+            "partial": Part(partial, tiles, self.supply_partial, {}, self.partial_sums),
+            "combine": Part(combine, blocks, self.supply_combine, aliases),
+        }
+
+    def _partial(self) -> Any:
+        m, n, k, splits, dtype = self.m, self.n, self.k, self.splits, self.dtype
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def partial(block_m: int, block_n: int, block_k: int, stages: int, threads: int) -> Any:
+            @T.prim_func
+            def products(
+                A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), P: T.Tensor((splits, m, n), "float32")
+            ):
+                with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits, threads=threads) as (bx, by, bz):
+                    a = T.alloc_shared((block_m, block_k), dtype)
+                    b = T.alloc_shared((block_k, block_n), dtype)
+                    tile = T.alloc_fragment((block_m, block_n), "float32")
+                    T.clear(tile)
+                    for ko in T.Pipelined(k // splits // block_k, num_stages=stages):
+                        T.copy(A[by * block_m, bz * (k // splits) + ko * block_k], a)
+                        T.copy(B[bz * (k // splits) + ko * block_k, bx * block_n], b)
+                        T.gemm(a, b, tile)
+                    T.copy(tile, P[bz, by * block_m, bx * block_n])
+
+            return products
+
+        return partial
+
+    def _partial_c(self) -> Any:
+        m, n, k, splits, dtype = self.m, self.n, self.k, self.splits, self.dtype
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def partial(block_m: int, block_n: int, block_k: int) -> Any:
+            @T.prim_func
+            def products(
+                A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), P: T.Tensor((splits, m, n), "float32")
+            ):
+                with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits) as (bx, by, bz):
+                    tile = T.alloc_local((block_m, block_n), "float32")
+                    for i, j in T.grid(block_m, block_n):
+                        tile[i, j] = 0.0
+                    for ko in T.serial(k // splits // block_k):
+                        for i, l, j in T.grid(block_m, block_k, block_n):
+                            at = bz * (k // splits) + ko * block_k + l
+                            tile[i, j] += A[by * block_m + i, at] * B[at, bx * block_n + j]
+                    for i, j in T.grid(block_m, block_n):
+                        P[bz, by * block_m + i, bx * block_n + j] = tile[i, j]
+
+            return products
+
+        return partial
+
+    def _combine(self) -> Any:
+        size, n, splits, dtype = self.m * self.n, self.n, self.splits, self.dtype
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def combine(block: int, threads: int) -> Any:
+            @T.prim_func
+            def total(P: T.Tensor((splits, size), "float32"), bias: T.Tensor((n,), dtype), C: T.Tensor((size,), dtype)):
+                with T.Kernel(T.ceildiv(size, block), threads=threads) as bx:
+                    tile = T.alloc_fragment((block,), "float32")
+                    for i in T.Parallel(block):
+                        tile[i] = T.cast(bias[(bx * block + i) % n], "float32")
+                    for s in T.serial(splits):
+                        for i in T.Parallel(block):
+                            tile[i] += P[s, bx * block + i]
+                    T.copy(tile, C[bx * block])
+
+            return total
+
+        return combine
+
+    def _combine_c(self) -> Any:
+        size, n, splits, dtype = self.m * self.n, self.n, self.splits, self.dtype
+
+        @tilelang.jit(out_idx=[-1], target=self.target)
+        def combine(block: int) -> Any:
+            @T.prim_func
+            def total(P: T.Tensor((splits, size), "float32"), bias: T.Tensor((n,), dtype), C: T.Tensor((size,), dtype)):
+                with T.Kernel(T.ceildiv(size, block)) as bx:
+                    for i in T.serial(block):
+                        C[bx * block + i] = bias[(bx * block + i) % n]
+                        for s in T.serial(splits):
+                            C[bx * block + i] += P[s, bx * block + i]
+
+            return total
+
+        return combine
+
+    def supply_partial(self, params: Any) -> list[torch.Tensor]:
+        return self.inputs()[:2]
+
+    def supply_combine(self, params: Any) -> list[torch.Tensor]:
+        return [self.randn(self.splits, self.m * self.n, dtype="float32"), self.randn(self.n)]
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [self.randn(self.m, self.k), self.randn(self.k, self.n), self.randn(self.n)]
+
+    def partial_sums(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        depth = self.k // self.splits
+        slices = a.float().reshape(self.m, self.splits, depth).transpose(0, 1)
+        return slices @ b.float().reshape(self.splits, depth, self.n)
+
+    def expected(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return (a.float() @ b.float() + bias.float()).to(a.dtype)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        products = self.kernels["partial"](a, b)
+        return self.kernels["combine"](products.reshape(self.splits, -1), bias).reshape(self.m, self.n)
+
+
+OPERATORS = {kind.__name__: kind for kind in (Silu, RmsNorm, SplitKGemm)}
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "cuda": {
+        "Silu": {"n": 1 << 26},
+        "RmsNorm": {"m": 16384, "n": 4096},
+        "SplitKGemm": {"m": 512, "n": 4096, "k": 8192, "splits": 4},
+    },
+    "c": {
+        "Silu": {"n": 256},
+        "RmsNorm": {"m": 16, "n": 64},
+        "SplitKGemm": {"m": 16, "n": 32, "k": 64, "splits": 2},
+    },
+}
+"""A problem of each operator, by target."""
