@@ -93,13 +93,14 @@ class LimitedPlace:
     """One of a limited number of places, which those who hold one leave to the next."""
 
     def __init__(self, free: anyio.Semaphore) -> None:
-        self._free, self._taken = free, False
+        self._free, self._taken, self._taking = free, False, anyio.Lock()
 
     async def take(self) -> None:
-        """Take the place, when one is free, unless it is taken already. One task at a time may call this."""
-        if not self._taken:
-            await self._free.acquire()
-            self._taken = True
+        """Take the place, when one is free, unless it is taken already. All devices of a run call this."""
+        async with self._taking:
+            if not self._taken:
+                await self._free.acquire()
+                self._taken = True
 
     def leave(self) -> None:
         """Leave the place to the next one, if it is taken."""

@@ -1,0 +1,73 @@
+"""Sets of problems that several devices serve, with real processes: all problems end, whatever happens to a device."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import atune
+from atune import Problems
+from atune.engine import benchmark_stage
+from atune.errors import DevicesLost, WorkerError
+from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.machine import LocalMachine
+
+pytestmark = [pytest.mark.timeout(100), pytest.mark.anyio]
+KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
+SIZES = [256 << doubled for doubled in range(6)]
+
+
+@pytest.mark.parametrize("loss", ["", "preparing", "measuring", "for good"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_a_set_ends_however_many_devices_serve_it(
+    count: int, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU, served by several device workers. The process of one of them is killed, in the second problem or later,
+    as it prepares or measures; `for good`: it does not start again in any problem."""
+    started, lost, calls = set[str](), list[str](), 0
+    method = "_prepare" if loss == "preparing" else "_measured"
+    make, start, original = LocalMachine.device_workers, LocalDeviceWorker._start, getattr(LocalDeviceWorker, method)
+
+    def several(machine: LocalMachine) -> list[LocalDeviceWorker]:
+        [first] = workers = make(machine)
+        for number in range(1, count):
+            workers.append(LocalDeviceWorker(first.context, first.info, first.cpus))
+            workers[-1].name = f"cpu-{number}"
+        return workers
+
+    async def starting(device: LocalDeviceWorker) -> Any:
+        started.add(device.name)
+        if loss == "for good" and device.name in lost:
+            raise WorkerError("its host is gone")
+        return await start(device)
+
+    async def losing(device: LocalDeviceWorker, job: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if loss and not lost and calls > 2 * count:
+            lost.append(device.name)
+            assert device._worker is not None
+            os.kill(device._worker.pid, signal.SIGKILL)
+        return await original(device, job)
+
+    monkeypatch.setattr(benchmark_stage, "speed_outliers", lambda speeds: {})  # of one CPU, differences are noise
+    monkeypatch.setattr(LocalMachine, "device_workers", several)
+    monkeypatch.setattr(LocalDeviceWorker, "_start", starting)
+    monkeypatch.setattr(LocalDeviceWorker, method, losing)
+    settings = atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3, n_final_limit=3)
+    with anyio.fail_after(80):
+        try:
+            result = await atune.tune_set(
+                f"{KERNELS}:SCALE", Problems(n=SIZES), target="c", journal=tmp_path / "s", benchmark=settings
+            )
+        except DevicesLost:
+            assert loss == "for good" and count == 1
+        else:
+            assert [row.result.measured for row in result.winners] == [2] * len(SIZES)  # type: ignore[union-attr]
+            assert loss != "for good" or count > 1
+    assert len(started) == count and len(lost) == bool(loss)
