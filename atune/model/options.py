@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib
 import inspect
-import math
 import os
 import reprlib
 import sys
@@ -112,10 +111,11 @@ def check_number(
     name: str, value: object, *, whole: bool, zero: bool | None, error: type[UsageError] = UsageError
 ) -> None:
     """Raise `error` unless `value` is a number; `whole` and `zero` as for an `Option`."""
-    number = not isinstance(value, bool) and isinstance(value, int if whole else (int, float)) and math.isfinite(value)
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    number = number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
     if not number or (zero is not None and not (value > 0 or (zero and value == 0))):  # type: ignore[operator]
         least = {None: "", True: ", zero or more", False: " above zero"}[zero]
-        raise error(f"{name} must be a {'whole number' if whole else 'number'}{least}, got {value!r}")
+        raise error(f"{name} must be a {'whole number' if whole else 'number'}{least}, got {reprlib.repr(value)}")
 
 
 def path(name: str, value: Any) -> Any:

@@ -203,6 +203,8 @@ def test_cupti_is_timed_by_events() -> None:
         ({"supply_type": "foo"}, "one of auto, integer"),
         ({"ref_prog": 3}, "a function"),
         ({"rtol": "x"}, "a number, zero or more"),
+        ({"rtol": float("inf")}, "a number, zero or more"),
+        ({"atol": float("nan")}, "a number, zero or more"),
         ({"max_mismatched_ratio": 2}, "a share, from 0 to 1"),
         ({"skip_check": "no"}, "True or False"),
         ({"backend": "foo"}, "'event', 'cudagraph' or 'cupti'"),

@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
@@ -45,7 +46,7 @@ _BOOLS = (
 _MUST: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_BOOLS, (lambda it: isinstance(it, bool), "True or False")),
     **dict.fromkeys(("manual_check_prog", "ref_prog", "supply_prog"), (callable, "a function")),
-    **dict.fromkeys(("atol", "rtol"), (lambda it: _number(it, 0), "a number, zero or more")),
+    **dict.fromkeys(("atol", "rtol"), (lambda it: _number(it, 0, sys.float_info.max), "a number, zero or more")),
     "backend": (lambda it: it in (*METHODS, "cupti"), "'event', 'cudagraph' or 'cupti'"),
     "benchmark_devices": (_all(Sequence, lambda it: _whole(it, 0)), "numbers of GPUs, such as [0, 1]"),
     "do_not_specialize": (_all(Iterable, lambda it: isinstance(it, str)), "names of arguments, such as ['M', 'N']"),

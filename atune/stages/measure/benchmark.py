@@ -18,7 +18,15 @@ from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import Guards, KernelArguments
-from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments, with_cause
+from atune.stages.measure.check import (
+    Expected,
+    Mismatch,
+    expected_outputs,
+    judged,
+    reference_arguments,
+    scale_of,
+    with_cause,
+)
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
@@ -335,7 +343,7 @@ def _warm_up() -> None:
         two = (one @ one.T).to(torch.float64)
         bad = ~((two - one.to(torch.float64)).abs() <= 1.0)
         bad.sum().item(), bad.nonzero(), torch.equal(one.view(torch.uint8), one.clone().view(torch.uint8))
-        two[torch.isfinite(two)].square().mean().sqrt().item()
+        scale_of(two)
     guards = Guards("cuda", 1)
     guards.allocate(0, 1, torch.float32)
     guards.damage()

@@ -138,13 +138,13 @@ def _answered(
     """Ask a function of the user's about `outputs`: it is content with None or a true value."""
     try:
         answer = function(*given)
-        right = answer is None or bool(answer)
+        right = answer is None or bool(answer and answer == answer)  # NaN is true in Python
     except BaseException as error:
         why = _objection(judge, error, arguments)
     else:
         if right:
             return None
-        why = f"the {judge} returned a false value"
+        why = f"the {judge} returned {'NaN' if answer else 'a false value'}"
     return _worst_kind(outputs, arguments, why)
 
 
@@ -154,7 +154,7 @@ def _worst_kind(outputs: dict[int, Any], arguments: KernelArguments, why: str) -
     for i, output in outputs.items():
         if i in arguments.out_idx and i not in arguments.zero and (n := int(_poisoned(output).sum().item())):
             return Mismatch("unwritten", f"{why}; output {i}: {n} of {output.numel()} elements were not written")
-        if output.dtype.is_floating_point and not bool(torch.isfinite(output.to(torch.float32)).all()):
+        if output.dtype.is_floating_point and not bool(torch.isfinite(output.to(torch.float64)).all()):
             return Mismatch("non_finite", f"{why}; output {i} holds NaN or infinity")
     return Mismatch("mismatch", why)
 
@@ -186,22 +186,27 @@ def compare(work: Workload, arguments: KernelArguments, expected: Expected) -> t
 def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) -> tuple[Mismatch | None, float]:
     import torch
 
-    if out.shape != ref.shape:
-        return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {list(ref.shape)}"), 0.0
+    if out.shape != ref.shape or out.is_complex() != ref.is_complex():
+        theirs = f"{'complex ' if ref.is_complex() else ''}{list(ref.shape)}"
+        return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {theirs}"), 0.0
     written = ~_poisoned(out) if poisoned else torch.ones_like(out, dtype=torch.bool)
     exact = not out.dtype.is_floating_point
     wide = torch.float32 if not exact and out.element_size() <= 2 and ref.element_size() <= 2 else torch.float64
     got, want = out.to(wide), ref.to(wide)
     name = str(out.dtype).removeprefix("torch.")
     rtol = work.rtol if work.rtol is not None else (0.0 if exact else RTOL.get(name, 1e-2))
-    scale = want[torch.isfinite(want)].square().mean().sqrt().item() if want.numel() and not exact else 0.0
-    atol = work.atol if work.atol is not None else rtol * (scale if scale == scale else 1.0)
+    scale, largest = (0.0, 0.0) if exact else scale_of(want)
+    atol = work.atol if work.atol is not None else rtol * scale
+    if not math.isfinite(atol + rtol * largest):
+        infinite = f"rtol {rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}: give less"
+        return Mismatch("mismatch", f"{label}: {infinite}"), 0.0
     difference = (got - want).abs()
-    bad = ~((difference <= atol + rtol * want.abs()) | (got == want) | (got.isnan() & want.isnan() & written))
+    finite = difference < math.inf  # no tolerance counts where one is infinite or NaN
+    near = finite & (difference <= atol + rtol * want.abs())
+    bad = ~(near | (got == want) | (got.isnan() & want.isnan() & written))
     if exact and rtol == atol == 0:
         bad = out != ref  # not rounded: large integers differ by less than the wide type tells
-    finite = difference[torch.isfinite(difference)]
-    worst = finite.max().item() if finite.numel() else 0.0
+    worst = difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
     count = int(bad.sum().item())
     if count <= work.max_mismatched_ratio * out.numel():
         return None, worst
@@ -219,12 +224,29 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
         f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
         f"{ours} and not {theirs}; largest difference {worst:.3g}"
     )
+    for what, there in (("NaN", want.isnan()), ("infinity", want.isinf())):
+        if bool((bad & there).any()):
+            detail += f"; the reference has {what} in {int(there.sum())} of {out.numel()}"
     if unwritten:
         detail += f"; {unwritten} of them were not written"
     most = int(work.max_mismatched_ratio * out.numel())
-    if not exact and (enough := passing_rtol(difference, want, scale, work.atol, most)):
+    if not exact and (enough := passing_rtol(difference.masked_fill(~bad, 0), want, scale, work.atol, most)):
         detail += f"; would pass with rtol ≥ {enough}"
     return Mismatch("mismatch", detail), worst
+
+
+def scale_of(tensor: Any) -> tuple[float, float]:
+    """Return the root mean square and the largest absolute value of what is finite in a tensor; zeros without any."""
+    import torch
+
+    sizes = tensor.abs()
+    finite = sizes < math.inf
+    sizes.masked_fill_(~finite, 0)
+    if not bool(sizes.any()):
+        return 0.0, 0.0
+    largest = sizes.max()
+    norm = torch.linalg.vector_norm(sizes.div_(largest), dtype=torch.float64)  # its squares do not overflow
+    return largest.item() * (norm.item() / math.sqrt(finite.sum().item())), largest.item()
 
 
 def _poisoned(tensor: Any) -> Any:
@@ -253,7 +275,8 @@ def passing_rtol(difference: Any, want: Any, scale: float, atol: float | None, m
     """
     import torch
 
-    above, size = (difference, scale + want.abs()) if atol is None else ((difference - atol).clamp(min=0), want.abs())
+    above, size = difference / 2, want.abs() / 2  # halves, whose sum does not overflow
+    above, size = (above, scale / 2 + size) if atol is None else ((above - atol / 2).clamp(min=0), size)
     needed = (above / size).masked_fill(above == 0, 0.0).flatten().nan_to_num(nan=math.inf, posinf=math.inf)
     least = torch.kthvalue(needed, needed.numel() - most).values.item() if most < needed.numel() else 0.0
     return _upwards(least) if 0 < least <= MOST_RTOL else ""

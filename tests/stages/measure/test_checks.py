@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload, fingerprint
 
 X = KernelParam("float32", (4, 8))
+X64 = KernelParam("float64", (4, 8))
 
 
 def workload(**options: Any) -> Workload:
@@ -209,6 +212,118 @@ def test_large_integers_must_be_equal_to_the_last_bit() -> None:
     assert judge(work, lambda x, out: out.fill_(2**60), big, big) is None
     wrong = judge(work, lambda x, out: out.fill_(2**60 + 1), big, big)
     assert wrong is not None and wrong.kind == "mismatch" and wrong.message.startswith("output 0: 4 of 4")
+
+
+FLOATS = [
+    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+]
+VALUES = [2.0, 0.0, math.inf, -math.inf, math.nan]
+
+
+def made(dtype: str, *values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(getattr(torch, dtype))
+
+
+def compared(got: torch.Tensor, want: torch.Tensor, **options: Any) -> Mismatch | None:
+    """Judge a kernel that writes `got` where the reference gives `want`."""
+    output = KernelParam(str(got.dtype).removeprefix("torch."), tuple(got.shape))
+    return judge(workload(reference=lambda x: want, **options), lambda x, out: out.copy_(got), X, output)
+
+
+def alike(one: float, other: float) -> bool:
+    return one == other or (one != one and other != other)
+
+
+@pytest.mark.parametrize("options", [{}, {"rtol": 0.5, "atol": 1e30}])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_tolerance_counts_only_where_both_are_finite(dtype: str, options: dict[str, Any]) -> None:
+    """All pairs of the values that the dtype has, beside an element that is right."""
+    if not hasattr(torch, dtype):
+        pytest.skip(f"this torch has no {dtype}")
+    values = [value for value in VALUES if alike(made(dtype, value).double().item(), value)]
+    assert len(values) == {"e4m3fn": 3, "e4m3fnuz": 3, "e5m2fnuz": 3, "e8m0fnu": 2}.get(
+        dtype.removeprefix("float8_"), 5
+    )
+    for want in values:
+        for got in values:
+            wrong = compared(made(dtype, got, 1.0), made(dtype, want, 1.0), **options)
+            if wrong is not None and got != got and dtype == "float8_e8m0fnu":
+                assert wrong.kind == "unwritten"  # its only NaN is what outputs are filled with
+                continue
+            within = bool(options) and math.isfinite(got) and math.isfinite(want)
+            assert (wrong is None) == (within or alike(got, want)), (got, want, wrong)
+            if wrong is not None and math.isfinite(want):
+                assert wrong.kind == ("mismatch" if math.isfinite(got) else "non_finite")
+            elif wrong is not None:
+                assert wrong.kind == "mismatch" and wrong.message.startswith("output 0: 1 of 2 elements differ")
+                assert f"the reference has {'infinity' if want == want else 'NaN'} in 1 of 2" in wrong.message
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"])
+def test_whole_numbers_are_what_the_reference_gives_and_nothing_that_is_not_finite(dtype: str) -> None:
+    for want in (0.0, 1.0, math.inf, -math.inf, math.nan):
+        for got in (0, 1):
+            for options in ({}, {"rtol": 0.5, "atol": 0.25}):
+                wrong = compared(made(dtype, got, 1), made("float32", want, 1), **options)
+                assert (wrong is None) == (got == want), (got, want, options)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in FLOATS if "8" not in dtype])
+@pytest.mark.parametrize("part", [1.0, 1e-4, 0.5e-30])
+def test_the_scale_neither_overflows_nor_counts_what_is_not_finite(dtype: str, part: float) -> None:
+    """A root mean square whose squares overflow or vanish, in the dtype or in float64, is still one."""
+    values = torch.finfo(getattr(torch, dtype))
+    large = values.max * part if part > 1e-20 else values.tiny
+    assert compared(made(dtype, large, 0, math.inf), made(dtype, large, 0, math.inf)) is None
+    for got in ((0, 0, math.inf), (-large, 0, math.inf), (large, large, math.inf)):
+        wrong = compared(made(dtype, *got), made(dtype, large, 0, math.inf))
+        assert wrong is not None and wrong.message.startswith("output 0: 1 of 3 elements differ"), got
+        [said] = re.findall(r"atol (\S+):", wrong.message)
+        rtol = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2}[dtype]
+        assert float(said) == pytest.approx(rtol * made(dtype, large).item() / math.sqrt(2), rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in FLOATS if "8" not in dtype])
+def test_the_rtol_that_would_pass_passes(dtype: str) -> None:
+    """Beside what is infinite and right, and where the sum of scale and reference overflows."""
+    for large in (1.0, torch.finfo(getattr(torch, dtype)).max * 0.9):
+        got, want = made(dtype, large, large, -math.inf, math.nan), made(dtype, large, large * 0.9, -math.inf, math.nan)
+        wrong = compared(got, want)
+        assert wrong is not None
+        [enough] = map(float, re.findall("would pass with rtol ≥ (.+)", wrong.message))
+        assert compared(got, want, rtol=enough) is None and compared(got, want, rtol=0.9 * enough) is not None
+
+
+def test_an_infinite_tolerance_is_refused() -> None:
+    """Whether it is given, or comes of what is given and the reference's values."""
+    for name in ("rtol", "atol"):
+        for value in (math.inf, math.nan, 10**400):
+            with pytest.raises(WorkloadError, match=f"{name} must be a number, zero or more, got (inf|nan|1000)"):
+                workload(**{name: value})
+    for options in ({"rtol": 1e300}, {"rtol": 1e300, "atol": 0.0}):
+        wrong = compared(made("float64", 1e9), made("float64", 1e9), **options)
+        assert wrong is not None and "rtol 1e+300 is an infinite tolerance for the reference's values" in wrong.message
+
+
+def test_a_reference_without_a_finite_value_is_said_to_have_none() -> None:
+    wrong = compared(made("float32", *range(4)), made("float32", *[math.nan] * 4))
+    assert wrong is not None and wrong.message.endswith("the reference has NaN in 4 of 4")
+    assert compared(made("float32", *[math.nan] * 4), made("float32", *[math.nan] * 4)) is None
+    assert compared(made("float32"), made("float32")) is None
+
+
+def test_a_complex_reference_is_not_compared_by_its_real_part() -> None:
+    wrong = compared(torch.ones(2), torch.tensor([1 + 2j, 1]))
+    assert wrong == Mismatch("mismatch", "output 0: shape [2], the reference's is complex [2]")
+
+
+def test_a_check_that_answers_nan_is_not_content() -> None:
+    for nan in (math.nan, torch.tensor(math.nan)):
+        wrong = judge(workload(check=lambda inputs, outputs, nan=nan: nan), double, X, X)
+        assert wrong == Mismatch("mismatch", "the check returned NaN")
+    large = judge(workload(check=lambda inputs, outputs: False), lambda x, out: out.fill_(1e300), X, X64)
+    assert large == Mismatch("mismatch", "the check returned a false value")
 
 
 def test_inputs_that_are_written_are_restored_before_each_call() -> None:
