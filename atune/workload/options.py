@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
@@ -55,7 +55,7 @@ def _outputs(value: Any) -> bool:
 
 
 def _amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value) and value >= 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _share(value: Any) -> bool:

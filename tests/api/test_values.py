@@ -16,6 +16,7 @@ def kernel(M: int, block: int = 1) -> None:
 
 
 SPACE = [{"block": 1}]
+NO_AMOUNTS = [float("inf"), float("nan"), -1, 10**400]
 
 WORKLOADS: list[tuple[str, Any, str]] = [
     ("arguments", 3, "must be a dict of the kernel's other parameters, such as {'M': 1024}, got 3"),
@@ -35,6 +36,7 @@ WORKLOADS: list[tuple[str, Any, str]] = [
     ("max_mismatched_ratio", 5, "must be a share, from 0 to 1, got 5"),
     ("restore", 0, "must be positions of parameters, such as [0], got 0"),
     ("zero", b"x", "must be positions of parameters"),
+    *((name, value, "must be a number, zero or more") for name in ("flops", "bytes") for value in NO_AMOUNTS),
     ("flops", "2*M", "must be a number, zero or more, or a function of arguments, got '2*M'"),
     ("bytes", [3], "must be a number, zero or more, or a function"),
     ("default", 64, "must be a configuration as a dict, such as {'block': 64}, got 64"),
@@ -48,6 +50,13 @@ WORKLOADS: list[tuple[str, Any, str]] = [
 def test_a_value_that_a_workload_cannot_have_is_refused(option: str, value: Any, message: str) -> None:
     with pytest.raises(atune.errors.WorkloadError, match=re.escape(f"Workload: {option} {message}")):
         atune.Workload(kernel, SPACE, **{option: value})
+
+
+@pytest.mark.parametrize("option", ["flops", "bytes"])
+@pytest.mark.parametrize("value", NO_AMOUNTS)
+def test_a_function_that_returns_no_amount_is_refused(option: str, value: float) -> None:
+    with pytest.raises(atune.errors.WorkloadError, match=f"Workload: {option} must be a number, zero or more"):
+        atune.Workload(kernel, SPACE, arguments={"M": 1}, **{option: lambda M: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("option", "value", "message"), [case for case in WORKLOADS if case[0] != "arguments"])
