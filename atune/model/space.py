@@ -18,6 +18,8 @@ LARGE = 100_000
 """Most candidates of a space: of more points the seed draws this many, and a generator is read up to here."""
 SMALL = 500
 """Points that can be enumerated within a few milliseconds."""
+NO_SERIES = (str, bytes, Mapping, set, frozenset)
+"""Types that are iterable, and no series of values: the order of a set differs between processes."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 
 
@@ -139,7 +141,7 @@ class Space:
         configs: Any = self._configs
         if callable(configs):
             configs = UserCallback(configs, arguments, lambda values: "configs").ask({})
-        if isinstance(configs, (str, bytes, Mapping)) or not isinstance(configs, Iterable):
+        if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
             raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
         if isinstance(configs, Sequence):
             return Listed(configs, where, cut=self._cut)
@@ -189,7 +191,7 @@ def _read(configs: Iterable[Any], most: int) -> tuple[list[Any], bool]:
 
 
 def _axis(name: str, values: Any) -> Sequence[Any]:
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+    if isinstance(values, NO_SERIES) or not isinstance(values, Iterable):
         such = {PASS_CONFIGS: "[None, {'tl.enable_fast_math': True}]", COMPILE_FLAGS: "[None, ['-O2']]"}.get(
             name, "[1, 2]"
         )

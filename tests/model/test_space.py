@@ -106,6 +106,11 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space(a=[1], where=lambda a: a > 5), "Space is empty: no configuration satisfies the constraints"),
         (lambda: Space([{"a": 1}], a=[1]), "a list of configs or axes, not both"),
         (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
+        (lambda: Space(a={1, "b"}), "; an axis is a list of values, such as a="),
+        (lambda: Space(a=frozenset({"b"})), "axis 'a' is frozenset({'b'}); an axis is a list"),
+        (lambda: Space(a=lambda: {1, 2}), "axis 'a' is {1, 2}; an axis is a list"),
+        (lambda: Space({("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type]
+        (lambda: Space(lambda: {("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type, return-value]
         (lambda: Space(a="64"), "axis 'a' is '64'; an axis is a list"),
         (lambda: Space(7), "configs must be a list, a generator or a callable, got int"),  # type: ignore[arg-type]
         (lambda: Space("abc"), "gave 'abc', and not a series of dicts"),  # type: ignore[arg-type]
