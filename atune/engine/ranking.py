@@ -59,12 +59,13 @@ def final_order(
 ) -> list[FinalEntry]:
     """Return all entries, the winner first, the others by latency.
 
-    The winner is the leader where its advantage holds. Otherwise it is the `default`, if that is as fast or
-    statistically tied with the leader. Otherwise it is the one of these with the smallest config key, so that runs
-    repeat.
+    The winner is the leader where its advantage holds, else the one of its equals with the smallest config key, so that
+    runs repeat. It gives way to the `default` among the contenders, unless it is faster: its gain is more than `CLOSE`,
+    and the 95 % interval of the gain excludes 1.
     """
-    equals = equal_best(timings, contenders, keys, looks)
-    winner = default if default is not None and default in equals else min(equals, key=lambda i: keys[i])
+    winner = min(equal_best(timings, contenders, keys, looks), key=lambda i: keys[i])
+    if default is not None and default in contenders and not _gains(timings[winner], timings[default]):
+        winner = default
     rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))
     return [FinalEntry(i, timings[i]) for i in (winner, *rest)]
 
@@ -104,6 +105,11 @@ def _verdict(slow: Timing, fast: Timing, level: float) -> str:
     if low >= 1 - TIE and high <= 1 + TIE:
         return "tied"
     return "slower" if low > 1 else "open"
+
+
+def _gains(fast: Timing, slow: Timing) -> bool:
+    """Tell whether `fast` is faster as a result says it: not «as fast», and not «statistically tied»."""
+    return slow.latency_ms / fast.latency_ms >= 1 + CLOSE and ratio_interval(slow, fast)[0] > 1
 
 
 def _ratio(slow: Timing, fast: Timing) -> float:

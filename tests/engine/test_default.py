@@ -4,6 +4,7 @@ beats it."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from fake_runs import finish, valley
 from own_strategy import Own
 
+from atune.engine.ranking import final_order
 from atune.engine.search.recording import read_recording
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
@@ -32,6 +34,7 @@ from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.device import DeviceLimits
+from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.export import export, table
@@ -86,6 +89,49 @@ async def test_of_equals_the_default_is_returned_also_when_it_is_not_among_the_b
     script = Script(latency_ms=lambda c: 1.0 + c["x"] / 10, final_ms=lambda c: 1.0)
     run = await finish(FakeMachine(20, script, default=15), benchmark=BenchmarkSettings(n_final=3))
     assert run.result.best_index == 15 and set(run.result.ties or ()) == {0, 1, 2}
+
+
+WIDE = (-0.1, 0.1) * 10
+"""Noise that hides a gain of 2 %."""
+
+
+@pytest.mark.parametrize(
+    ("gain", "noise", "default_wins"),
+    [
+        (0.98, (0.0,) * 20, True),
+        (1.0, (0.0,) * 20, True),
+        (1.004, (0.0,) * 20, True),  # is printed as «as fast as the default»
+        (1.006, (0.0,) * 20, False),
+        (1.02, WIDE, True),  # is printed as «statistically tied with the default»
+        (1.02, (-0.001, 0.001) * 10, False),
+        (1.3, WIDE, False),
+    ],
+)
+@pytest.mark.parametrize("contenders", [[0, 1], [1, 0, 2]])
+def test_a_default_is_returned_if_the_winners_gain_lies_within_its_interval(
+    gain: float, noise: Sequence[float], default_wins: bool, contenders: list[int]
+) -> None:
+    def timing(ms: float, noise: Sequence[float]) -> Timing:
+        return Timing.of([1e3 * ms * (1 + one) for one in noise], "perf_counter")
+
+    timings = {0: timing(gain, noise), 1: timing(1.0, noise[::-1]), 2: timing(1.001, noise[::-1])}
+    order = final_order(timings, contenders, {0: "c", 1: "a", 2: "b"}, looks=10, default=0)
+    assert order[0].index == (0 if default_wins else 1) and {one.index for one in order} == {0, 1, 2}
+    assert final_order(timings, [1, 2], {0: "c", 1: "a", 2: "b"}, looks=10, default=0)[0].index == 1  # it may not win
+
+
+@pytest.mark.parametrize("default", [3, OUTSIDE])
+async def test_no_other_winner_is_called_as_fast_as_the_default(default: Any) -> None:
+    wins = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        script = Script(
+            latency_ms=lambda c: 1.0 + (c["x"] % 7) / 400, final_noise=lambda _, c=chance: 1 + c.gauss(0, 0.01)
+        )
+        run = await finish(FakeMachine(6, script, default=default), benchmark=BenchmarkSettings(n_final_limit=20))
+        assert run.result.default_wins or " faster than" in default_line(run.result), f"seed {seed}"
+        wins += run.result.default_wins
+    assert 0 < wins < 40
 
 
 async def test_a_likely_loser_is_measured_if_it_is_the_default() -> None:
