@@ -215,7 +215,7 @@ class DevicesLost(AtuneError):
 
 
 class NoWinner(AtuneError):
-    """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
+    """No candidate of the space worked. The message groups and counts the reasons; `result` holds every record."""
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(message)

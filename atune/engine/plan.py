@@ -59,7 +59,7 @@ class Plan:
     proposable: int
     """How many candidates the strategy may still propose."""
     baseline: Candidate | None = None
-    """The default configuration, where the space does not hold it."""
+    """The default configuration, where the space does not list it."""
     baseline_left: bool = False
     """Whether the baseline must still be proposed."""
     to_survey: bool = False
@@ -170,8 +170,11 @@ def check_same_work(
     """
     header = state.header
     assert header is not None
-    if header.space != now.space:
+    both = header.baseline is not None and now.baseline is not None
+    if header.space != now.space or (both and bool(header.refused) != bool(now.refused)):
         now_has = f"has {now.total:,}" if header.total != now.total else "has others"
+        if header.space == now.space:
+            now_has = "its constraints judged the default otherwise"
         raise JournalError(
             f"the journal records another space: it had {header.total:,} candidates and {now_has}. Give the space as "
             "it was, or begin a new journal that takes this one as advice (--warm, warm=)"

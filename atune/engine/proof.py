@@ -51,8 +51,8 @@ class Proofs:
 
     def leader(self) -> Artifact | None:
         """Return the leader's artifact, if it needs a proof that has not begun."""
-        best = self.run.recorder.state.ranked(1)
-        artifact = self.run.artifacts.get(best[0].index) if best else None
+        best = self.run.recorder.state.winner
+        artifact = None if best is None else self.run.artifacts.get(best)
         if artifact is None or artifact.plain or not self.wanted:
             return None
         begun = self._ahead is not None and self._ahead[0] == library(artifact)

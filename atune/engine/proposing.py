@@ -140,7 +140,7 @@ class ProposeStage:
         run.wake()
         while not run.stopping and any(e.key and state.outcome(e.index) is None for e in state.entries.values()):
             await run.changed()
-        if not run.stopping and not state.ranked(1):
+        if not run.stopping and state.best is None:
             self._screen.leave_none_out()
             for index, outcome in [(index, state.outcome(index)) for index in sorted(state.entries)]:
                 own = state.first(index).index == index and index in self._plan.candidates

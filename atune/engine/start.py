@@ -100,6 +100,8 @@ class EngineSettings:
             "total": spec.total,
             "points": spec.points,
             "default": spec.default,
+            "baseline": spec.baseline,
+            "refused": spec.refused,
             "no_default": spec.no_default,
             "arguments": spec.arguments,
             "flops": spec.flops,

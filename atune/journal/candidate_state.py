@@ -29,6 +29,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     built: bool = False
     parent: int | None = None
     """An earlier candidate of the space with the same code."""
+    refused: bool = False
+    """Whether it is a baseline that a constraint refuses."""
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
     surveyed: bool = False
@@ -44,10 +46,11 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     @property
     def may_win(self) -> bool:
-        """Whether it was measured and may win. The baseline may if its outputs were checked: it may be another program
-        than the space's candidates.
+        """Whether it was measured and may win. The baseline may if no constraint refuses it, and its outputs were
+        checked: it may be another program than the space's candidates.
         """
-        return isinstance(self.outcome, CandidateMeasured) and (self.in_space or self.outcome.checked)
+        checked = isinstance(self.outcome, CandidateMeasured) and (self.in_space or self.outcome.checked)
+        return checked and not self.refused
 
 
 def status_of(entry: Entry) -> Status:

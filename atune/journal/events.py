@@ -65,9 +65,13 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     points: int | None = None
     """Points of a large space, before its constraints, of which the seed drew the candidates."""
     default: int | None = None
-    """Index of the default configuration. `BASELINE` where the space does not hold it; None where there is none."""
+    """Index of the default configuration. `BASELINE` where the space does not list it; None where there is none."""
+    baseline: dict[str, Any] | None = None
+    """The default configuration, where the space does not list it."""
+    refused: str = ""
+    """Why the baseline must not win: which constraint refuses it; empty where none does."""
     no_default: str = ""
-    """Why there is none; empty where there is."""
+    """Why there is no default configuration; empty where there is."""
     arguments: dict[str, Any]
     target: Target
     devices: tuple[str, ...]

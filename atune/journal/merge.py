@@ -63,7 +63,10 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
     """Yield the events of one run that did what all of them did; their clocks follow each other."""
     chosen, several = _chosen(states)
-    default = next((found for state in states if (found := _header(state).default) is not None), None)
+    headers = list(map(_header, states))
+    having = next((header for header in headers if header.default is not None), headers[0])
+    refused = next((header.refused for header in headers if header.refused), "")
+    default = {"default": having.default, "baseline": having.baseline, "refused": refused}
     offset_s, last = 0.0, None
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
         own = {index for index, (_, journal) in chosen.items() if journal == number}
@@ -79,15 +82,15 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
     yield RunFinished(**end, wall_s=sum(state.wall_s for state in states), reason="merged")
 
 
-def _kept(event: AnyEvent, state: State, own: set[int], default: int | None, *, first: bool) -> AnyEvent | None:
+def _kept(event: AnyEvent, state: State, own: set[int], default: dict[str, Any], *, first: bool) -> AnyEvent | None:
     """Return what the merged run has of `event`; None if nothing.
 
-    `own`: the candidates whose records are from this journal, of which `state` has the outcomes. `default`: the merged
-    run's.
+    `own`: the candidates whose records are from this journal, of which `state` has the outcomes. `default`: what
+    the merged run's header has of the default.
     """
     match event:
         case RunStarted():
-            return replace(event, default=default) if first else None
+            return replace(event, **default) if first else None
         case SpaceSurveyed():
             return event if first else None
         case DeviceReady() | ReferenceMeasured() | Warned():

@@ -12,7 +12,7 @@ from atune.journal.candidate_state import Entry, Status, status_of
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
 from atune.journal.state import State
 from atune.model.artifact import MachineFacts, StaticFacts
-from atune.model.candidate import Config
+from atune.model.candidate import BASELINE, Config, describe_config
 from atune.model.measurement import DISTURBS, FinalEntry, Timing
 from atune.model.roofline import Roofline
 
@@ -167,6 +167,19 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], roofline
         roofline=rooflines(timing, device),
         instead=instead,
     )
+
+
+def unlisted(state: State, baseline: Record | None) -> str:
+    """Return which default won though the space does not list it, or was all that worked, as a sentence; else empty."""
+    if baseline is None or baseline.latency_ms is None:
+        return ""
+    if state.winner == BASELINE:
+        return f"the winner, {describe_config(baseline.config)}, is your default, which the space does not list"
+    if state.winner is not None or state.finished is None or not (state.counts["failed"] or state.counts["pruned"]):
+        return ""
+    text = f"{describe_config(baseline.config)} ({baseline.latency_ms:.4g} ms)"
+    refused = f"; {state.header.refused}" if state.header and state.header.refused else ""
+    return f"nothing in the space worked; this is your default: {text}{refused}"
 
 
 def standing(state: State) -> tuple[FinalEntry, ...]:

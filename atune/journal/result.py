@@ -15,7 +15,7 @@ from typing import Any
 from atune.errors import AtuneError
 from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
-from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, untried, writes_of
+from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, unlisted, untried, writes_of
 from atune.journal.state import State
 from atune.model.artifact import Artifact, source_path, what_failed
 from atune.model.candidate import BASELINE, Config
@@ -38,10 +38,11 @@ class Result:
     kernel is loaded from the cache folder only. `header`: the run's first event. `total`: candidates of the space,
     which is the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of
     the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
-    user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands.
-    Without a final it is the measured candidate with the smallest latency; on a tie, with the smallest config key.
-    `records` holds every candidate of the space that was proposed. `baseline`: the record of the default configuration
-    where the space does not hold it; it may win, and counts nowhere. `all_records`: these, and then the baseline.
+    user, first `about_default`: which default won though the space does not list it, or was all that worked.
+    `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands. Without
+    a final it is the measured candidate with the smallest latency; on a tie, with the smallest config key. `records`
+    holds every candidate of the space that was proposed. `baseline`: the record of the default configuration where the
+    space does not list it; it may win, and counts nowhere. `all_records`: these, and then the baseline.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -56,7 +57,6 @@ class Result:
         """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
         self.cache_hit = False
         """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
-        self.warnings = tuple(state.warnings)
         self.devices = tuple(state.devices.values())
         self.measured = state.counts["measured"]
         self.failed = state.counts["failed"]
@@ -80,8 +80,7 @@ class Result:
         self.work: ProblemWork = _work(state)
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
-        finalists = [entry.index for entry in self.final if state.first(entry.index).may_win]
-        self.best_index: int | None = finalists[0] if finalists else (state.best or (None,))[0]
+        self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
         proven = state.proven
         self.proven = self.finished and proven is not None and state.first(proven.index).index == self.best_index
         """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
@@ -93,6 +92,8 @@ class Result:
         self.records = tuple(made.values())
         self.all_records = self.records if self.baseline is None else (*self.records, self.baseline)
         self._by_index = {record.index: record for record in self.all_records}
+        self.about_default = unlisted(state, self.baseline)
+        self.warnings = (*filter(None, [self.about_default]), *state.warnings)
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
         self.measurements: tuple[Measurement, ...] = _measurements(state, sorted(self._measured_by_latency))
         """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
@@ -122,12 +123,12 @@ class Result:
 
     @property
     def best(self) -> Record | None:
-        """The winner's record; None where no candidate was measured."""
+        """The winner's record; None where nothing of the space was measured."""
         return None if self.best_index is None else self._by_index[self.best_index]
 
     @property
     def best_config(self) -> Config | None:
-        """The winner's configuration, a copy; None where no candidate was measured."""
+        """The winner's configuration, a copy; None where nothing of the space was measured."""
         return None if self.best is None else dict(self.best.config)
 
     @property

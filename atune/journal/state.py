@@ -44,7 +44,8 @@ class State:
     """The fold: `apply` every event in order, read the state at any time.
 
     Candidates with the same code form a class, credited to its first member in the space's order. The latest outcome
-    of any member is the class's. The baseline, outside of the space, is ranked if it may win, and counted nowhere.
+    of any member is the class's. The baseline, outside of the space, is ranked if it may win, and counted nowhere. It
+    wins only where a candidate of the space was measured too.
     """
 
     def __init__(self) -> None:
@@ -182,8 +183,10 @@ class State:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The best so far by first timing: its credited index and latency in ms. It ignores the final."""
-        if not self._ranking:
+        """The best so far by first timing: its credited index and latency in ms; None while the space has none. It
+        ignores the final.
+        """
+        if not self.counts["measured"]:
             return None
         latency_ms, _, index = self._ranking[0]
         return index, latency_ms
@@ -196,12 +199,11 @@ class State:
     def winner(self) -> int | None:
         """The winning candidate that was built and ran: the first of the final that is still valid, otherwise the best.
 
-        None if nothing is measured.
+        None if nothing of the space is measured.
         """
-        for entry in self.final.entries if self.final else ():
-            if self.first(entry.index).may_win:
-                return entry.index
-        return next((measured.index for measured in self.ranked(1)), None)
+        entries = self.final.entries if self.final else ()
+        standing = (entry.index for entry in entries if self.first(entry.index).may_win)
+        return None if self.best is None else next(standing, self.ranked(1)[0].index)
 
     def deaths(self, index: int) -> int:
         """Return how often the whole program died while it measured candidate `index`, including this part."""
@@ -241,7 +243,8 @@ class State:
 
     def _made(self, index: int) -> Entry:
         if index not in self.entries:
-            self.entries[index] = Entry(index)
+            refused = index == BASELINE and self.header is not None and bool(self.header.refused)
+            self.entries[index] = Entry(index, refused=refused)
         return self.entries[index]
 
     def _note_library(self, event: ArtifactBuilt) -> None:

@@ -17,7 +17,7 @@ PASS_CONFIGS = "pass_configs"
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
 BASELINE = -1
-"""Index of the default configuration where the space does not hold it. It is measured as a baseline, and counts neither
+"""Index of the default configuration where the space does not list it. It is measured as a baseline, and counts neither
 among the space's candidates nor for a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1

@@ -108,7 +108,7 @@ def workload_html(workload: Workload) -> str:
 def _card(result: Result) -> str:
     name = printable(result.header.workload) if result.header else "no run"
     if result.best is None:
-        return f'<div style="{CARD}"><b>{escape(name)}</b>: {no_winner_line(result)}</div>'
+        return f'<div style="{CARD}"><b>{escape(name)}</b>: {escape(no_winner_line(result))}</div>'
     first, *rest = filter(None, (latency_line(result), default_line(result), ties_line(result)))
     below = "".join(f"<br>{escape(line)}" for line in [describe_config(result.best.config), *rest])
     return f'<div style="{CARD}"><b>{escape(name)}: {escape(first)}</b>{below}</div>'

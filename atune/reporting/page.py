@@ -61,7 +61,7 @@ def head_section(result: Result) -> str:
     lines = [f"<h1>{unbroken(page_title(result))}</h1>", '<section id="winner">']
     if best is None:
         why = no_winner_line(result)
-        lines.append(f"<p>{why[0].upper()}{why[1:]}.</p>")
+        lines.append(f"<p>{breakable(why[0].upper() + why[1:])}.</p>")
     else:
         lines += [figures_html(winner_figures(result)), _config(best.config)]
         lines += [f"<p>{breakable(line)}</p>" for line in winner_notes(result)]

@@ -64,7 +64,7 @@ def result_lines(result: Result) -> list[Line]:
 def answer_lines(result: Result) -> list[Line]:
     """Return the winner's configuration and figures, or why there is no winner."""
     if result.best is None or result.latency_ms is None:
-        return [Line(f"no winner: {no_winner_line(result)}", "strong")]
+        return [Line(f"{'' if result.about_default else 'no winner: '}{no_winner_line(result)}", "strong")]
     first, *further = headline_lines(result)
     return [Line(first, "answer"), *(Line(line, "strong") for line in further)]
 
@@ -78,7 +78,8 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
         lines.append(Line(f"{label:11}{line}", "attention"))
         label = ""
     lines += [Line(f"             {line}", "dim") for line in first_failure_lines(result, groups)]
-    warned = [text for text in result.warnings if text not in result.noise]
+    said = result.noise if result.best else (*result.noise, result.about_default)
+    warned = [text for text in result.warnings if text not in said]
     for label, texts in (("warnings", warned), ("noise", result.noise)):
         lines += [Line(f"{'' if n else label:11}{printable(text)}", "attention") for n, text in enumerate(texts)]
     if not result.finished:
@@ -153,7 +154,8 @@ def no_winner_line(result: Result) -> str:
     """Return the text for a result without a winner. One that did not finish, or tried nothing, is no failure."""
     if not result.finished:
         return "no candidate has been measured"
-    return "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
+    worked = "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
+    return printable(result.about_default) or worked
 
 
 def latency_line(result: Result) -> str:
@@ -170,10 +172,9 @@ def default_line(result: Result) -> str:
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
-    outside = "" if default is not result.baseline else ", which the space does not hold"
+    outside = "" if default is not result.baseline else ", which the space does not list"
     if result.default_wins:
-        alone = result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates)
-        if alone:
+        if result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates):
             return "the default configuration; no other was measured"
         same = ", which has the winner's code" if result.best_index == default.same_as else outside
         return f"no configuration beats the default{same}"
@@ -182,7 +183,8 @@ def default_line(result: Result) -> str:
         return ""
     interval = "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}"
     text = comparison(ratio, "the default configuration")
-    left = ", and is not returned, because its outputs were not checked" if outside and result.default_ratio < 1 else ""
+    why = printable((result.header and result.header.refused) or "its outputs were not checked")
+    left = f", and is not returned, because {why}" if outside and "faster" not in text else ""
     return f"{text}{outside}{left} ({result.default_ms:.4g} ms{interval})"
 
 

@@ -53,7 +53,9 @@ class FakeMachine:
     compile, benchmark
         Settings. Only the two deadlines have an effect.
     default
-        Index of the default configuration, or a configuration that the space does not hold: the baseline.
+        Index of the default configuration, or a configuration that the space does not list: the baseline.
+    refused
+        Why the baseline must not win.
     no_default
         Why there is none.
     fingerprint, device_name, target
@@ -73,6 +75,7 @@ class FakeMachine:
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
         default: int | Config | None = None,
+        refused: str = "",
         no_default: str = "",
         fingerprint: str = "",
         device_name: str = "a fake device",
@@ -88,7 +91,7 @@ class FakeMachine:
         self.target = Target("c") if target == "c" else Target("cuda", target)
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        self.default, self.no_default = default, no_default
+        self.default, self.refused, self.no_default = default, refused, no_default
         self.described = self.configs
         """The answer of `describe`. Tests of a changed space give it another order or number."""
         self.fingerprint = fingerprint or "fake"
@@ -153,6 +156,7 @@ class FakeMachine:
             configs=tuple(self.described),
             default=BASELINE if isinstance(self.default, dict) else self.default,
             baseline=self.default if isinstance(self.default, dict) else None,
+            refused=self.refused,
             no_default=self.no_default,
             fingerprint=self.fingerprint,
             code=self.fingerprint,

@@ -254,8 +254,8 @@ class Fit:
                 f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
             )
 
-    def default(self, config: Mapping[str, Any]) -> Config | None:
-        """Return the default among configurations with the names of `config`, or None if it is not plain data.
+    def given_default(self, config: Mapping[str, Any]) -> Config:
+        """Return the default among configurations with the names of `config`, in the values that were given.
 
         An empty pass configuration has several spellings; the one of `config` is used.
         """
@@ -265,8 +265,12 @@ class Fit:
             # These mean the same: None, and a pass configuration without options.
             nothing: dict[str, Any] = {PASS_CONFIGS: config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
             given |= {n: value for n, value in nothing.items() if n in config}
+        return given
+
+    def default(self, config: Mapping[str, Any]) -> Config | None:
+        """Return `given_default` in plain values, or None if it is not plain data."""
         try:
-            return {name: normalise(value, name) for name, value in given.items()}
+            return {name: normalise(value, name) for name, value in self.given_default(config).items()}
         except SpaceError:
             return None
 

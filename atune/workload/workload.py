@@ -50,7 +50,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...]
     """The candidates in order: all of the space, or a draw from a large one."""
     default: int | None
-    """Index of the default configuration, `BASELINE` where the space does not hold it; None where there is none."""
+    """Index of the default configuration, `BASELINE` where the space does not list it; None where there is none."""
     fingerprint: str
     out_idx: tuple[int, ...]
     flops: float | None = None
@@ -70,7 +70,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     layout_axes: tuple[str, ...] = ()
     """Names of the axes that lay out fragments and loops."""
     baseline: Config | None = None
-    """The default configuration, where the space does not hold it."""
+    """The default configuration, where the space does not list it."""
+    refused: str = ""
+    """Why the baseline must not win: which constraint refuses it; empty where none does."""
     no_default: str = ""
     """Why there is no default configuration; empty where there is."""
 
@@ -178,6 +180,7 @@ class Candidates:
             spec,
             default=default,
             baseline=baseline,
+            refused="" if baseline is None else self._refused(baseline),
             no_default=no_default,
             problem=self._fit.problem() if self.workload.key is None else self.workload.key,
             kernel=kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
@@ -188,7 +191,7 @@ class Candidates:
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
-        """Return the default that the space does not hold, with its index; or why there is none."""
+        """Return the default that the space does not list, with its index; or why there is none."""
         given, axes = self.workload.default, self.points.axes
         if given is not None and (why := wrong_names(given, axes)):
             raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")
@@ -196,6 +199,18 @@ class Candidates:
             return None, None, why
         config = self._fit.default(self._first)
         return (None, None, "the default is no plain data") if config is None else (BASELINE, config, "")
+
+    def _refused(self, baseline: Config) -> str:
+        """Return which constraint refuses the baseline, or raises for it; empty where all admit it."""
+        if not (where := self.workload.space.where):
+            return ""
+        place = self.points.place(baseline)
+        raw = self._fit.given_default(self._first) if place is None else self.points.raw(place)
+        try:
+            first = self.points.refusing(raw)
+        except SpaceError as error:
+            return str(error)
+        return "" if first is None else f"the constraint {constraint_text(where[first])} refuses it"
 
     def _remarks(self) -> tuple[str, ...]:
         if self.large:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,24 @@ from own_strategy import Own
 
 from atune.engine.ranking import final_order
 from atune.engine.search.recording import read_recording
+from atune.errors import AtuneError, JournalError, NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     AnyEvent,
+    BestChanged,
     CandidateMeasured,
     CandidateProposed,
     Event,
     FinalOrdered,
     RunFinished,
     RunStarted,
+    WinnerProven,
 )
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.replay import replay
+from atune.journal.result import TuneResult
 from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE
@@ -39,6 +44,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.export import export, table
 from atune.reporting.notebook import result_html
+from atune.reporting.page import breakable
 from atune.reporting.report import report
 from atune.reporting.summary import default_line, summary, summary_text
 from atune.testing import FakeMachine, Script
@@ -164,7 +170,7 @@ async def test_a_default_outside_of_the_space_is_measured_first_and_counts_nowhe
     assert proposed(run.events)[0] == BASELINE == machine.lowered[0] and len(proposed(run.events)) == 1 + count
     assert (run.result.measured, run.result.total, len(run.result.records)) == (count, 100, count)
     assert run.result.best_config == OUTSIDE and run.result.best_index == BASELINE and run.result.latency_ms == 0.5
-    assert default_line(run.result) == "no configuration beats the default, which the space does not hold"
+    assert default_line(run.result) == "no configuration beats the default, which the space does not list"
     assert run.result.built == count and sum(one.count for one in run.result.untried) == 100 - count
     if isinstance(own, Own):
         assert BASELINE not in own.outcomes and own.searched.default is None and BASELINE not in own.searched.configs
@@ -215,16 +221,131 @@ async def test_a_baseline_whose_outputs_are_not_checked_is_compared_with_and_not
     run = await finish(FakeMachine(6, replace(FAST_OUTSIDE, reference_ms=None), default=OUTSIDE))
     assert run.result.best_config == {"x": 0} and not run.result.default_wins and run.result.default_ratio == 0.5
     assert default_line(run.result) == (
-        "2.00 times slower than the default configuration, which the space does not hold, and is not returned, because "
+        "2.00 times slower than the default configuration, which the space does not list, and is not returned, because "
         "its outputs were not checked (0.5 ms, 95 % interval 0.50–0.50)"
     )
     slow = await finish(FakeMachine(6, replace(SLOW_OUTSIDE, reference_ms=None), default=OUTSIDE))
     assert slow.result.default_ratio == 8.0 and "checked" not in default_line(slow.result)
 
 
-async def test_a_space_of_failures_leaves_the_default() -> None:
-    run = await finish(FakeMachine(4, Script(fails=dict.fromkeys(range(4), "mismatch")), default=OUTSIDE))
-    assert run.result.best_config == OUTSIDE and run.result.failed == 4 and run.result.measured == 0
+REFUSED = "the constraint lambda x: x < 500 refuses it"
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, None])
+@pytest.mark.parametrize("budget", [1, 8, "900s", None])
+async def test_a_default_that_a_constraint_refuses_is_compared_with_and_never_wins(strategy: Any, budget: Any) -> None:
+    machine = FakeMachine(100, replace(FAST_OUTSIDE, accelerated=True), default=OUTSIDE, refused=REFUSED)
+    run = await finish(machine, strategy=made(strategy), budget=budget)
+    assert proposed(run.events)[0] == BASELINE
+    assert run.result.best_index == min(run.measured()[1:]) and not run.result.default_wins
+    assert run.result.default_ms == 0.5 and run.result.default_ratio is not None and run.result.default_ratio < 1
+    assert f"is not returned, because {REFUSED} (0.5 ms" in default_line(run.result) and not run.result.warnings
+    assert all(event.index != BASELINE for event in run.of(BestChanged, WinnerProven))
+    [end] = run.of(RunFinished)
+    assert end.kernel.index == run.result.best_index
+
+
+@pytest.mark.parametrize("n_final", [0, 1, 5])
+@pytest.mark.parametrize(("refused", "best"), [("", BASELINE), (REFUSED, 0)])
+async def test_with_and_without_a_final_a_constraint_decides_who_may_win(n_final: int, refused: str, best: int) -> None:
+    machine = FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=refused)
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=n_final))
+    assert run.result.best_index == best
+    named = "the winner, x=1000, is your default, which the space does not list"
+    assert run.result.warnings == (() if refused else (named,))
+    assert ("warnings   the winner, x=1000, is your default" in summary_text(run.result)) is not bool(refused)
+
+
+@pytest.mark.parametrize("refused", ["", REFUSED])
+@pytest.mark.parametrize("check", [1.0, None])
+async def test_where_nothing_of_the_space_works_the_default_is_no_winner(
+    refused: str, check: float | None, tmp_path: Path
+) -> None:
+    """Whatever the default does: a run that returned it would hide that the space is broken."""
+    fails = Script(fails=dict.fromkeys(range(4), "mismatch"), latency_ms=lambda c: 0.5, reference_ms=check)
+    with pytest.raises(NoWinner) as raised:
+        await tune(machine=FakeMachine(4, fails, default=OUTSIDE, refused=refused), journal=tmp_path / "j")
+    told = "nothing in the space worked; this is your default: x=1000 (0.5 ms)" + (f"; {refused}" if refused else "")
+    assert str(raised.value).splitlines()[:2] == [told, "no candidate worked: 4 failed"]
+    for result in (raised.value.result, replay(tmp_path / "j")):
+        assert not isinstance(result, TuneResult) and result.best_config is result.latency_ms is result.kept is None
+        assert (result.default_ms, result.failed, result.measured, result.proven) == (0.5, 4, 0, False)
+        assert summary_text(result).splitlines()[0] == told and summary_text(result).count(told) == 1
+        assert list(summary(result)["warnings"]) == [told] and summary(result)["best_config"] is None
+        assert escape(told) in result_html(result)
+        with pytest.raises(AtuneError, match="there is no kernel"):
+            result.kernel  # noqa: B018
+    assert f"<p>{breakable('N' + told[1:])}.</p>" in report(tmp_path / "j")
+    with pytest.raises(NoWinner, match="nothing in the space worked"):
+        await resume(tmp_path / "j", machine=FakeMachine(4, fails, default=OUTSIDE, refused=refused))
+    assert merge([tmp_path / "j"]).best is None
+
+
+async def test_the_text_of_a_strangers_default_is_no_markup(tmp_path: Path) -> None:
+    fails = Script(fails={0: "mismatch"}, latency_ms=lambda c: 0.5)
+    with pytest.raises(NoWinner) as raised:
+        await tune(machine=FakeMachine(1, fails, default={"x": "<b>"}), journal=tmp_path / "j")
+    assert "<b>'" not in report(tmp_path / "j") and "'<b>" not in result_html(raised.value.result)
+
+
+async def test_candidates_that_were_left_out_are_tried_before_only_the_default_works() -> None:
+    facts = Script(facts=lambda c: StaticFacts(accumulators=300), latency_ms=lambda c: 1.0, fails={0: "mismatch"})
+    run = await finish(FakeMachine(3, facts, default=OUTSIDE), budget=2)
+    assert run.result.best_config is not None and run.result.measured == 1
+
+
+@pytest.mark.parametrize(("refused", "best"), [("", BASELINE), (REFUSED, 1)])
+async def test_a_winner_that_fails_in_the_final_gives_way_to_what_may_win(refused: str, best: int) -> None:
+    script = replace(FAST_OUTSIDE, final_fails={0: "mismatch"})
+    run = await finish(FakeMachine(2, script, default=OUTSIDE, refused=refused))
+    assert (run.result.best_index, run.result.failed) == (best, 1)
+
+
+async def test_a_space_whose_last_candidate_fails_in_the_final_leaves_no_winner() -> None:
+    script = replace(FAST_OUTSIDE, final_fails={0: "mismatch"})
+    with pytest.raises(NoWinner, match="nothing in the space worked; this is your default: x=1000"):
+        await tune(machine=FakeMachine(1, script, default=OUTSIDE))
+
+
+async def test_cut_after_any_event_a_refused_default_does_not_win(tmp_path: Path) -> None:
+    def machine(refused: str) -> FakeMachine:
+        return FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=refused)
+
+    whole = tmp_path / "whole"
+    await tune(machine=machine(REFUSED), journal=whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for cut in range(1, len(lines), 2):
+        part = tmp_path / "part"
+        part.write_bytes(b"".join(lines[:cut]))
+        assert replay(part).best_index in (None, *range(6)), f"cut after {cut} events"
+        assert (await resume(part, machine=machine(REFUSED))).best_index == 0, f"cut after {cut} events"
+
+
+@pytest.mark.parametrize(("before", "now"), [("", REFUSED), (REFUSED, "")])
+async def test_a_journal_that_judged_the_default_otherwise_is_of_another_space(
+    before: str, now: str, tmp_path: Path
+) -> None:
+    await tune(machine=FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=before), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="6 candidates and its constraints judged the default otherwise"):
+        await tune(machine=FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=now), journal=tmp_path / "j")
+    again = before and f"{before} in other words"
+    await tune(machine=FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=again), journal=tmp_path / "j")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_of_merged_journals_one_that_refuses_the_default_suffices(order: tuple[int, int], tmp_path: Path) -> None:
+    for number, refused in enumerate(["", REFUSED]):
+        machine = FakeMachine(4, FAST_OUTSIDE, default=OUTSIDE, refused=refused)
+        await tune(machine=machine, journal=tmp_path / f"{number}")
+    assert merge([tmp_path / f"{number}" for number in order], tmp_path / "m").best_index == 0
+    assert replay(tmp_path / "m").best_index == 0 and replay(tmp_path / "0").best_index == BASELINE
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_candidate_with_a_refused_defaults_code_may_win(workers: int) -> None:
+    script = Script(latency_ms=lambda c: 0.5 if c["x"] in (4, 1000) else 1.0, code_key=lambda c: str(c["x"] % 996))
+    machine = FakeMachine(8, script, default=OUTSIDE, refused=REFUSED, workers=workers)
+    assert (await finish(machine)).result.best_config == {"x": 4}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -355,5 +476,5 @@ async def test_default_and_reference_are_timed_in_every_round_of_the_winner(defa
 async def test_without_a_final_the_first_timings_are_compared() -> None:
     machine = FakeMachine(4, SLOW_OUTSIDE, default=OUTSIDE)
     run = await finish(machine, benchmark=BenchmarkSettings(n_final=0), compile=CompileSettings(group_size=1))
-    text = "8.00 times faster than the default configuration, which the space does not hold (8 ms)"
+    text = "8.00 times faster than the default configuration, which the space does not list (8 ms)"
     assert default_line(run.result) == text

@@ -171,11 +171,11 @@ def test_ties_of_a_winner_that_failed_since_are_left_out() -> None:
         ),
         (
             Stream(default=BASELINE).candidate(BASELINE, 1.0).candidate(0, 2.0),
-            "no configuration beats the default, which the space does not hold",
+            "no configuration beats the default, which the space does not list",
         ),
         (
             Stream(default=BASELINE).candidate(BASELINE, 3.0).candidate(0, 2.0),
-            "1.50 times faster than the default configuration, which the space does not hold (3 ms)",
+            "1.50 times faster than the default configuration, which the space does not list (3 ms)",
         ),
         (Stream(default=1).candidate(0, 1.0).candidate(1), "the default configuration gave wrong outputs: wrong"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import linecache
 import os
@@ -85,6 +86,48 @@ def test_a_default_that_the_space_does_not_hold_is_the_baseline(space: Space, op
     assert (
         baseline not in spec.configs and msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)) == spec
     )
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+    EXACT = "exact"
+
+
+def moded(mode: Mode = Mode.EXACT, block: int = 32) -> None:
+    """Stands for a kernel factory with an enumeration."""
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "refused"),
+    [
+        (Space(block=[16, 64]), {}, ""),
+        (Space(block=[16, 64], where=lambda block: block != 33), {}, ""),
+        (Space(block=[16, 64], where=lambda block: block != 32), {}, "lambda block: block != 32 refuses it"),
+        (Space(block=[16, 32], where=lambda block: block != 32), {}, "lambda block: block != 32 refuses it"),
+        (Space([{"block": 16}, {"block": 32}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
+        (Space([{"block": 16}, {"block": 64}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
+        (Space(lambda: [{"block": 16}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
+        (Space(block=[16, 64], where=lambda block, N: block != 32 * N), {}, "block != 32 * N refuses it"),
+        (Space(block=[16], where=[lambda block: True, lambda block: block != 32]), {}, "block != 32 refuses it"),
+        (Space(block=[16, 64], where=lambda block: block < 48), {"default": {"block": 48}}, "block < 48 refuses it"),
+        (Space(block=[16, 64], where=lambda block: {16: 1, 64: 1}[block]), {}, "{'block': 32} raised KeyError: 32"),
+        (Space(block=range(100, 200_000), where=lambda block: block > 99), {}, "block > 99 refuses it"),
+        (Space(block=range(1, 200_000), where=lambda block: block != 32), {}, "block != 32 refuses it"),
+        (Space(block=range(100, 200_000), where=lambda block: block != 33), {}, ""),
+    ],
+)
+def test_a_constraint_that_refuses_the_baseline_is_named(space: Space, options: Any, refused: str) -> None:
+    spec = problem(space, **options)
+    assert spec.default == BASELINE and spec.baseline is not None and spec.baseline not in spec.configs
+    assert bool(spec.refused) == bool(refused) and spec.refused.endswith(refused)
+
+
+def test_a_constraint_sees_the_default_as_it_was_given() -> None:
+    """An enumeration's member, whose plain value is in the journal."""
+    for where, refused in ((lambda mode: mode is Mode.FAST, True), (lambda mode: isinstance(mode, Mode), False)):
+        for space in (Space(mode=[Mode.FAST], where=where), Space(mode=[*Mode], block=[16], where=where)):
+            spec = describing(moded, space)
+            assert spec.baseline is not None and spec.baseline["mode"] == "exact" and bool(spec.refused) == refused
 
 
 def test_why_there_is_no_default_is_said() -> None:

@@ -73,7 +73,7 @@ def no_winner_message(result: Result) -> str:
     groups = failure_groups(result.records)
     lines = [f"  {line}" for line in group_lines(groups, 10)]
     example = [f"    {line}" for line in first_failure_lines(result, groups)]
-    return "\n".join([f"no candidate worked: {counts}", *lines, *example])
+    return "\n".join(filter(None, [result.about_default, f"no candidate worked: {counts}", *lines, *example]))
 
 
 def winning(result: Result) -> TuneResult:

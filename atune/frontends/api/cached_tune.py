@@ -61,7 +61,7 @@ class CachedWork:
         return key
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether a configuration may win: the space contains it, or it is the default."""
+        """Tell whether a configuration may win: it is in the space, or a default that no constraint refuses."""
         return config_key(config) in self._keys
 
     @cached_property
@@ -72,7 +72,7 @@ class CachedWork:
 
     @cached_property
     def _keys(self) -> frozenset[str]:
-        return frozenset(map(config_key, self.configs.values()))
+        return frozenset(config_key(c) for i, c in self.configs.items() if i != BASELINE or not self.spec.refused)
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""

@@ -1,4 +1,4 @@
-"""The command line. Exit status: 0 winner found, 1 no candidate worked, 2 the caller's mistake, 130 interrupted."""
+"""The command line. Exit status: 0 winner found, 1 nothing worked, 2 the caller's mistake, 130 interrupted."""
 
 from __future__ import annotations
 

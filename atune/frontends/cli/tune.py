@@ -229,11 +229,12 @@ def _report(
         print_message(f"interrupted; {result.measured} measured{how}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
+        worked = bool(ended.result.about_default) and not arguments.json  # a default, which the summary says first
         if arguments.debug:
             report_error(ended, debug=True)
-        else:
+        elif not worked:
             print_message(str(ended))
-        if arguments.table or arguments.json:
+        if arguments.table or arguments.json or worked:
             show_kept(ended.result, arguments)
         return NO_WINNER
     known = Result.of(state, journal if os.path.exists(journal) else None) if begun else None

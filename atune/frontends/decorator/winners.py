@@ -147,7 +147,7 @@ class Winners:
         cache = call.options.cache
         if cache is not None and (result := cache.find(call.work.key, call.work.header)) is not None:
             found = winner_of(result)
-        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
+        elif cache is not None and (entry := cache.find_entry(call.work.key)) and call.work.holds(entry.config):
             found = _winner_in(entry, "cache")
         elif (entry := find_shipped(call.options.shipped, call.work)) is not None:
             found = _winner_in(entry, "shipped")

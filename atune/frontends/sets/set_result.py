@@ -143,8 +143,9 @@ def _cover_line(found: SetResult) -> str:
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
-    """Return the warnings of `results`, each once."""
-    return list({text: None for result in results for text in result.warnings})
+    """Return the warnings of `results`, each once, without why a problem has no winner."""
+    said = {result.about_default for result in results if result.best is None}
+    return list({text: None for result in results for text in result.warnings if text not in said})
 
 
 def row_line(row: TunedProblem) -> str:

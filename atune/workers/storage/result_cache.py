@@ -42,10 +42,10 @@ from atune.workers.storage.result_key import (
     CacheEntry,
     ResultKey,
     exported,
-    named_as,
     read_exported,
     result_key,
     same_problem,
+    served_to,
 )
 
 T = TypeVar("T")
@@ -122,11 +122,11 @@ class ResultCache:
     def events(self, key: ResultKey, header: RunStarted | None = None) -> list[Event]:
         """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged.
 
-        `header`: the run that asks, whose names they get: its kernel has the same code, perhaps in another file.
+        `header`: the run that asks, as for `served_to`: its kernel has the same code, perhaps in another file.
         """
         packed = self._packed(key)
         try:
-            return [] if packed is None else [named_as(header, event) for event in _unpacked(packed)]
+            return [] if packed is None else served_to(header, _unpacked(packed))
         except (zlib.error, msgspec.MsgspecError, ValueError) as error:
             _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
             self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)

@@ -10,7 +10,8 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import Event, RunStarted
-from atune.model.candidate import Config, thaw
+from atune.journal.result import Result
+from atune.model.candidate import BASELINE, Config, config_key, thaw
 from atune.model.settings import MEASURING
 
 SCHEMA = 1
@@ -91,13 +92,19 @@ def result_key(header: RunStarted) -> ResultKey | None:
     )
 
 
-def named_as(header: RunStarted | None, event: Event) -> Event:
-    """Return `event` with the names of the run of `header`, if it is the start of a run of the same work."""
-    if header is None or not isinstance(event, RunStarted):
-        return event
-    return msgspec.structs.replace(
-        event, workload=header.workload, origin=header.origin, fingerprint=header.fingerprint, kernel=header.kernel
-    )
+def served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
+    """Return the events of a run with the names of the run of `header`, which does the same work.
+
+    Empty where a default won that is none there, or that a constraint refuses there.
+    """
+    if header is None or not events or not isinstance(first := events[0], RunStarted):
+        return [*events]
+    best = None if first.baseline is None else Result.from_events(events).best
+    own = "" if header.baseline is None or header.refused else config_key(header.baseline)
+    if best is not None and best.index == BASELINE and best.key != own:
+        return []
+    names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
+    return [msgspec.structs.replace(first, **names), *events[1:]]
 
 
 def plain_dtypes(value: Any) -> Any:
