@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,75 +13,13 @@ import pytest
 import tilelang.language as T
 import torch
 from decorated import add, scale_jit, shift, shift_any
+from stand_in_engine import Engine
 
 import atune
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
-from atune.frontends.api import cached_tune as cached
-from atune.frontends.decorator import winners
 from atune.frontends.decorator.arguments import raw_key
 from atune.frontends.decorator.options import PRESETS, tuning_options
-from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import Result
-from atune.model.artifact import StaticFacts
-from atune.model.candidate import config_key, space_hash
-from atune.model.device import Target
-from atune.model.measurement import Timing
-from atune.workload.workload import Workload, describe
-
-
-class Engine:
-    """Stands in for `tune`: the last configuration wins. `runs` has the workload and options of each call."""
-
-    def __init__(self) -> None:
-        self.runs: list[tuple[Workload, dict[str, Any]]] = []
-        self.seconds = 0.0
-        self.error: BaseException | None = None
-
-    async def __call__(self, workload: Workload, **options: Any) -> Result:
-        self.runs.append((workload, options))
-        await anyio.sleep(self.seconds)
-        if self.error is not None:
-            raise self.error
-        spec = describe(workload)
-        keys = [config_key(config) for config in spec.configs]
-        events: list[Any] = [
-            RunStarted(
-                seq=0, time=0.0, mono=0.0, schema=1, workload=spec.name, origin="", fingerprint=spec.fingerprint,
-                space=space_hash(keys), total=len(keys), arguments=spec.arguments, target=Target("c"),
-                devices=("cpu",), strategy="exhaustive", settings={}, versions={},
-            )
-        ]  # fmt: skip
-        for i, config in enumerate(spec.configs):
-            common: dict[str, Any] = {"time": 0.0, "mono": 0.0, "index": i}
-            timing = Timing.of([1e3 * (len(keys) - i)], "perf_counter")
-            n = len(events)
-            events += [
-                CandidateProposed(seq=n, key=keys[i], config=config, **common),
-                CandidateLowered(seq=n + 1, code_key=keys[i], facts=StaticFacts(), seconds=0.0, **common),
-                CandidateMeasured(seq=n + 2, device="cpu", timing=timing, checked=False, **common),
-            ]
-        events.append(RunFinished(seq=len(events), time=0.0, mono=0.0, wall_s=0.0, reason="exhausted"))
-        for event in events:
-            if options.get("on_event"):
-                options["on_event"](event)
-        return Result.from_events(events)
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    fake = Engine()
-    monkeypatch.setattr(cached, "tune_apart", fake)
-    monkeypatch.setattr(winners, "tune_apart", fake)
-    return fake
-
-
-@pytest.fixture
-def tuned(tmp_path: Path) -> Callable[..., Any]:
-    def decorate(kernel: Any = scale_jit, space: Any = None, **options: Any) -> Any:
-        space = {"block": [16, 64]} if space is None else space
-        return atune.autotune(kernel, **{"space": space, "cache": tmp_path / "cache", **options})
-
-    return decorate
 
 
 def problems(engine: Engine) -> list[dict[str, Any]]:
