@@ -39,6 +39,10 @@ class UserCallback:
             p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         }
 
+    def takes(self, name: str) -> bool:
+        """Tell whether the function takes an argument of this name."""
+        return self._takes_all or name in self._names
+
     def ask(self, values: Mapping[str, Any]) -> Any:
         """Return the answer for `values` and the problem's arguments.
 
@@ -91,14 +95,16 @@ class Points(ABC):
 
     @abstractmethod
     def place(self, config: Config) -> int | None:
-        """Return the place of a configuration of plain values, without checking constraints; None if it is no point.
-
-        It looks at the values, or the configurations, one by one.
-        """
+        """Return the place of a configuration of plain values, without checking constraints; None if it is no point."""
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
         """Tell whether every constraint admits a configuration, given in the form that constraints see."""
         return self.refusing(raw) is None
+
+    def serves(self, config: Config, *, unlisted: bool) -> bool:
+        """Tell whether constraints admit a configuration of plain values; unless `unlisted`, it must be a point."""
+        place = self.place(config)
+        return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
         """Return the first constraint that refuses a configuration; None if none does."""
@@ -188,9 +194,12 @@ class Listed(Points):
         where = f"Space: config {place}"
         return {normalise(str(n), where): normalise(v, f"{where}: {n!r}") for n, v in self.raw(place).items()}
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {config_key(self.plain(place)): place for place in reversed(range(self.size))}
+
     def place(self, config: Config) -> int | None:
-        key = config_key(config)
-        return next((place for place in range(self.size) if config_key(self.plain(place)) == key), None)
+        return self._places.get(config_key(config))
 
 
 def text_of(value: Any) -> bytes:

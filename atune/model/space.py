@@ -60,6 +60,8 @@ class Space:
         self._cut = False
         """Whether a generator has more configurations than were read."""
         self._axes = axes
+        self.of_call = False
+        """Whether a decorated kernel's function made it for one call, of whose arguments it may have asked any."""
         self.where: tuple[Constraint, ...] = (
             tuple(where) if isinstance(where, Sequence) and not isinstance(where, str) else (where,)
         )
@@ -134,7 +136,8 @@ class Space:
         `most`: how many configurations of a generator are read; the rest is omitted. Raises `SpaceError` if a user's
         callable raises, or gives no configurations or values.
         """
-        where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
+        of = _text_of(arguments)
+        where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}{of}") for c in self.where]
         if self._configs is None:
             return Product({name: self._values(name, v, arguments) for name, v in self._axes.items()}, where)
         self._read()
@@ -151,13 +154,25 @@ class Space:
     def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
         """Return the error for a space without configurations."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
-        problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        return SpaceError(f"Space is empty: {why}{f' for {problem}' if problem else ''}")
+        return SpaceError(f"Space is empty: {why}{_text_of(arguments)}")
+
+    @property
+    def computed(self) -> bool:
+        """Whether what it lists depends on the problem."""
+        return any(map(callable, (self._configs, *self._axes.values())))
+
+    def asks(self, arguments: Iterable[str]) -> tuple[str, ...]:
+        """Return which of the problem's `arguments` its constraints, computed axes and configurations take."""
+        if self.of_call:
+            return tuple(arguments)
+        functions = (*self.where, *filter(callable, (self._configs, *self._axes.values())))
+        asked = [UserCallback(function, {}, str) for function in functions]
+        return tuple(name for name in arguments if any(one.takes(name) for one in asked))
 
     @property
     def stands_at_once(self) -> bool:
         """Whether it can be enumerated at once: it is small, and its values call no function of the user's."""
-        if self.where or any(map(callable, self._axes.values())):
+        if self.where or self.computed:
             return False
         if self._configs is None:
             return math.prod(map(len, self._axes.values())) <= SMALL
@@ -174,6 +189,11 @@ class Space:
         """Read a generator, which can be read once, and keep its configurations."""
         if isinstance(self._configs, Iterator):
             self._configs, self._cut = _read(self._configs, LARGE)
+
+
+def _text_of(problem: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}={value!r}" for name, value in problem.items())
+    return f" for {text}" if text else ""
 
 
 def _name_of(function: Any) -> str:

@@ -294,13 +294,10 @@ class AutoTuner:
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     """Return the result of a call. Tunes if it is unknown."""
-    winner = None if call.explicit else kernel.winners.find(call)
+    winner, compiled = (None, made(call)) if call.explicit else kernel.chosen(call)
     if winner is None:
         warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
-        compiled = made(call)
         compiled.config = {name: value for name, value in call.given.values.items() if name in call.tunables}
-    else:
-        compiled = kernel.kernel_of(call, winner)
     return AutotuneResult(
         latency=None if winner is None else winner.latency_ms,
         config=compiled.config,

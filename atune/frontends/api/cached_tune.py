@@ -60,19 +60,11 @@ class CachedWork:
         assert key is not None, "this atune records all of a key's parts"
         return key
 
-    def holds(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether a configuration may win: it is in the space, or a default that no constraint refuses."""
-        return config_key(config) in self._keys
-
     @cached_property
     def configs(self) -> dict[int, Config]:
         """The configurations that a run tries, by index: the baseline, where there is one, and those of the space."""
         baseline = {} if self.spec.baseline is None else {BASELINE: self.spec.baseline}
         return {**baseline, **dict(enumerate(self.spec.configs))}
-
-    @cached_property
-    def _keys(self) -> frozenset[str]:
-        return frozenset(config_key(c) for i, c in self.configs.items() if i != BASELINE or not self.spec.refused)
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""

@@ -12,17 +12,17 @@ from typing import Any
 
 import anyio.to_thread
 
-from atune.errors import AtuneError, UsageError
+from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import with_library, with_library_async
 from atune.frontends.decorator.arguments import raw_key, text_of
 from atune.frontends.decorator.call import Call, TunableKernel
 from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
 from atune.frontends.decorator.prewarm import of_kernel
-from atune.frontends.decorator.winners import Winner, Winners, winner_of
+from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact
-from atune.model.candidate import PASS_CONFIGS, Config
+from atune.model.candidate import PASS_CONFIGS, Config, config_key
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.storage.result_key import same_problem
@@ -35,7 +35,7 @@ Entry = Callable[..., Any]
 
 def measured(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
-    header = winner.result.header if winner.result is not None else None
+    header = winner.result.header if winner.result is not None and winner.best else None
     if winner.result is None or header is None:
         return None
     defaults = {  # which a workload's arguments may leave out
@@ -156,9 +156,10 @@ class TunedKernel(TunableKernel):
                 self._kernels.clear()
         self.winners.forget(None if key is None else text_of(key))
 
-    def known(self) -> dict[str, Winner]:
-        """Return the winners that are known in this program, by key as text."""
-        return dict(self.winners.known)
+    def known(self) -> dict[tuple[str, str], Winner]:
+        """Return the winners that are known in this program, by key and the problem it was found for, as texts."""
+        known = [(key, [*found.items()]) for key, found in [*self.winners.known.items()]]
+        return {(key, problem): winner for key, found in known for problem, winner in found}
 
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}, {len(self.winners.known)} keys known>"
@@ -208,6 +209,29 @@ class TunedKernel(TunableKernel):
 
     # Kernels
 
+    def chosen(self, call: Call) -> tuple[Winner, Any]:
+        """Return the winner that a call uses, and its kernel. One that cannot be used is said so, and passed over."""
+        tuning = self._tuning_call(call)
+        while True:
+            winner = self.winners.find(tuning)
+            try:
+                return winner, self.kernel_of(call, winner)
+            except (UsageError, MachineError, WorkerError):
+                raise  # by no fault of the winner
+            except Exception as error:
+                self.winners.pass_over(tuning, winner, error)
+
+    def _tuning_call(self, call: Call) -> Call:
+        """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
+        if call.options.tune_on is None:
+            return call
+        other = call.given.ask("tune_on", call.options.tune_on)
+        if not isinstance(other, Mapping):
+            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
+        tuning = self.call_of((), {**call.given.given, **other})
+        tuning.launch = call
+        return tuning
+
     def kernel_of(self, call: Call, winner: Winner) -> Any:
         """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
 
@@ -218,10 +242,13 @@ class TunedKernel(TunableKernel):
             return known
         artifact = measured(call, winner)
         if artifact is not None:
-            return self._keep(name, made(call, winner, artifact))
+            with suppress(AtuneError):  # it cannot be loaded here
+                return self._keep(name, made(call, winner, artifact))
         with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
+            if error := self.winners.unusable.get(call.problem_text, {}).get(config_key(winner.config)):
+                raise error  # another thread has just met it
             return self._keep(name, with_library(*to_build(call, winner)))
 
     async def _prepare(self, call: Call, winner: Winner) -> None:
@@ -262,7 +289,7 @@ class Autotuned(TunedKernel):
         An eager kernel takes tensors here, or its `T.const` dimensions by name.
         """
         call = self.call_of(args, kwargs)
-        return made(call) if call.explicit else self.kernel_of(call, self.winners.find(self._tuning_call(call)))
+        return made(call) if call.explicit else self.chosen(call)[1]
 
     def as_op(
         self,
@@ -294,7 +321,7 @@ class Autotuned(TunedKernel):
         Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
         """
         call = self._open_call(args, kwargs)
-        kernel = self.kernel_of(call, self.winners.find(self._tuning_call(call)))
+        _, kernel = self.chosen(call)
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_op(
             kernel,
             name,
@@ -319,7 +346,8 @@ class Autotuned(TunedKernel):
         call = await anyio.to_thread.run_sync(self._open_call, args, kwargs)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         result = await self.winners.tuned(tuning, refresh)
-        await self._prepare(call, winner_of(result))
+        if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
+            await self._prepare(call, winner)
         return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
@@ -350,16 +378,7 @@ class Autotuned(TunedKernel):
     def entry_of(self, call: Call, form: Hashable) -> Entry:
         if call.explicit:
             return direct(self.kernel)
-        winner = self.winners.find(self._tuning_call(call))
+        winner, kernel = self.chosen(call)
         if winner.source == "default":
             self._provisional.add(form)
-        return self.launched(call, self.kernel_of(call, winner))
-
-    def _tuning_call(self, call: Call) -> Call:
-        """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
-        if self.options.tune_on is None:
-            return call
-        other = call.given.ask("tune_on", self.options.tune_on)
-        if not isinstance(other, Mapping):
-            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
-        return self.call_of((), {**call.given.given, **other})
+        return self.launched(call, kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -17,11 +18,12 @@ from atune.frontends.api.machines import discover
 from atune.frontends.decorator.arguments import Arguments, text_of
 from atune.frontends.decorator.options import Options, as_space, refuse_clash
 from atune.model.artifact import KernelParam
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key
 from atune.model.device import Target, parse_target
+from atune.model.points import Points
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.workload.definition import function_of, not_taken
+from atune.workload.definition import Fit, function_of, not_taken
 from atune.workload.workload import Workload
 
 
@@ -96,13 +98,30 @@ class Call:
         self._symbols_and_inputs()
         self.key = self._key()
         self.key_text = text_of(self.key)
+        self.problem_text = text_of(self.problem)
+        self.launch: Call = self
+        """The call that its winner is for; it has other arguments under `tune_on`."""
 
     def _space(self) -> Space:
         """Return the call's space. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
         space = self.options.space
         if not isinstance(space, Space):
-            space = as_space(self.given.ask("space", space), self.options.where)
+            space = copy.copy(as_space(self.given.ask("space", space), self.options.where))
+            space.of_call = True
         return space
+
+    @functools.cached_property
+    def points(self) -> Points:
+        """The space for the call's sizes."""
+        return self.space.points(self.arguments)
+
+    def admits(self, config: Config) -> bool:
+        """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
+
+        Raises `SpaceError` if a function of the space raises.
+        """
+        is_default = self.points.place(config) is None and Fit(self.workload).default_key(config) == config_key(config)
+        return self.points.serves(config, unlisted=is_default)
 
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""
@@ -115,7 +134,7 @@ class Call:
         """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
         axes = self.space.axes
         if not axes:
-            return [{}, *itertools.islice(self.space.walk({}), 16)]
+            return [{}, *itertools.islice(self.space.points({}).given(), 16)]
         fixed = {name: values for name, values in axes.items() if not callable(values)}
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
@@ -207,5 +226,5 @@ class Call:
 
 def tunables_of(space: Space) -> frozenset[str]:
     """Return the kernel's arguments that the space sets."""
-    names = set(space.axes) or {name for config in space.walk({}) for name in config}
+    names = set(space.axes) or {name for config in space.points({}).given() for name in config}
     return frozenset(names - RESERVED)

@@ -105,7 +105,7 @@ def tunings() -> TunedTable:
             **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
         )
         for kernel in list(_all)
-        for key, winner in kernel.known().items()
+        for (key, _), winner in kernel.known().items()
     ]
     return TunedTable(sorted(found, key=lambda one: (one.kernel, text_of(one.key))))
 

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,21 +16,22 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.errors import CacheMiss, UsageError, warn_caller
+from atune.errors import CacheMiss, CompileFailed, SpaceError, UsageError, in_one_line, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import tune_apart
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
 from atune.journal.result import TuneResult
-from atune.model.candidate import Config, printable
+from atune.model.candidate import Config, config_key, describe_config, printable
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 
 
 class Winner(msgspec.Struct, frozen=True):
     """The configuration for a key, and its origin.
 
-    `result`: the whole tuning, if it ran on this machine. `tuned_for`: the problem that was tuned.
+    `result`: the whole tuning, if it ran on this machine. Its winner is another one where that cannot be used.
+    `tuned_for`: the problem that was tuned.
     """
 
     config: Config
@@ -40,85 +41,161 @@ class Winner(msgspec.Struct, frozen=True):
     result: TuneResult | None = None
     tuned_for: Any = None
 
+    @property
+    def best(self) -> bool:
+        """Whether it is the winner of its whole tuning."""
+        return self.result is not None and self.config == self.result.best_config
 
+    def standing(self) -> Iterator[Winner]:
+        """Yield itself, and then all that its tuning measured, the fastest first."""
+        yield self
+        records = () if self.result is None else self.result.records
+        measured = [(r.latency_ms, r.index, r.config) for r in records if r.latency_ms is not None]
+        for latency_ms, _, config in sorted(measured, key=lambda one: one[:2]):
+            yield msgspec.structs.replace(self, config=dict(config), latency_ms=latency_ms)
+
+
+TRIES = 3
+"""Configurations that turn out to be unusable for a problem, before it is tuned again."""
 WAIT_S = 0.02
 """Seconds between two looks whether another thread or task has tuned what is needed."""
 
 
 class _Flight:
-    """A tuning under way in `thread`. `done` gets its winner; None if it was cancelled, and a waiter may take over."""
+    """A tuning of `problem` in `thread`. `done` gets its winner; None if it was cancelled: a waiter may take over."""
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
+    def __init__(self, problem: str) -> None:
+        self.problem, self.thread = problem, threading.get_ident()
         self.done: concurrent.futures.Future[Winner | None] = concurrent.futures.Future()
 
 
 class Winners:
-    """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it."""
+    """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it.
+
+    A winner that the space refuses for a call's sizes, or that cannot be used, is passed over for the next best.
+    """
 
     def __init__(self, name: str, tuned: Callable[[bool], None]) -> None:
         """`name`: the kernel's. `tuned` is called after each tuning, with whether it was asked for again."""
         self._name, self._tuned = name, tuned
-        self.known: dict[str, Winner] = {}
-        """The winners in memory, by key as text."""
+        self.known: dict[str, dict[str, Winner]] = {}
+        """The winners in memory, by key and then by the problem that they were found for, as texts."""
+        self.unusable: dict[str, dict[str, Exception]] = {}
+        """Why configurations cannot be used, by problem as text and by the configuration's key."""
+        self._settled: set[str] = set()
+        """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
         self._running: dict[str, _Flight] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def forget(self, key: str | None = None) -> None:
-        """Forget the winner of `key`, a key as text, or all winners in memory."""
+        """Forget the winners of `key`, a key as text, or all in memory; and what could not be used."""
         with self._lock:
             for one in [*self.known] if key is None else [key]:
                 self.known.pop(one, None)
+            self.unusable.clear()
+            self._settled.clear()
 
     def find(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
         """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
 
-        Raises `UsageError` where a task of this very thread tunes it: waiting would block that task.
+        Raises `UsageError` where a task of this very thread tunes it: waiting would block that task. Raises what a
+        configuration failed with, or `SpaceError`, where a tuning in this program brought none that can be used.
         """
         on_miss = on_miss or call.options.on_miss
-        found = self.known.get(call.key_text) or self._stored(call)
+        found = self.serving(call) or self._stored(call)
         if found is not None:
             return found
         if on_miss == "error":
-            raise CacheMiss(f"{_missing(call)}. Tune it, or import results (atune cache import)")
+            raise CacheMiss(f"{self._missing(call)}. Tune it, or import results (atune cache import)")
+        known = self.known.get(call.key_text, {})
         if on_miss == "default":
-            if call.options.shipped:
-                warn_caller(f"{_missing(call)}. The default configuration is used and may be slow", RuntimeWarning)
-            return Winner(_default(call), "default")
+            default = Winner(_default(call), "default")
+            refused = "" if call.launch.points.admits(default.config) else ", which where= refuses,"
+            if call.options.shipped or known or refused:
+                used = f"The default configuration{refused} is used and may be slow"
+                warn_caller(f"{self._missing(call)}. {used}", RuntimeWarning)
+            return default
+        if known and call.launch is not call:
+            return self.find(call.launch, on_miss)  # what is tuned in its place has nothing for it
+        if call.problem_text in self._settled:
+            raise next(iter(self._failures(call).values()), SpaceError(self._missing(call)))
         flight = self._running.get(call.key_text)
         if flight is not None and flight.thread == threading.get_ident():
             raise UsageError(
                 f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
                 "task. Before the call, await tune_async(…) with the same arguments"
             )
-        winner, _ = run_blocking(self._once, call, False)
-        return winner
+        run_blocking(self._once, call, call.problem_text in known, False)
+        return self.find(call, on_miss)
+
+    def _failures(self, call: Call) -> dict[str, Exception]:
+        return self.unusable.setdefault(call.launch.problem_text, {})
+
+    def serving(self, call: Call) -> Winner | None:
+        """Return the winner in memory that serves a call, that of its own problem first."""
+        own = call.launch.problem_text
+        known = sorted([*self.known.get(call.key_text, {}).items()], key=lambda one: one[0] != own)
+        return next((found for _, one in known if (found := self._of(one, call)) is not None), None)
+
+    def _of(self, winner: Winner, call: Call) -> Winner | None:
+        """Return `winner`, or the next best of its tuning, if it serves a call. The next best is remembered."""
+        failures = self._failures(call)
+        for one in winner.standing():
+            if config_key(one.config) not in failures and call.launch.admits(one.config):
+                if one is not winner:
+                    self._keep(call.key_text, call.launch.problem_text, one)
+                return one
+            if len(failures) >= TRIES:
+                break
+        return None
+
+    def _keep(self, key: str, problem: str, winner: Winner) -> None:
+        with self._lock:
+            self.known.setdefault(key, {})[problem] = winner
+
+    def pass_over(self, call: Call, winner: Winner, error: Exception) -> None:
+        """Remember that a winner cannot be used for a call, and say so once. Raises `error` for the default."""
+        if winner.source == "default":
+            raise error
+        if self._failures(call).setdefault(config_key(winner.config), error) is not error:
+            return
+        cause = error.failures[0][1].message if isinstance(error, CompileFailed) else in_one_line(error)
+        what = f"{self._name}: the winner {describe_config(winner.config)} cannot be used for {_problem(call)}"
+        warn_caller(f"{what}: {cause}. The next best is tried, if there is one", RuntimeWarning)
+
+    def _missing(self, call: Call) -> str:
+        key, text = call.work.key, printable(call.key_text)
+        for error in self._failures(call).values():
+            return f"{key.kernel}: no result for {text} can be used: {in_one_line(error)}"
+        known = f"is known that serves {_problem(call)}" if call.key_text in self.known else "is known"
+        return f"{key.kernel}: no result {known} for {text} on {key.device}"
 
     async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
         """Return the whole tuning of a call: known, of another task or process, or new."""
-        while True:
-            known = self.known.get(call.key_text)
-            if refresh or (known is not None and known.result is None):  # a configuration without its tuning
-                self.forget(call.key_text)
-            winner, mine = await self._once(call, refresh)
-            if winner.result is not None:
-                return winner.result if mine else _hit(winner.result)
-            refresh = False
+        if refresh:
+            self.forget(call.key_text)
+        winner, mine = await self._once(call, refresh, True)
+        assert winner.result is not None, "the whole tuning was asked for"
+        return winner.result if mine else _hit(winner.result)
 
-    async def _once(self, call: Call, refresh: bool) -> tuple[Winner, bool]:
-        """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here."""
+    async def _once(self, call: Call, refresh: bool, whole: bool) -> tuple[Winner, bool]:
+        """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here.
+
+        `whole`: one that is known must be the best of its tuning.
+        """
         while True:
             with self._lock:
-                flight, known = self._running.get(call.key_text), self.known.get(call.key_text)
-                if flight is None and known is not None:
+                flight = self._running.get(call.key_text)
+                known = self.serving(call) if flight is None else None
+                if known is not None and (known.best or not whole):
                     return known, False
                 if mine := flight is None:
-                    flight = self._running[call.key_text] = _Flight()
+                    flight = self._running[call.key_text] = _Flight(call.problem_text)
             if mine:
                 return await self._lead(flight, call, refresh), True
             while not flight.done.done():
                 await anyio.sleep(WAIT_S)
-            if (found := flight.done.result()) is not None:
+            if flight.problem == call.problem_text and (found := flight.done.result()) is not None:
                 return found, False
 
     async def _lead(self, flight: _Flight, call: Call, refresh: bool) -> Winner:
@@ -135,26 +212,32 @@ class Winners:
             with self._lock:
                 self._running.pop(call.key_text, None)
                 if winner is not None:
-                    self.known[call.key_text] = winner
+                    self._keep(call.key_text, call.problem_text, winner)
+                if (winner is not None and winner.source == "tuned") or (raised is not None and self._failures(call)):
+                    self._settled.add(call.problem_text)
             if raised is not None:
                 flight.done.set_exception(raised)
             else:
                 flight.done.set_result(winner)
 
     def _stored(self, call: Call) -> Winner | None:
-        """Look for a result in the result cache and in the shipped files, and remember it."""
-        found: Winner | None = None
+        """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
+        for winner in self._kept(call):
+            found = self._of(winner, call)
+            if found is winner or (found is None and winner.result is not None):
+                self._keep(call.key_text, call.problem_text, winner)
+            if found is not None:
+                return found
+        return None
+
+    def _kept(self, call: Call) -> Iterator[Winner]:
         cache = call.options.cache
         if cache is not None and (result := cache.find(call.work.key, call.work.header)) is not None:
-            found = winner_of(result)
-        elif cache is not None and (entry := cache.find_entry(call.work.key)) and call.work.holds(entry.config):
-            found = _winner_in(entry, "cache")
-        elif (entry := find_shipped(call.options.shipped, call.work)) is not None:
-            found = _winner_in(entry, "shipped")
-        if found is None:
-            return None
-        with self._lock:
-            return self.known.setdefault(call.key_text, found)
+            yield winner_of(result)
+        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
+            yield _winner_in(entry, "cache")
+        for entry in find_shipped(call.options.shipped, call.work):
+            yield _winner_in(entry, "shipped")
 
     async def _tune(self, call: Call, refresh: bool) -> Winner:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), call.options.cache
@@ -189,8 +272,8 @@ def _hit(result: TuneResult) -> TuneResult:
     return found
 
 
-def _missing(call: Call) -> str:
-    return f"{call.work.key.kernel}: no result is known for {printable(call.key_text)} on {call.work.key.device}"
+def _problem(call: Call) -> str:
+    return printable(describe_config(call.launch.problem)) or "this call"
 
 
 def _default(call: Call) -> Config:
@@ -204,14 +287,12 @@ def _default(call: Call) -> Config:
     return config
 
 
-def find_shipped(paths: Sequence[str], work: CachedWork) -> CacheEntry | None:
-    """Return a result of the same source, problem, device and target as `work`, with a configuration of its space.
+def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
+    """Return the results of the same source, problem, device and target as `work`.
 
     `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and then the latest.
     Raises `UsageError` for a file that cannot be read or that holds no exported results.
     """
-    if not paths:
-        return None
     key = work.key
     fitting = [
         entry
@@ -220,9 +301,8 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> CacheEntry | None:
         if entry.parts.fingerprint == key.fingerprint
         and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
         and same_problem(entry.parts.problem, key.problem)
-        and work.holds(entry.config)
     ]
-    return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)
+    return sorted(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), reverse=True)
 
 
 def _changed(path: str) -> int:

@@ -1,0 +1,402 @@
+"""Which winner serves a call: the space is asked with the call's sizes, and one that cannot be used is passed over."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from decorated import scale_jit
+from stand_in_engine import Engine
+
+import atune
+import atune.compat.tilelang as compat
+from atune.compat.tilelang import environment
+from atune.errors import AtuneError, CacheMiss, CompileFailed, NoWinner, SpaceError
+from atune.frontends.decorator import autotuned
+from atune.journal.result import Result
+from atune.model.artifact import Failure
+from atune.model.folders import artifacts_folder
+
+BLOCKS = [16, 24, 32]
+"""The stand-in's winner is the last that the space has."""
+
+
+def divides(n: int, block: int) -> bool:
+    return n % block == 0
+
+
+def any_arguments(**values: Any) -> bool:
+    return divides(values["n"], values["block"])
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def times(A, by: int = 2, block: int = 16):
+    """Eager: returns A * by, and is right only where `block` divides the length."""
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), "float32")
+    with T.Kernel(n // block) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * by
+    return B
+
+
+def one_key(*args: Any, **kwargs: Any) -> int:
+    return 1
+
+
+AXES = {"block": BLOCKS}
+SHARED = {"key function": {"key": one_key}, "key names": {"key": ["factor"]}, "left out": {"do_not_specialize": "n"}}
+ASKING: dict[str, dict[str, Any]] = {
+    "where": {"space": AXES, "where": divides},
+    "several": {"space": AXES, "where": [lambda block: block > 8, divides]},
+    "any arguments": {"space": AXES, "where": any_arguments},
+    "a default of its own": {"space": AXES, "where": lambda block, n=96, other=3: n % block == 0},
+    "configurations": {"space": [{"block": block} for block in BLOCKS], "where": divides},
+    "Space": {"space": atune.Space(AXES, where=divides)},
+    "computed axis": {"space": atune.Space(block=lambda n: [block for block in BLOCKS if n % block == 0])},
+    "function of the call": {"space": lambda n, **_: [{"block": b} for b in BLOCKS if n % b == 0]},
+}
+
+
+@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("asking", ASKING.values(), ids=ASKING)
+def test_a_shared_winner_serves_the_sizes_that_the_space_has_it_for(
+    tuned: Any, engine: Engine, shared: dict[str, Any], asking: dict[str, Any]
+) -> None:
+    kernel = tuned(**asking, **shared)
+    found = {n: kernel.best_config(n)["block"] for n in (96, 192, 48, 72, 96)}
+    assert found == {96: 32, 192: 32, 48: 24, 72: 24} and len(engine.runs) == 1, "the next best needs no tuning"
+    for n in (96, 48):
+        assert kernel.best_config(n, factor=1) == {"block": found[n]}
+    with pytest.raises(SpaceError, match=r"(?i)space is empty(: no configuration satisfies .* for n=50|$|: axis)"):
+        kernel.best_config(50)
+    assert len(engine.runs) == 1
+    whole = kernel.tune(48)  # a whole tuning is asked for, and that of another size does not have this winner
+    assert whole.best_config == {"block": 24} and whole.header.arguments["n"] == 48 and len(engine.runs) == 2
+    assert kernel.tune(48).cache_hit and kernel.best_config(96) == {"block": 32} and len(engine.runs) == 2
+
+
+def test_sizes_come_from_tensors_and_from_defaults_of_the_kernel(tuned: Any, engine: Engine) -> None:
+    eager = tuned(times, AXES, where=divides, key=["by"])
+    assert [eager.best_config(torch.zeros(n))["block"] for n in (96, 48)] == [32, 24]
+
+    def lazy(n: int = 48, m: int = 1, block: int = 16) -> Any:
+        return scale_jit(n, 1, block)
+
+    defaults = tuned(lazy, AXES, where=lambda n, block: n % block == 0, key=["m"])
+    assert [defaults.best_config(96)["block"], defaults.best_config()["block"]] == [32, 24]
+    assert len(engine.runs) == 2
+
+
+MISSES: dict[str, Any] = {"tune": {"block": 32}, "default": {"block": 16}, "error": CacheMiss}
+
+
+@pytest.mark.parametrize("on_miss", MISSES)
+def test_where_nothing_that_was_measured_serves_on_miss_decides(tuned: Any, engine: Engine, on_miss: Any) -> None:
+    kernel = tuned(space=AXES, where=lambda n, block: block == n or block == 16 > n, key=one_key, default={"block": 16})
+    assert kernel.best_config(24) == {"block": 24}
+    expected = MISSES[on_miss]
+    if on_miss == "error":
+        with pytest.raises(CacheMiss, match=r"no result is known that serves n=32, factor=1 for"):
+            kernel.best_config(32, on_miss=on_miss)
+    elif on_miss == "default":
+        with pytest.warns(RuntimeWarning, match="serves n=32.* default configuration, which where= refuses, is used"):
+            assert kernel.best_config(32, on_miss=on_miss) == expected
+    else:
+        assert kernel.best_config(32) == expected and len(engine.runs) == 2
+        assert kernel.best_config(32) == expected and kernel.best_config(24) == {"block": 24}
+    assert len(engine.runs) == (2 if on_miss == "tune" else 1)
+
+
+def test_a_constraint_that_raises_for_the_call_s_size_says_so(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(space=AXES, where=lambda n, block: 96 % (n - 50) == 0 or block, key=one_key)
+    assert kernel.best_config(96) == {"block": 32}
+    with pytest.raises(SpaceError, match=r"constraint on {'block': 32} for n=50, factor=1 raised ZeroDivisionError"):
+        kernel.best_config(50)
+
+
+def test_what_tune_on_tuned_is_asked_for_with_the_sizes_of_the_call(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(space=AXES, where=divides, tune_on=lambda n, factor=1: {"n": 96})
+    assert [kernel.best_config(n)["block"] for n in (96, 48, 192)] == [32, 24, 32] and len(engine.runs) == 1
+    only = tuned(space=AXES, where=lambda n, block: n == block, tune_on=lambda n, factor=1: {"n": 32})
+    for _ in range(2):
+        assert only.best_config(24) == {"block": 24}  # tuned for itself, once
+        assert [workload.arguments["n"] for workload, _ in engine.runs] == [96, 32, 24]
+
+
+def test_the_space_is_asked_once_for_each_form_of_call(
+    tuned: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def where(n: int, block: int) -> bool:
+        asked.append(n)
+        return n % block == 0
+
+    monkeypatch.setattr(autotuned.TunedKernel, "kernel_of", lambda self, call, winner: winner.config)
+    kernel = tuned(space=AXES, where=where, key=one_key)
+    assert kernel(96) == {"block": 32} and kernel(48) == {"block": 24}
+    asked.clear()
+    assert kernel(96) == {"block": 32} and kernel(48) == {"block": 24} and not asked
+    assert kernel(192) == {"block": 32} and asked == [192]
+
+
+def test_what_serves_is_listed_with_what_it_was_tuned_for(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(space=AXES, where=divides, key=["factor"], name="served")
+    kernel.best_config(96), kernel.best_config(192), kernel.best_config(48)
+    mine = [one for one in atune.tunings() if one.kernel == "served"]
+    assert [(one.key, one.config["block"], one.tuned_for["n"]) for one in mine] == [
+        ({"factor": 1}, 32, 96), ({"factor": 1}, 24, 96),
+    ]  # fmt: skip
+    assert "(tuned for n=96)" in str(atune.tunings())
+    kernel.clear_cache(key={"factor": 1})
+    assert kernel.best_config(48) == {"block": 24} and len(engine.runs) == 2
+
+
+def test_calls_of_other_sizes_wait_for_a_tuning_and_not_for_its_error(tuned: Any, engine: Engine) -> None:
+    """Of one key, a second size takes the next best of the first one's tuning, and tunes itself where that failed."""
+    engine.seconds = 0.3
+    kernel = tuned(space=AXES, where=divides, key=one_key)
+    found: dict[int, Any] = {}
+
+    def ask(n: int) -> None:
+        try:
+            found[n] = kernel.best_config(n)["block"]
+        except AtuneError as error:
+            found[n] = type(error)
+
+    for sizes in ((96, 48), (50, 72)):
+        threads = [threading.Thread(target=ask, args=(n,)) for n in sizes]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        kernel.forget()
+    assert found == {96: 32, 48: 24, 50: SpaceError, 72: 24} and len(engine.runs) <= 3
+
+
+# Winners that cannot be used
+
+
+class Compiler:
+    """Stands in for the compiler and the loader: configurations of the blocks `bad` go wrong in one way."""
+
+    def __init__(self) -> None:
+        self.bad: set[int] = set()
+        self.error: Callable[[Any], Exception] = RuntimeError
+        self.tried: list[int] = []
+
+    def build(self, workload: Any, target: Any, settings: Any, use: Any) -> Any:
+        [config] = workload.space.walk({})
+        self.tried.append(config["block"])
+        if config["block"] in self.bad:
+            raise self.error(config)
+        return SimpleNamespace(config=config, prim_func=None, get_kernel_source=lambda: "")
+
+
+def refused(config: Any) -> Exception:
+    message = "error: #error this compiler cannot"
+    return CompileFailed(f"1 of 1 configurations failed:\n  {message}", [(config, Failure(0, "compile", message))])
+
+
+def not_lowered(config: Any) -> Exception:
+    return CompileFailed("1 of 1 failed to lower", [(config, Failure(0, "lower", "ValueError: no such size"))])
+
+
+def not_loaded(config: Any) -> Exception:
+    return OSError("libgone.so.1: cannot open shared object file")
+
+
+FAILURES = {"compiler refuses": refused, "lowering raises": not_lowered, "load fails": not_loaded}
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    found = Compiler()
+    monkeypatch.setattr(autotuned, "with_library", found.build)
+    return found
+
+
+def cached(tuned: Any, tmp_path: Path, compiler: Compiler) -> Callable[[], Any]:
+    tuned(space=AXES).tune(96)
+    kernel = tuned(space=AXES)
+    return lambda: kernel.compile(96)
+
+
+def shipped(tuned: Any, tmp_path: Path, compiler: Compiler) -> Callable[[], Any]:
+    for block in (24, 32):  # two results for the size, the latter of which is preferred
+        tuner = tuned(space=[{"block": block}], default={"block": block}, cache=tmp_path / f"of {block}")
+        tuner.tune(96)
+        (tmp_path / f"{block}.json").write_bytes(tuner.options.cache.export())
+    files = [tmp_path / "32.json", tmp_path / "24.json"]
+    kernel = tuned(space=AXES, cache=tmp_path / "empty", shipped=files)
+    return lambda: kernel.compile(96)
+
+
+def bucket(tuned: Any, tmp_path: Path, compiler: Compiler) -> Callable[[], Any]:
+    kernel, bad = tuned(space=AXES, key=one_key), compiler.bad
+    compiler.bad = set()
+    assert kernel.compile(192).config == {"block": 32}
+    compiler.bad = bad
+    return lambda: kernel.compile(96)
+
+
+def drop_in(tuned: Any, tmp_path: Path, compiler: Compiler) -> Callable[[], Any]:
+    configs = [{"block": block} for block in BLOCKS]
+    compat.autotune(configs=configs)(scale_jit).tune(96)
+    kernel = compat.autotune(configs=configs)(scale_jit)
+    return lambda: kernel.tune(96).kernel
+
+
+KEPT = {"result cache": cached, "shipped file": shipped, "bucket": bucket, "drop-in": drop_in}
+
+
+@pytest.fixture(autouse=True)
+def a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "tilelang"))
+    environment._warned.clear()
+    yield
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_a_kept_winner_that_cannot_be_used_is_said_once_and_the_next_best_used(
+    tuned: Any, engine: Engine, compiler: Compiler, tmp_path: Path, kept: Any, failure: Any
+) -> None:
+    call = kept(tuned, tmp_path, compiler)
+    runs, compiler.bad, compiler.error = len(engine.runs), {32}, failure
+    with pytest.warns(RuntimeWarning, match=r"winner block=32 cannot be used for n=96.*: .*(cannot|no such)") as warned:
+        assert call().config == {"block": 24}
+    assert len(warned) == 1 and len(engine.runs) == runs
+    with warnings.catch_warnings(action="error"):
+        assert call().config == {"block": 24}
+    assert compiler.tried.count(32) <= 2 and len(engine.runs) == runs
+
+
+@pytest.mark.parametrize("on_miss", ["tune", "default", "error"])
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_where_no_kept_one_can_be_used_on_miss_decides_and_nothing_is_tuned_for_ever(
+    tuned: Any, engine: Engine, compiler: Compiler, on_miss: Any, failure: Any
+) -> None:
+    tuned(space=AXES).tune(96)
+    kernel = tuned(space=AXES, on_miss=on_miss, default={"block": 8})
+    compiler.bad, compiler.error = set(BLOCKS), failure
+    raised = CacheMiss if on_miss == "error" else type(failure({"block": 32}))
+    for call in range(4):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            if on_miss == "default":
+                assert kernel.compile(96).config == {"block": 8}
+            else:
+                with pytest.raises(raised, match="no result for .* can be used" if on_miss == "error" else ""):
+                    kernel.compile(96)
+        said = [str(one.message) for one in warned if "cannot be used for n=96" in str(one.message)]
+        assert len(said) == (3 if call == 0 else 0), "each configuration is named once"
+    assert [compiler.tried.count(block) for block in BLOCKS] == [1, 1, 1]
+    assert len(engine.runs) == (2 if on_miss == "tune" else 1)
+    compiler.bad = set()
+    if on_miss == "tune":
+        kernel.clear_cache()  # the way out
+        assert kernel.compile(96).config == {"block": 32}
+
+
+def test_a_tuning_that_fails_where_the_winner_cannot_be_used_is_not_repeated(
+    tuned: Any, engine: Engine, compiler: Compiler
+) -> None:
+    tuned(space=AXES).tune(96)
+    compiler.bad, compiler.error = set(BLOCKS), refused
+    kernel = tuned(space=AXES)
+    engine.error = NoWinner("none worked", Result.from_events([]))
+    with pytest.warns(RuntimeWarning), pytest.raises(NoWinner):
+        kernel.compile(96)
+    for _ in range(2):
+        with pytest.raises(CompileFailed):
+            kernel.compile(96)
+    assert len(engine.runs) == 2
+
+
+def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, compiler: Compiler) -> None:
+    """More fail than are tried. Another program then finds the winner of the new tuning."""
+    many = {"block": [*range(1, 7)]}
+    tuned(space=many).tune(96)
+    compiler.bad, compiler.error = {3, 4, 5, 6}, refused
+    engine.refuses = compiler.bad
+    kernel = tuned(space=many)
+    with pytest.warns(RuntimeWarning) as warned:
+        assert kernel.compile(96).config == {"block": 2}
+    assert len(warned) == 3 and compiler.tried == [6, 5, 4, 2] and len(engine.runs) == 2
+    with warnings.catch_warnings(action="error"):
+        assert tuned(space=many).compile(96).config == {"block": 2}
+    assert len(engine.runs) == 2
+
+
+def test_threads_that_meet_it_at_once_say_it_once(tuned: Any, engine: Engine, compiler: Compiler) -> None:
+    tuned(space=AXES).tune(96)
+    kernel, found = tuned(space=AXES), []
+    compiler.bad, compiler.error = {32}, refused
+    threads = [threading.Thread(target=lambda: found.append(kernel.compile(96).config["block"])) for _ in range(8)]
+    with pytest.warns(RuntimeWarning) as warned:
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert found == [24] * 8 and compiler.tried.count(32) == 1
+    assert len(warned) == 1 and len(engine.runs) == 1
+
+
+PROGRAM = """
+import sys
+import torch, tilelang, tilelang.language as T
+import atune
+
+FAST = ["-O2", "-include", sys.argv[1]]
+
+@atune.autotune(
+    space=[{"block": 64, "compile_flags": FAST}, {"block": 64, "compile_flags": ["-O0"]}],
+    default={"block": 64, "compile_flags": FAST}, target="c", tuning="quick",
+)
+@tilelang.jit
+def quad(X, block: int = 64):
+    n = T.const("n")
+    X: T.Tensor[[n], T.float32]
+    Y = T.empty([n], T.float32)
+    with T.Kernel(n // block) as b:
+        for i in T.serial(block):
+            Y[b * block + i] = X[b * block + i] * 4.0
+    return Y
+
+X = torch.randn(1 << 14)
+for _ in range(2):
+    assert torch.equal(quad(X), X * 4)
+print(quad.best_config(X)["compile_flags"])
+"""
+
+
+def test_a_compiler_that_now_refuses_the_winner_whose_library_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    header, program = tmp_path / "fast.h", tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def run() -> tuple[str, str]:
+        command = [sys.executable, str(program), str(header)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    header.write_text("")
+    assert run()[0] == f"('-O2', '-include', '{header}')\n"
+    header.write_text("#error this compiler cannot\n")
+    shutil.rmtree(artifacts_folder())
+    out, err = run()
+    assert out == "('-O0',)\n"
+    assert err.count("#error this compiler cannot. The next best is tried, if there is one") == 1
