@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tilelang.language as T
+import torch
 
 import atune
 
@@ -44,4 +45,12 @@ def problem(M: int, kernel: Any = matmul) -> atune.Workload:
 
 
 SMALL, LARGE, OTHER = problem(32), problem(64), problem(96, other)
+EVEN = atune.Workload(
+    double,
+    atune.Space(block=[16, 64], where=lambda n, block: n % block == 0),
+    arguments={"n": 64},
+    inputs=lambda n: [torch.randn(n)],
+    out_idx=-1,
+)
+"""Tuned for sizes that its constraint takes."""
 DOUBLE = atune.Workload(double, {"block": [16, 64]}, arguments={"n": 64}, out_idx=-1)

@@ -60,7 +60,8 @@ class Bundle:
 
     Call it with the inputs, and it returns the outputs; or with every parameter, and it returns None. The tensors'
     shapes choose the kernel. Where problems differ in something else, name it: ``bundle(Q, K, V, causal=True)``. Sizes
-    between those that were tuned get the kernel that the bundle's rule says, where one takes them.
+    between those that were tuned get the kernel that the bundle's rule says, where one takes them. Where the space's
+    `where=` takes a size, the bundle serves the tuned sizes alone.
     Tensors are as they were tuned: of those dtypes, on such a device, and contiguous or with the declared strides. CUDA
     kernels run on torch's current stream. Several threads may call it.
 
@@ -81,6 +82,11 @@ class Bundle:
         self.manifest, self._kernels, self._rules = read_manifest(self.folder)
         """All that the bundle says of itself, as plain data."""
         check_machine(self.manifest)
+        asks = ", ".join(self.manifest.get("asks", ()))
+        self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
+        """Why other sizes are always a miss; empty where they are not."""
+        if self._alone and on_miss != "error":
+            warnings.warn(f"on_miss={on_miss!r} of {self.folder} does nothing: {self._alone}", RuntimeWarning, 3)
         self.digest: str = self.manifest["digest"]
         """SHA-256 of the manifest, and so of everything: equal bundles choose equal kernels."""
         self._target: str = self.manifest["target"]
@@ -186,6 +192,7 @@ class Bundle:
             why = f"{which} has {named(call)}" if nearest_fit is None or taking else nearest_fit.why
             more = "" if taking else "; its kernels are compiled for fixed sizes"
             more += ", and the call is outside of its rule" if taking and self._rules else ""
+            more += f"; {self._alone}" if taking and self._alone else ""
             raise OutsideProblems(f"{why}; the bundle {self.digest[:12]} has {self._listed()}{more}")
         if by != "rule":
             instead = f"the kernel of {named(used[0].problem)} runs"
@@ -194,7 +201,7 @@ class Bundle:
 
     def _instead(self, taking: Mapping[int, Taking], call: Mapping[str, Any]) -> tuple[Taking | None, str]:
         """Return what runs, of the kernels that take the arguments, and what says so; None if the call raises."""
-        problems = {position: kernel.problem for position, (kernel, _) in taking.items()}
+        problems = {position: kernel.problem for position, (kernel, _) in taking.items() if not self._alone}
         for rule in self._rules:
             near = nearest({i: problems[i] for i in rule.serving(call) if i in problems}, call)
             if near is not None:

@@ -104,6 +104,7 @@ class EngineSettings:
             "refused": spec.refused,
             "no_default": spec.no_default,
             "arguments": spec.arguments,
+            "asks": spec.asks,
             "flops": spec.flops,
             "bytes": spec.bytes,
             "target": target,

@@ -73,6 +73,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     no_default: str = ""
     """Why there is no default configuration; empty where there is."""
     arguments: dict[str, Any]
+    asks: tuple[str, ...] = ()
+    """Those that the space's functions take, such as its constraints."""
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()

@@ -75,6 +75,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Why the baseline must not win: which constraint refuses it; empty where none does."""
     no_default: str = ""
     """Why there is no default configuration; empty where there is."""
+    asks: tuple[str, ...] = ()
+    """Arguments of the problem that the space's functions take."""
 
     @property
     def total(self) -> int:
@@ -188,6 +190,7 @@ class Candidates:
             points=self.points.size if self.large else None,
             remarks=self._remarks(),
             layout_axes=self.points.layout_axes,
+            asks=self.workload.space.asks(self.workload.arguments),
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:

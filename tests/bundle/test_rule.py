@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,19 @@ def test_distances_are_those_that_the_rule_was_tested_with() -> None:
         assert distance(one, other) == tuned.distance(one, other)
     assert distance({"M": 1, "causal": True}, {"M": 1, "causal": False}) == float("inf")
     assert distance({"M": 1, "N": 7}, {"M": 1}) == 0
+
+
+@pytest.mark.parametrize("on_miss", ["error", "nearest", "default"])
+def test_where_the_space_asks_for_a_size_the_tuned_sizes_are_served_alone(on_miss: Any, tmp_path: Path) -> None:
+    """A bundle holds no functions, so that nothing says which of its kernels another size may use."""
+    why = "where= takes n, and a bundle holds no functions: it serves the tuned sizes alone"
+    write(tmp_path, rule=[NEAREST], asks=["n"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = load(tmp_path, on_miss=on_miss)
+    said = [f"on_miss={on_miss!r} of {tmp_path} does nothing: {why}"] if on_miss != "error" else []
+    assert [str(one.message) for one in warned] == said and all(one.filename == __file__ for one in warned)
+    assert runs(found, 64) == "twice" and runs(found, 1024) == "tenfold"
+    for n in (63, 65, 256, 2000):
+        with pytest.raises(OutsideProblems, match=rf"no problem has n={n}; .*; {re.escape(why)}$"):
+            found(torch.ones(n))

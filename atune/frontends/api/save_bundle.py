@@ -27,6 +27,7 @@ from atune.journal.result import Result
 from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
 from atune.model.device import Target
+from atune.model.problem import is_size
 from atune.model.settings import CPU_FLAGS
 from atune.reporting.sets.bundle_rule import rules, with_regret
 from atune.reporting.sets.compare import of_result
@@ -107,6 +108,8 @@ def _manifest(
             requires["apache-tvm-ffi"] = _required("apache-tvm-ffi")
     digests = old["files"] | {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     libraries = {f"{one['library']}.so" for one in problems}
+    taken = [name for header in headers for name in header.asks if is_size(header.arguments[name])]
+    asks = sorted({*old.get("asks", ()), *taken})
     manifest = {
         "schema": SCHEMA,
         "kernel": {"name": headers[0].workload, "fingerprint": headers[0].kernel},
@@ -115,7 +118,8 @@ def _manifest(
         "cpu": {**cpu, "features": sorted({*old["cpu"]["features"], *(cpu["features"] if native else ())})},
         "requires": requires,
         "versions": installed_versions(),
-        "rule": rules(headers[0].workload, problems) or None,
+        "asks": asks,
+        "rule": None if asks else rules(headers[0].workload, problems) or None,
         "problems": problems,
         "files": {n: digests[n] for n in sorted(digests) if n in libraries or n.startswith(f"{RUNTIME}/")},
     }

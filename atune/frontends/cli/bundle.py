@@ -52,6 +52,8 @@ def bundle_lines(folder: str) -> list[Line]:
     n, rules = len(manifest["problems"]), manifest["rule"] or ()
     alone = len({json.dumps([one["params"], one["outputs"]]) for one in manifest["problems"]}) == n
     why = "each kernel takes one problem alone (T.dynamic: all sizes)" if alone else "none could be tested"
+    if asks := manifest.get("asks"):
+        why = f"where= takes {', '.join(asks)}, and a bundle holds no functions"
     lines = [Line(f"bundle     {folder}, {n} problem{'s' * (n > 1)}", "strong")]
     for rule in rules:
         ranges = [f"{name} {least} to {most}" for name, (least, most) in rule["sizes"].items() if least < most]

@@ -14,6 +14,7 @@ from atune.errors import UsageError
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem
 from atune.model.candidate import config_key, describe_config, printable
+from atune.model.space import Space
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
 from atune.reporting.sets.cover import Cover, cover
@@ -33,8 +34,9 @@ class SetResult(Sequence[TunedProblem]):
     ``str(result)`` is the table.
     """
 
-    def __init__(self, rows: Sequence[TunedProblem], folder: Path) -> None:
+    def __init__(self, rows: Sequence[TunedProblem], folder: Path, workload: object = None) -> None:
         self._rows, self.folder = tuple(rows), folder
+        self._space: Space | None = getattr(workload, "space", None)
         self.digest: str | None = None
         """Of the bundle that got the winners, with `into`."""
         self._by_key = {row.problem.key: row for row in rows}
@@ -98,7 +100,8 @@ class SetResult(Sequence[TunedProblem]):
 
     def rule(self) -> AnyRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`."""
-        return dispatch_rule(self.regret_matrix(), self._weights())
+        rule = dispatch_rule(self.regret_matrix(), self._weights())
+        return rule if self._space is None else rule.over(self._space)
 
     def _weights(self) -> list[float]:
         return [row.problem.weight for row in self.winners]

@@ -232,7 +232,7 @@ class _SetRun:
                 await self._each(more, host)
             errors = {self._problems[index].key: str(error) for index, error in self._errors.items()}
             await anyio.to_thread.run_sync(keep_errors, self._folder, errors)
-        found = SetResult([self._rows[index] for index in range(len(self._problems))], self._folder)
+        found = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
         if len(self._errors) == len(found):
             raise self._errors[0]
         if not found.winners:

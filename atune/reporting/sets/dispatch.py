@@ -52,14 +52,17 @@ def dispatch_rule(matrix: RegretMatrix, weights: Sequence[float] | None = None) 
 
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem, so a problem alone with its others cannot be left out. Ties go to the nearest rule, to smaller sizes, and
-    to smaller configuration keys. Raises `UsageError` for weights that do not fit.
+    to smaller configuration keys. Where constraints take sizes it is the nearest. Raises `UsageError` for weights that
+    do not fit.
     """
     known = checked_weights(matrix, weights)
     names = _sizes(matrix)
     problems = sorted((_problem(matrix, column, names) for column in range(len(matrix.problems))), key=_order)
     fitting = Fitting(matrix, list(zip(*costs_of(matrix, known), strict=True)), names)
-    tested = [_left_out(fit, fitting, problems, known) for fit in (_nearest, _tree)]
-    return min(tested, key=lambda found: (found.unmeasured, found.regret or 0.0))
+    asks = tuple(name for name in names if name in matrix.asks)
+    fits = (_nearest,) if asks else (_nearest, _tree)  # of a leaf there is no next best
+    tested = [_left_out(fit, fitting, problems, known) for fit in fits]
+    return replace(min(tested, key=lambda found: (found.unmeasured, found.regret or 0.0)), asks=asks)
 
 
 def _sizes(matrix: RegretMatrix) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ class RegretMatrix(msgspec.Struct, frozen=True):
     """By row and column: latency over that of the problem's best, less one. None where it was not measured."""
     winners: tuple[int, ...]
     """By column, the row of the problem's winner. One that is tied with a faster finalist has a regret above 0."""
+    asks: tuple[str, ...] = ()
+    """Arguments of the problems that functions of the space take, such as its constraints."""
 
 
 def regret_matrix(results: Source) -> RegretMatrix:
@@ -49,6 +51,7 @@ def regret_matrix(results: Source) -> RegretMatrix:
         configs=tuple(thaw(rows[key]) for key in keys),
         regret=tuple(tuple(column.get(key) for column in columns) for key in keys),
         winners=tuple(keys.index(result.best.key) for result in won if result.best is not None),
+        asks=tuple(sorted({name for result in won for name in header_of(result).asks})),
     )
 
 

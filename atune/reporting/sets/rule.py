@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from atune.errors import UsageError
 from atune.model.candidate import Config, config_key, describe_config
 from atune.model.problem import distance, is_size
+from atune.model.space import Space
 
 
-class DispatchRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
+class DispatchRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", dict=True):
     """What all rules have. `dispatch_rule` makes one, and says what `regret` and the fields below it count."""
 
     configs: tuple[Config, ...]
@@ -27,6 +28,13 @@ class DispatchRule(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """Problems that it is the mean of."""
     unmeasured: int = 0
     """Problems left out whose chosen configuration was not measured, or failed, there."""
+    asks: tuple[str, ...] = ()
+    """Sizes that functions of the space take, which `pick` therefore asks. Data has no functions."""
+
+    def over(self, space: Space) -> Self:
+        """Return the rule with the space that `pick` asks. JSON does not keep it."""
+        vars(self)["space"] = space
+        return self
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
         """Return a key of the arguments that must be equal, and the sizes; None where one is no number above zero.
@@ -65,13 +73,22 @@ class NearestRule(DispatchRule, frozen=True, kw_only=True, tag="nearest"):
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
         """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one.
 
-        Raises `UsageError` where a size is missing.
+        Of a space that asks for sizes it is the nearest that the space has for the problem, or None. Raises
+        `UsageError` where a size is missing, and where that space is not here, unless the problem was tuned.
         """
         if (found := self.split(arguments)) is None:
             return None
         key, sizes = found
         points = next((group.points for group in self.groups if config_key(group.others) == key), ())
-        return min(points, key=lambda point: distance(sizes, point.sizes)).config if points else None
+        near = sorted(points, key=lambda point: distance(sizes, point.sizes))
+        if self.asks and near and near[0].sizes != sizes:
+            space: Space | None = vars(self).get("space")
+            if space is None:
+                new = f"{describe_config(dict(arguments))} was never tuned, and where= takes {', '.join(self.asks)}"
+                raise UsageError(f"{new}: give the space to be asked, rule.over(space)")
+            has, unlisted = space.points(arguments), not space.computed
+            near = [point for point in near if has.serves(self.configs[point.config], unlisted=unlisted)]
+        return near[0].config if near else None
 
 
 class Leaf(msgspec.Struct, frozen=True, tag="leaf", tag_field="node"):

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from synthetic import matrix_of, random_regret
 
-from atune.errors import UsageError
+from atune import Space
+from atune.errors import SpaceError, UsageError
 from atune.reporting.sets import dispatch
 from atune.sets import AnyRule, NearestRule, RegretMatrix, TreeRule, dispatch_rule
 
@@ -205,3 +206,37 @@ def test_ties_break_the_same_way_in_any_order() -> None:
 def test_one_problem_has_a_rule_without_a_regret() -> None:
     rule = dispatch_rule(matrix_of([[0.0], [0.5]], [{}]))
     assert (rule.pick({}), rule.configs, rule.regret, rule.worst_regret) == (0, ({"block": 0},), None, None)
+
+
+THREE = [{"M": 64}, {"M": 256}, {"M": 1024}]
+SPACES = {
+    "where": Space(block=[0, 1, 2], where=lambda M, block: M % (16 << 2 * block) == 0),
+    "several": Space(block=[0, 1, 2], where=[lambda block: block < 3, lambda M, block: M % (16 << 2 * block) == 0]),
+    "unlisted winners": Space(block=[7], where=lambda M, block: M % (16 << 2 * block) == 0),
+    "any argument": Space(block=[0, 1, 2], where=lambda **values: values["M"] % (16 << 2 * values["block"]) == 0),
+    "computed axis": Space(block=lambda M: [block for block in (0, 1, 2) if M % (16 << 2 * block) == 0] or [7]),
+}
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_a_rule_asks_the_space_for_sizes_never_tuned(space: Space) -> None:
+    """The winner of each problem is its own block, of 16, 64 and 256 rows."""
+    assert space.asks(["M", "K"]) == (("M", "K") if space is SPACES["any argument"] else ("M",))
+    matrix = matrix_of([[0.0, 0.2, 0.2], [0.2, 0.0, 0.2], [0.2, 0.2, 0.0]], THREE)
+    rule = dispatch_rule(msgspec.structs.replace(matrix, asks=("M",)))
+    again = msgspec.json.decode(msgspec.json.encode(rule.over(space)), type=AnyRule)  # type: ignore[arg-type]
+    assert isinstance(rule, NearestRule) and again == rule
+    wanted = {64: 0, 1024: 2, 2048: 2, 960: 1, 128: 0, 1040: 0, 1000: None}
+    assert {M: rule.pick({"M": M}) for M in wanted} == wanted
+    assert again.pick({"M": 1024}) == 2
+    with pytest.raises(UsageError, match=r"M=960 was never tuned, and where= takes M: give .* rule\.over\(space\)"):
+        again.pick({"M": 960})
+    assert again.over(space).pick({"M": 960}) == 1
+    with pytest.raises(SpaceError, match="raised"):
+        again.over(Space(block=[0], where=lambda M: 1 // 0)).pick({"M": 960})
+
+
+def test_a_constraint_on_what_must_be_equal_anyway_asks_for_no_size() -> None:
+    matrix = matrix_of([[0.0, 0.2], [0.2, 0.0]], [{"M": 64, "dtype": "half"}, {"M": 256, "dtype": "half"}])
+    rule = dispatch_rule(msgspec.structs.replace(matrix, asks=("dtype",)))
+    assert rule.asks == () and rule.pick({"M": 65, "dtype": "half"}) == 0
