@@ -157,6 +157,8 @@ def test_only_stages_import_what_is_heavy(name: str) -> None:
     for imported, _ in imports(MODULES[name]):
         heavy = imported.partition(".")[0] in HEAVY
         assert not heavy or name.partition(".")[0] in MAY_BE_HEAVY, f"{name} imports {imported}"
+        tilelangs = imported.partition(".")[0] in ("tilelang", "tvm")
+        assert not tilelangs, f"{name} imports {imported}: what atune takes from tilelang stands in stages.tilelang"
 
 
 @pytest.mark.parametrize("name", sorted(n for n in MODULES if n.startswith(MAY_BE_HEAVY)))

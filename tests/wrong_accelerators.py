@@ -25,7 +25,7 @@ class WrongLowering(Everywhere):
     """Lowers a kernel that stores the double of what it should."""
 
     def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
-        from tilelang import tvm
+        from atune.stages.tilelang import tvm
 
         def doubled(store: Any) -> Any:
             return tvm.tirx.BufferStore(store.buffer, store.value + store.value, store.indices)
@@ -81,7 +81,7 @@ class OrderReader(Spy):
     name = "order reader"
 
     def lower(self, job: LowerTask, plain: Callable[[LowerTask], Modules]) -> Modules:
-        from tilelang import tvm
+        from atune.stages.tilelang import tvm
 
         (order,) = re.findall(r'"rasterization2DRow", (\d+)', str(job.function))
         if "squares" not in str(job.function):

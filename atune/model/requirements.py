@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib.util import find_spec
 
@@ -20,6 +21,16 @@ HEAVY = {"tilelang", "torch"}
 """What only workers import. Journals are read, shown and simulated without them."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
 """What a package is imported by, where that is not its name."""
+
+
+def is_tested(package: str, version: str) -> bool:
+    """Tell whether a package's version is in its range of `REQUIRES`, whatever stands after a ``+``."""
+    low, high = map(_numbers, REQUIRES[package].split(","))
+    return low <= _numbers(version.partition("+")[0]) < high
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def not_installed(module: str | None) -> str:

@@ -199,14 +199,13 @@ def spills(log: str) -> tuple[int, int] | None:
 @contextmanager
 def ptxas_log() -> Iterator[list[str]]:
     """Collect tilelang's log messages within the block, including the figures of ptxas."""
-    from tilelang import logger
-
     lines: list[str] = []
 
     class Collecting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
+    logger = logging.getLogger("tilelang")
     handler, level, before = Collecting(logging.INFO), logger.level, os.environ.get(VERBOSE)
     os.environ[VERBOSE] = "1"
     logger.addHandler(handler)

@@ -107,7 +107,7 @@ def test_the_engine_says_that_there_is_no_gpu(
     target: Any, seen: list[str], given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does where it is asked for ``auto``. A GPU that tilelang cannot use stays unused."""
-    monkeypatch.setattr("tilelang.utils.device.IS_CUDA", False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(environment, "visible_gpus", lambda: seen)
     assert plan(CompileArgs(target=target), ProfileArgs(), RunArgs()).target == given
 
@@ -538,9 +538,9 @@ def test_uninstall_puts_everything_back() -> None:
 
 
 def everywhere() -> list[tuple[str, str]]:
-    from atune.compat.tilelang.environment import NAMES
+    from atune.stages.tilelang import REPLACED
 
-    return [(place, name) for name, places in NAMES.items() for place in places]
+    return [(place, name) for name, places in REPLACED.items() for place in places]
 
 
 # ---- the page about it

@@ -12,7 +12,6 @@ import pytest
 import tilelang
 import torch
 from guide_kernels import few_blocks, scaled
-from tilelang import tvm
 
 from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment
 from atune.compat.tilelang.arguments import ProfileArgs, RunArgs
@@ -148,10 +147,10 @@ def test_the_usual_backends_warn_of_nothing(target: str, name: str, recwarn: pyt
     assert not [warning for warning in recwarn if issubclass(warning.category, CompatWarning)]
 
 
-@pytest.mark.parametrize("host", ["c", {"kind": "c"}, tvm.target.Target("c")], ids=["text", "dict", "target"])
+@pytest.mark.parametrize("host", ["c", {"kind": "c"}, tilelang.tvm.target.Target("c")], ids=["text", "dict", "target"])
 def test_a_host_target_is_handed_to_the_engine_as_a_text(host: Any) -> None:
     asked = plan(CompileArgs(target="sm_90a", target_host=host), ProfileArgs(), RunArgs()).compile.target_host
-    assert asked is not None and tvm.target.Target(asked).kind.name == "c"
+    assert asked is not None and tilelang.tvm.target.Target(asked).kind.name == "c"
 
 
 def test_a_host_target_reaches_the_candidates() -> None:

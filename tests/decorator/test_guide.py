@@ -22,7 +22,6 @@ from guide_kernels import (
     tiles,
     typed,
 )
-from tilelang.autotuner.param import PARAMS_PATH
 
 import atune
 from atune.compat.tilelang import (
@@ -272,6 +271,6 @@ def test_what_the_guide_says_and_tilelang_does_not_do(tmp_path: Path, monkeypatc
         tilelang.compile(scaled(SIZE), target="c", execution_backend="ctypes")
     folder = tmp_path / "cache" / "saved"
     param.AutotuneResult(0.5, {}, None, "", kernel.prim_func, kernel).save_to_disk(folder)
-    assert (folder / "out_idx.json").read_text() == '{"out_idx": null}' and (folder / PARAMS_PATH).exists()
+    assert (folder / "out_idx.json").read_text() == '{"out_idx": null}' and (folder / param.PARAMS_PATH).exists()
     with pytest.raises(ValueError, match="Expected 2 inputs, got 1"):
         param.AutotuneResult.load_from_disk(folder, param.CompileArgs(**cpu)).kernel(A)

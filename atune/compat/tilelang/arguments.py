@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 from atune.errors import UsageError
 from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
 from atune.model.settings import METHODS
+from atune.stages import tilelang
 from atune.workload.options import SUPPLIES, supply_name
 
 P = ParamSpec("P")
@@ -96,8 +97,6 @@ class CompileArgs(Checked):
 
     def compile_program(self, program: Any) -> Any:
         """Compile one PrimFunc with tilelang. Returns its `JITKernel`."""
-        import tilelang
-
         flags = list(self.compile_flags) if self.compile_flags else None
         return tilelang.compile(program, **{**vars(self), "compile_flags": flags})
 

@@ -49,6 +49,7 @@ from atune.journal.result import TuneResult
 from atune.model.candidate import PASS_CONFIGS
 from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
+from atune.stages import tilelang
 from atune.stages.measure.inputs import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.definition import is_compiled
@@ -86,7 +87,7 @@ class AutotuneResult:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        theirs = original("tilelang.autotuner.param", "AutotuneResult")
+        theirs = original("AutotuneResult")
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
             staged = Path(stage) / "saved" / path.name  # tilelang stages files in the parent's parent folder
             staged.parent.mkdir()
@@ -124,7 +125,7 @@ class AutotuneResult:
         for name in {"target", "execution_backend"} & saved.keys():
             if getattr(compile_args, name) == "auto":
                 compile_args = replace(compile_args, **{name: saved[name]})
-        found = original("tilelang.autotuner.param", "AutotuneResult").load_from_disk(path, compile_args)
+        found = original("AutotuneResult").load_from_disk(path, compile_args)
         if found is None:
             warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
             return None
@@ -140,9 +141,7 @@ def _saved(path: Path) -> dict[str, Any]:
 
 def _missing(path: Path) -> list[str]:
     """Return the files that the folder lacks."""
-    from tilelang.autotuner.param import PARAMS_PATH
-
-    missing = [name for name in (*FILES, PARAMS_PATH) if not (path / name).is_file()]
+    missing = [name for name in (*FILES, tilelang.param.PARAMS_PATH) if not (path / name).is_file()]
     if not any((path / name).is_file() for name in LIBRARIES):
         missing.append(f"a library ({', '.join(LIBRARIES)})")
     return missing

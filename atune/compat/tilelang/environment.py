@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs, RunArgs
-from atune.errors import InputsMissing, NoWinner, SpaceError, warn_caller
+from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages import tilelang
 from atune.stages.session.devices import visible_gpus
-from atune.workers.system.inherited_state import VARIABLE, before_import, is_own
+from atune.workers.system.inherited_state import VARIABLE, is_own
 from atune.workers.system.resources import usable_cores
 
 
@@ -50,31 +51,23 @@ def warn_once(subject: str, message: str) -> None:
         warn_caller(f"{subject}: {message}", CompatWarning)
 
 
-NAMES = {
-    "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
-    "AutoTuner": ("tilelang.autotuner", "tilelang.autotuner.tuner"),
-    "AutoTuneImpl": ("tilelang.autotuner.tuner",),
-    "set_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture"),
-    "get_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture", "tilelang.autotuner.tuner"),
-    "AutotuneInputsCapture": ("tilelang.autotuner.capture",),
-    "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
-    "CompileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
-    "ProfileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
-}
-"""Names in tilelang, and atune's objects for them."""
-
 _replaced: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Replace tilelang's own objects by atune's, until `uninstall`. Call it before the program imports those names."""
-    before_import()
+    """Replace tilelang's own objects by atune's, until `uninstall`. Call it before the program imports those names.
+
+    Raises `UsageError` for a tilelang that lacks one of them.
+    """
+    tilelang.untested()
     ours = importlib.import_module("atune.compat.tilelang")
-    for name, places in NAMES.items():
-        for place in places:
-            module = importlib.import_module(place)
-            _replaced.setdefault((place, name), getattr(module, name))
-            setattr(module, name, getattr(ours, name))
+    names = [(place, name) for name, places in tilelang.REPLACED.items() for place in places]
+    if gone := tilelang.differences(f"{place}:{name}" for place, name in names):
+        raise UsageError(f"tilelang {tilelang.__version__} cannot be replaced by atune's tuner: {'; '.join(gone)}")
+    for place, name in names:
+        module = importlib.import_module(place)
+        _replaced.setdefault((place, name), getattr(module, name))
+        setattr(module, name, getattr(ours, name))
 
 
 def uninstall() -> None:
@@ -84,8 +77,9 @@ def uninstall() -> None:
         setattr(importlib.import_module(place), name, value)
 
 
-def original(place: str, name: str) -> Any:
+def original(name: str) -> Any:
     """Return tilelang's own object of that name, even while atune's replaces it."""
+    place = tilelang.REPLACED[name][0]
     module = importlib.import_module(place)
     return _replaced.get((place, name), getattr(module, name))
 
@@ -93,15 +87,8 @@ def original(place: str, name: str) -> Any:
 COMPILE_TIMEOUT_S = 120.0
 
 
-def _env() -> Any:
-    before_import()
-    from tilelang import env
-
-    return env
-
-
 def _number(name: str) -> float:
-    value = getattr(_env(), name)
+    value = getattr(tilelang.env, name)
     try:
         return float(value)
     except ValueError as error:
@@ -127,12 +114,12 @@ def workers() -> int | None:
 
 def caching() -> bool:
     """Tell whether results may be kept and used."""
-    return storing() and not _env().is_autotune_cache_disabled()
+    return storing() and not tilelang.env.is_autotune_cache_disabled()
 
 
 def storing() -> bool:
     """Tell whether libraries may be kept and used."""
-    return bool(_env().is_cache_enabled())
+    return bool(tilelang.env.is_cache_enabled())
 
 
 def cache_root() -> Path | None:
@@ -143,7 +130,7 @@ def cache_root() -> Path | None:
 
 def compile_defaults(target: Any, execution_backend: str | None, verbose: bool | None) -> dict[str, Any]:
     """Return these `CompileArgs`, with what tilelang's variables say in place of None."""
-    env = _env()
+    env = tilelang.env
     return {
         "target": env.get_default_target() if target is None else target,
         "execution_backend": execution_backend or str(env.get_default_execution_backend()),
@@ -181,7 +168,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs, run: RunArgs) -> Trans
     """
     timeout = profile.timeout if run.timeout is None else run.timeout
     target, host = resolved_target(compile_args.target), host_of(compile_args.target_host)
-    compile_timeout_s = _env().get_compile_timeout_seconds()
+    compile_timeout_s = tilelang.env.get_compile_timeout_seconds()
     backend = backend_of(compile_args.execution_backend, target)
     if profile.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events")
@@ -224,9 +211,9 @@ def resolved_target(target: Any) -> Target:
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
     found = parse_target(target)
     if found is None:
-        from tilelang.utils.device import IS_CUDA
+        import torch
 
-        found = Target("cuda") if IS_CUDA else Target("c")
+        found = Target("cuda") if torch.cuda.is_available() else Target("c")
     return found
 
 

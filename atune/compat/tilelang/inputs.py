@@ -20,6 +20,7 @@ from atune.frontends.decorator.options import Options, lazy_callback, listed
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, check_reserved, config_key
 from atune.model.space import Space
+from atune.stages import tilelang
 from atune.stages.frontend.frontend import encode
 from atune.workload.definition import function_of, signature_of
 from atune.workload.fingerprint import kernel_fingerprint
@@ -55,7 +56,7 @@ def get_autotune_inputs() -> list[Any] | None:
     """
     if active := _active.get():
         return active[-1].tensors
-    theirs = sys.modules.get("tilelang.autotuner.capture")
+    theirs = sys.modules.get(tilelang.REPLACED["AutotuneInputsCapture"][0])
     ask = getattr(theirs, "get_autotune_inputs", None)
     found: list[Any] | None = None if ask is None or ask is get_autotune_inputs else ask()
     return found
@@ -91,11 +92,8 @@ def _check(check: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> 
 
 
 def _tilelang_param(parameter: KernelParam) -> Any:
-    from tilelang import tvm
-    from tilelang.engine.param import KernelParam as Theirs
-
-    shape = [tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
-    return Theirs(tvm.DataType(parameter.dtype), shape)
+    shape = [tilelang.tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
+    return tilelang.KernelParam(tilelang.tvm.DataType(parameter.dtype), shape)
 
 
 PLAIN = (type(None), bool, int, float, str)

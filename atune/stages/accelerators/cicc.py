@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from atune.stages import tilelang
 from atune.stages.accelerators import wgmma
 from atune.stages.accelerators.cicc_server import (
     FOLDER,
@@ -32,7 +33,7 @@ from atune.stages.accelerators.cicc_server import (
     run_tool,
 )
 from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
-from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts, tilelang_paths
+from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts
 from atune.stages.compile.steps import CompileTask, MachineCode
 from atune.stages.session.session import session
 
@@ -131,7 +132,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
             raise CiccError(f"the source includes {other[0]}, which is not parsed yet")
         brought = f'#include "{_more(parsed, more, server)}"\n'
     if f"<{wgmma.WGMMA}>" in includes:
-        where, used = tilelang_paths(), wgmma.uses(source)
+        where, used = tilelang.paths(), wgmma.uses(source)
         if used is None:
             raise CiccError("the source uses CUTLASS by itself")
         if used:

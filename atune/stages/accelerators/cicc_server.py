@@ -27,8 +27,9 @@ from pathlib import Path
 import msgspec
 
 from atune.model.folders import short_path
+from atune.stages import tilelang
 from atune.stages.accelerators import wgmma
-from atune.stages.compile.device_source import Flavour, guess, parts, tilelang_paths
+from atune.stages.compile.device_source import Flavour, guess, parts
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -91,7 +92,7 @@ def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
     it."""
     found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
     compiler = os.environ.get("CXX") or os.environ.get("CC") or found
-    command = [os.path.join(tilelang_paths().CUDA_HOME, "bin", "nvcc"), f"-ccbin={compiler}", "--cubin", "-O3"]
+    command = [tilelang.nvcc(), f"-ccbin={compiler}", "--cubin", "-O3"]
     command += ["-lineinfo", f"-arch={flavour.arch}", "-std=c++20", *(f"-I{folder}" for folder in folders)]
     return [*command, "--use_fast_math"] if flavour.fast_math else command
 
@@ -155,7 +156,7 @@ class Server:
         self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
         self.first = first
         began = time.monotonic()
-        where = tilelang_paths()
+        where = tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{wgmma.WGMMA}>" in self.includes:
             without = wgmma.without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)

@@ -12,6 +12,7 @@ import msgspec
 
 from atune.model.device import Target
 from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
+from atune.stages import tilelang
 from atune.stages.compile import steps
 from atune.stages.compile.steps import CompileTask, LowerTask, MachineCode, Modules, Steps
 from atune.stages.session import devices
@@ -87,8 +88,6 @@ def identity(name: str) -> str:
 
 def this_host(kind: str, arch: str) -> Host:
     """Return the facts that decide which accelerators are used, for a target on this machine."""
-    import tilelang
-
     gcc = shutil.which("gcc") or shutil.which("cc") or ""
     return Host(kind, arch, tilelang.__version__, gcc)
 

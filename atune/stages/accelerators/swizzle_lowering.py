@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from atune.model.folders import whole_file
+from atune.stages import tilelang
 from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
 from atune.stages.compile.steps import LowerTask, Modules, load_ir, printed, printed_host
 from atune.stages.session.session import session
@@ -123,25 +124,24 @@ def _gives(relative: Relative, order: Any) -> bool:
 
 def _derived(relative: Relative, symbol: str, order: Any) -> Modules:
     """Return the modules of `relative` under `symbol`, with the block order `order`, or without any."""
-    from tilelang import tvm
 
     def reordered(statement: Any) -> Any:
         if statement.attr_key != BLOCK_ORDER:
             return None
         if order is None:
             return statement.body
-        return tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
+        return tilelang.tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
 
     def renamed(text: str) -> Any:
         return load_ir(text.replace(relative.symbol, symbol))  # it occurs nowhere else
 
     device = renamed(relative.device)
-    transform = tvm.tirx.stmt_functor.ir_transform
+    transform = tilelang.tvm.tirx.stmt_functor.ir_transform
     functions = {
         name: function.with_body(transform(function.body, None, reordered, ["tirx.AttrStmt"]))
         for name, function in device.functions.items()
     }
-    return Modules(renamed(relative.host), tvm.IRModule(functions, attrs=device.attrs))
+    return Modules(renamed(relative.host), tilelang.tvm.IRModule(functions, attrs=device.attrs))
 
 
 def _print_alike(one: Modules, other: Modules) -> bool:
@@ -151,8 +151,6 @@ def _print_alike(one: Modules, other: Modules) -> bool:
 
 def split(function: Any) -> tuple[str, list[Any]]:
     """Return `function` in tvm's JSON under a common name without its block order, and its block orders."""
-    from tilelang import tvm
-
     orders: list[Any] = []
 
     def without(statement: Any) -> Any:
@@ -161,14 +159,12 @@ def split(function: Any) -> tuple[str, list[Any]]:
         orders.append(statement)
         return statement.body
 
-    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, without, ["tirx.AttrStmt"])
+    body = tilelang.tvm.tirx.stmt_functor.ir_transform(function.body, None, without, ["tirx.AttrStmt"])
     return _json(function.with_body(body).with_attr("global_symbol", "bare")), orders
 
 
 def _json(value: Any) -> str:
-    from tilelang import tvm
-
-    return str(tvm.ir.save_json(value))
+    return str(tilelang.tvm.ir.save_json(value))
 
 
 def _digest(*texts: str) -> str:

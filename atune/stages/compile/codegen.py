@@ -16,11 +16,11 @@ import msgspec
 from atune.errors import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, cause_in, in_one_line, message_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.model.settings import CPU_FLAGS
+from atune.stages import tilelang
 from atune.stages.compile import elf
 from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.steps import (
-    NVCC,
     CompileError,
     CompileTask,
     MachineCode,
@@ -111,12 +111,9 @@ def _alike(line: str) -> str:
 
 
 def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:
-    from tilelang import tvm
-    from tilelang.transform.pass_config import normalize_pass_configs
-
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
     device = merged([load_ir(blob.device) for blob in blobs])
-    current = tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs))
+    current = tilelang.tvm.transform.PassContext(opt_level=3, config=tilelang.normalize_pass_configs(pass_configs))
     with current, backend_context().target:
         compiled = steps.compile(CompileTask(printed(device), pass_configs))
         runtime = _runtime_module(device, compiled.code)
@@ -127,27 +124,22 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:
 
 def _runtime_module(device: Any, code: bytes) -> Any:
     """Return tilelang's runtime module of `device`: it receives the binary `code` when it requests a compile."""
-    import tvm_ffi
-    from tilelang.engine.lower import device_codegen
-
-    nvcc = tvm_ffi.get_global_func(NVCC)
-    tvm_ffi.register_global_func(NVCC, lambda *_: bytearray(code), override=True)
+    nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
+    tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:
-        return device_codegen(device, backend_context())
+        return tilelang.device_codegen(device, backend_context())
     finally:
-        tvm_ffi.register_global_func(NVCC, nvcc, override=True)
+        tilelang.tvm.register_global_func(tilelang.NVCC, nvcc, override=True)
 
 
 def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str) -> None:
     """Compile `sources` into the library `path`. Raises `CompileError` with g++'s output."""
-    from tilelang.env import TILELANG_TEMPLATE_PATH
-
     source = path + ".cpp"
     with open(source, "w") as file:
         file.write("\n".join(sources))
     command = [shutil.which("g++") or shutil.which("c++") or "g++", "-std=c++17"]
     command += [*(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
     command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, not the whole library at loading
-    command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
+    command += [f"-I{tilelang.paths().TILELANG_TEMPLATE_PATH}", "-o", path]
     run_compiler(command, "g++")
     os.remove(source)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -102,27 +100,6 @@ def parts(source: str) -> Parts:
 
 def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
     return Flavour(arch, bool(pass_configs.get("tl.enable_fast_math")))
-
-
-def tilelang_paths() -> Any:
-    """Return the module that locates tilelang's files and CUDA, without importing tilelang if it is not imported.
-
-    Importing tilelang takes seconds; the service has no other need for it. Raises `FileNotFoundError` without tilelang.
-    """
-    if "tilelang" in sys.modules:
-        from tilelang import env
-
-        return env
-    name = "atune_tilelang_env"
-    if name not in sys.modules:
-        package = importlib.util.find_spec("tilelang")
-        folders = package.submodule_search_locations if package is not None else None
-        spec = importlib.util.spec_from_file_location(name, os.path.join(folders[0], "env.py")) if folders else None
-        if spec is None or spec.loader is None:
-            raise FileNotFoundError("tilelang is not installed")
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from atune.model.artifact import BlockWork, StaticFacts
+from atune.stages import tilelang
 from atune.stages.compile.tir import bits_of, region, size_of
 from atune.stages.compile.work import COPIES, work_of
 
@@ -168,8 +169,6 @@ def _outermost(node: Any) -> Iterator[Any]:
 
 def _nodes(root: Any) -> list[Any]:
     """Return all statements and expressions below `root`."""
-    from tilelang import tvm
-
     found: list[Any] = []
-    tvm.tirx.stmt_functor.post_order_visit(root, found.append)
+    tilelang.tvm.tirx.stmt_functor.post_order_visit(root, found.append)
     return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, Picture, SharedFacts, written_threads
+from atune.stages import tilelang
 from atune.stages.compile.tir import bits_of
 
 INFERENCE = "tl.LayoutInference"
@@ -40,14 +41,13 @@ class Seen:
 
 def instruments(seen: Seen) -> list[Any]:
     """Return the instruments for the `PassContext` in which a kernel is lowered. They fill `seen`."""
-    from tilelang import tvm
 
     class Instrument:
         def run_after_pass(self, module: Any, info: Any) -> None:
             if str(info.name) == INFERENCE:
                 seen.read(module)
 
-    return [tvm.instrument.pass_instrument(Instrument)()]
+    return [tilelang.tvm.instrument.pass_instrument(Instrument)()]
 
 
 def layouts_of(buffers: Sequence[tuple[Any, Any]], loops: Sequence[tuple[Any, Any]]) -> Layouts:
@@ -91,8 +91,6 @@ def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
 
 def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
     """Return the buffers and the loops that have a layout, in the order of the statements."""
-    from tilelang import tvm
-
     buffers: dict[Any, tuple[Any, Any]] = {}
     loops: list[tuple[Any, Any]] = []
 
@@ -106,7 +104,7 @@ def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]
 
     for function in module.functions.values():
         if hasattr(function, "body"):
-            tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
+            tilelang.tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
     return list(buffers.values()), loops
 
 
@@ -154,29 +152,23 @@ def _row_major(layout: Any) -> bool:
 
 
 def _substituted(layout: Any, place: Sequence[int], expressions: Sequence[Any]) -> list[Any]:
-    from tilelang import tvm
-
     indices = list(layout.get_forward_vars())[-len(place) :]  # the one that counts the copies comes before them
-    names = {variable: tvm.tirx.IntImm("int32", i) for variable, i in zip(indices, place, strict=True)}
-    return [tvm.tirx.stmt_functor.substitute(expression, names) for expression in expressions]
+    names = {variable: tilelang.tvm.tirx.IntImm("int32", i) for variable, i in zip(indices, place, strict=True)}
+    return [tilelang.tvm.tirx.stmt_functor.substitute(expression, names) for expression in expressions]
 
 
 def _holder(layout: Any, place: Sequence[int]) -> tuple[int, int]:
     """Return the first thread that has an element, and its slot there."""
-    from tilelang import tvm
-
-    zero = tvm.tirx.IntImm("int32", 0)
+    zero = tilelang.tvm.tirx.IntImm("int32", 0)
     thread, *index = _substituted(layout, place, [layout.thread, *layout.index])
-    rest = dict.fromkeys(tvm.tirx.analysis.undefined_vars(thread), zero)  # the variable that counts the copies
-    thread = tvm.tirx.stmt_functor.substitute(thread, rest)
-    return int(tvm.arith.Analyzer().simplify(thread)), _linear(index, layout)
+    rest = dict.fromkeys(tilelang.tvm.tirx.analysis.undefined_vars(thread), zero)  # the variable that counts the copies
+    thread = tilelang.tvm.tirx.stmt_functor.substitute(thread, rest)
+    return int(tilelang.tvm.arith.Analyzer().simplify(thread)), _linear(index, layout)
 
 
 def _linear(indices: Sequence[Any], layout: Any) -> int:
     """Return constant indices into a layout's output as one number, in row-major order."""
-    from tilelang import tvm
-
-    analyzer, number = tvm.arith.Analyzer(), 0
+    analyzer, number = tilelang.tvm.arith.Analyzer(), 0
     for index, extent in zip(indices, _ints(layout.get_output_shape()), strict=True):
         number = number * extent + int(analyzer.simplify(index))
     return number
@@ -213,15 +205,13 @@ def _width(layout: Any, extents: Sequence[int]) -> int:
 
 def _touched(loop: Any) -> list[tuple[str, Any]]:
     """Return the loads and stores of a loop, each with its kind of node."""
-    from tilelang import tvm
-
     found: list[tuple[str, Any]] = []
 
     def visit(node: Any) -> None:
         if (kind := type(node).__name__) in ("BufferLoad", "BufferStore"):
             found.append((kind, node))
 
-    tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
+    tilelang.tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
     return found
 
 
@@ -246,8 +236,6 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
 
 def threads_of(layout: Any, extents: Sequence[int], replication: int) -> tuple[str, ...]:
     """Return the threads that do the first, the last and each 2^n-th iteration; empty where that is not understood."""
-    from tilelang import tvm
-
     if replication > MOST_THREADS:
         return ()
     try:
@@ -255,7 +243,9 @@ def threads_of(layout: Any, extents: Sequence[int], replication: int) -> tuple[s
     except ValueError:
         return ()
     placed = list(layout.get_forward_vars())[-len(extents) :]
-    copies = [one for one in tvm.tirx.analysis.undefined_vars(layout.thread) if not any(map(one.same_as, placed))]
+    copies = [
+        one for one in tilelang.tvm.tirx.analysis.undefined_vars(layout.thread) if not any(map(one.same_as, placed))
+    ]
     if len(copies) > 1:
         return ()
     found = []

@@ -21,6 +21,7 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder, store_file
 from atune.model.settings import CompileSettings
+from atune.stages import tilelang
 from atune.stages.compile.steps import context_of
 from atune.stages.frontend.frontend import elaborated, frontend_lock
 
@@ -45,15 +46,11 @@ def digest(value: Any) -> str:
 @functools.cache
 def toolchain(kind: str) -> tuple[str, ...]:
     """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``."""
-    import tilelang
-
     found = [tilelang.__version__, str(sys.implementation.cache_tag)]
     found += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
     compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
     if kind != "c":
-        from tilelang.contrib.nvcc import get_nvcc_compiler
-
-        nvcc = get_nvcc_compiler()
+        nvcc = tilelang.nvcc()
         compilers.append(shutil.which(nvcc))  # it may be a script before the real compiler, which tells its version
         found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
     for path in compilers:
@@ -136,11 +133,9 @@ def how_of(
 
 def key_of(function: Any, how: How) -> str:
     """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
-    from tilelang import tvm
-
     bare = function.with_attr("global_symbol", _BARE)
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
-    return digest((str(tvm.ir.save_json(bare)), *how.key(), *_way_of(how.accelerators), environment))
+    return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way_of(how.accelerators), environment))
 
 
 def _way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ import msgspec
 
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
+from atune.stages import tilelang
 from atune.stages.compile import facts
 from atune.stages.compile.inferred_layouts import Seen, instruments
 from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of
@@ -50,9 +51,6 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     `seen` receives its layouts, for callers that need more of them than the facts have. If an earlier run's answer is
     `known`, nothing is lowered, and the answer has no blob.
     """
-    from tilelang import tvm
-    from tilelang.transform.pass_config import normalize_pass_configs
-
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs, steps.accelerators)
@@ -62,9 +60,9 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     if (found := known(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
-    configs = normalize_pass_configs(dict(how.pass_configs))
+    configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
     seen = seen or Seen()
-    with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         modules = steps.lower(LowerTask(function, symbol, repr(how.key())))
         lowered = _generated(candidate, function, modules, how)
     found_facts = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
@@ -74,8 +72,6 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
 
 def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
-    from tilelang import tvm
-
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(modules.device)
     host_source = "" if on_cpu else printed_host(modules.host)  # C sources are merged as text
@@ -87,8 +83,8 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) 
     code_key = digest((source_key, parameters, calls, *how.key()))
     blob = Blob(
         symbol=symbol,
-        host="" if on_cpu else str(tvm.ir.save_json(modules.host)),
-        device=str(tvm.ir.save_json(modules.device)),
+        host="" if on_cpu else str(tilelang.tvm.ir.save_json(modules.host)),
+        device=str(tilelang.tvm.ir.save_json(modules.device)),
         source=source,
         source_key=source_key,
         pass_configs=dict(how.pass_configs),

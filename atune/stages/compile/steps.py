@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atune.model.device import Target
+from atune.stages import tilelang
 from atune.stages.session.session import session
-
-NVCC = "tilelang_callback_cuda_compile"
-"""tilelang's global function that compiles device code."""
 
 
 def backend_context() -> Any:
@@ -30,9 +28,7 @@ def backend_context() -> Any:
 @functools.cache
 def context_of(target: Target, target_host: str | None) -> Any:
     """Return tilelang's context for a target and a host target."""
-    from tilelang.backend.module import create_backend_context
-
-    return create_backend_context(target.tvm(), target_host, "auto")
+    return tilelang.create_backend_context(target.tvm(), target_host, "auto")
 
 
 @dataclass(frozen=True)
@@ -72,19 +68,14 @@ class MachineCode:
 
 def lower(job: LowerTask) -> Modules:
     """Lower a kernel. Needs the current target and pass configuration to be set."""
-    from tilelang.engine.lower import lower_to_host_device_ir
-
-    host, device, *_ = lower_to_host_device_ir(job.function, backend_context())
+    host, device, *_ = tilelang.lower_to_host_device_ir(job.function, backend_context())
     return Modules(host, device)
 
 
 def compile(job: CompileTask) -> MachineCode:
     """Compile by nvcc, as tilelang calls it. Raises what tilelang raises."""
-    import tvm_ffi
-    from tilelang import tvm
-
-    configs = tvm.transform.PassContext.current().config
-    code = tvm_ffi.get_global_func(NVCC)(job.source, backend_context().target, configs)
+    configs = tilelang.tvm.transform.PassContext.current().config
+    code = tilelang.tvm.get_global_func(tilelang.NVCC)(job.source, backend_context().target, configs)
     return MachineCode(bytes(code))
 
 
@@ -119,13 +110,10 @@ def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
     `hosts`: the kernels' halves for the host. `device`: the runtime module with the device code. `folder`: for other
     files.
     """
-    from tilelang import tvm
-    from tilelang.engine.lower import host_codegen
-
-    library = host_codegen(merged(hosts), backend_context())
+    library = tilelang.host_codegen(merged(hosts), backend_context())
     library.import_module(device)
     # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
-    tvm.runtime.Executable(library).export_library(
+    tilelang.tvm.runtime.Executable(library).export_library(
         path, fcompile=_link_library, fpack_imports=_pack_device_code, workspace_dir=folder
     )
 
@@ -145,10 +133,8 @@ def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: 
     tvm itself writes a C array of the same bytes. Printing it takes part of a second, and gcc needs longer to parse it
     than for everything else.
     """
-    import tvm_ffi
-
     name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
-    packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
+    packed = tilelang.tvm.get_global_func(tilelang.PACK_IMPORTS)(library).numpy().tobytes()
     with open(f"{file}.bin", "wb") as binary:
         binary.write(packed)
     with open(file, "w") as assembly:
@@ -161,22 +147,16 @@ def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: 
 
 def printed(device: Any) -> str:
     """Return a device module's source, as tilelang prints it."""
-    from tilelang.engine.lower import device_codegen_without_compile
-
-    return str(device_codegen_without_compile(device, backend_context()).inspect_source())
+    return str(tilelang.device_codegen_without_compile(device, backend_context()).inspect_source())
 
 
 def printed_host(host: Any) -> str:
     """Return a host module's source: it contains the grid, the TMA descriptors and the launch's shared memory."""
-    from tilelang.engine.lower import host_codegen
-
-    return str(host_codegen(host, backend_context()).inspect_source())
+    return str(tilelang.host_codegen(host, backend_context()).inspect_source())
 
 
 def merged(modules: Sequence[Any]) -> Any:
     """Return one module with the functions of all. Raises `ValueError` if two have a function of the same name."""
-    from tilelang import tvm
-
     functions: dict[Any, Any] = {}
     names: set[str] = set()
     for module in modules:
@@ -185,7 +165,7 @@ def merged(modules: Sequence[Any]) -> Any:
                 raise ValueError(f"{name.name_hint} is defined by two members of the group")
             names.add(name.name_hint)
             functions[name] = function
-    return tvm.IRModule(functions, attrs=modules[0].attrs)
+    return tilelang.tvm.IRModule(functions, attrs=modules[0].attrs)
 
 
 def load_ir(text: str) -> Any:
@@ -193,7 +173,4 @@ def load_ir(text: str) -> Any:
 
     `tvm.ir.load_json` would first convert texts of older releases in Python, which takes ten times as long as loading.
     """
-    from tilelang import tvm  # noqa: F401 - registers the function
-    from tvm_ffi import get_global_func
-
-    return get_global_func("node.LoadJSON")(text)
+    return tilelang.tvm.get_global_func(tilelang.LOAD_JSON)(text)

@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from atune.stages import tilelang
+
 
 class Unknown(Exception):
     """Some of the kernel's work depends on values of a call, or cannot be known."""
@@ -46,9 +48,7 @@ def size_of(buffer: Any) -> int:
 
 def bits_of(dtype: Any) -> int:
     """Return the bits of an element, all lanes together."""
-    from tilelang import tvm
-
-    kind = tvm.DataType(text_of(dtype))
+    kind = tilelang.tvm.DataType(text_of(dtype))
     return int(kind.bits) * int(kind.lanes)
 
 

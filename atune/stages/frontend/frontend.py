@@ -12,6 +12,7 @@ from typing import Any
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, normalise, thaw
+from atune.stages import tilelang
 from atune.stages.measure.inputs import CallInputs, DrawnInputs
 from atune.stages.measure.tensors import size_of
 from atune.workload.source_locations import located
@@ -27,14 +28,12 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     `arguments` are the problem's, `config` a configuration; its reserved names are omitted. Raises what the kernel or
     tilelang raises, and `TypeError` for a kernel that returns something else, or has a tensor of an unknown dtype.
     """
-    from tilelang import tvm
-
     given = {name: value for name, value in config.items() if name not in RESERVED}
     symbols: dict[str, Any] = {}
     values = {name: _value(value, symbols) for name, value in {**thaw(arguments), **thaw(given)}.items()}
     get_tir = getattr(kernel, "get_tir", None)
     function = get_tir(**values) if get_tir is not None else kernel(**values)
-    if not isinstance(function, tvm.tirx.PrimFunc):
+    if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         returned = "None" if function is None else type_of(function)
         raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
     for variable, buffer in function.buffer_map.items():
@@ -47,9 +46,7 @@ _NUMBER = re.compile(r"(u?int|b?float)(\d+)")
 
 def _check_dtype(tensor: str, dtype: str) -> None:
     """Raise `TypeError` for a number of a size that there is none of: tilelang takes it until it makes code for it."""
-    from tilelang.language import dtypes
-
-    number = _NUMBER.fullmatch(dtype)
+    dtypes, number = tilelang.dtypes, _NUMBER.fullmatch(dtype)
     if number is None or hasattr(dtypes, dtype) or int(number[2]).bit_count() == 1:
         return
     near = get_close_matches(dtype, [name for name in dtypes.__all__ if _NUMBER.fullmatch(name)], n=1)
@@ -60,11 +57,10 @@ def _check_dtype(tensor: str, dtype: str) -> None:
 def encode(value: Any, where: str) -> Any:
     """Return `value` as data, which `elaborate` turns back. Raises `UsageError`, naming `where`, for what is none."""
     import torch
-    from tilelang import tvm
 
-    if isinstance(value, tvm.tirx.Var):
+    if isinstance(value, tilelang.tvm.tirx.Var):
         return {DYNAMIC: str(value.name)}
-    if isinstance(value, tvm.DataType):
+    if isinstance(value, tilelang.tvm.DataType):
         return {DTYPE: str(value)}
     if isinstance(value, torch.dtype):
         return {TORCH_DTYPE: str(value).removeprefix("torch.")}
@@ -90,14 +86,10 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
     [(tag, name)] = value.items()
     if tag == DYNAMIC:
         if name not in symbols:
-            import tilelang.language as T
-
-            symbols[name] = T.dynamic(name)
+            symbols[name] = tilelang.language.dynamic(name)
         return symbols[name]
     if tag == DTYPE:
-        from tilelang import tvm
-
-        return tvm.DataType(name)
+        return tilelang.tvm.DataType(name)
     if tag == TORCH_DTYPE:
         import torch
 
@@ -137,8 +129,6 @@ class JitFunction:
     def get_tir(self, **arguments: Any) -> Any:
         """Return the PrimFunc for `arguments`."""
         if self._jit is None:
-            import tilelang
-
             self._jit = tilelang.jit(
                 self.func, out_idx=self.out_idx, target=self._target, pass_configs=self.pass_configs
             )
@@ -206,18 +196,13 @@ def eager_dimensions(
     if a dimension is neither in a tensor nor among `arguments`.
     """
 
-    def traced(config: Config) -> tuple[Any, Any]:
-        bound = jit.func._argument_binder.bind((), {**tensors, **arguments, **_plain(config)})
-        template = jit.func.p1_cache.get(bound.p1_key) or jit.func._build_tir_template(**bound.compile_kwargs)
-        jit.func.p1_cache[bound.p1_key] = template
-        return bound, template
+    def traced(config: Config) -> dict[str, Any]:
+        (key, found), _ = jit.func.parse_args(**{**tensors, **arguments, **_plain(config)})
+        matcher = getattr(jit.func.p1_cache.get(key), "matcher", None) or ()
+        return {str(getattr(k, "orig_name", k)): v for k, v in zip(matcher, found or (), strict=False)}
 
-    bound, template = _first_result(configs, traced, "no configuration of the kernel can be traced")
-    try:
-        found = template._parse_phase2_key(**bound.tensor_args, **bound.compile_kwargs)
-    except ValueError as error:
-        raise UsageError(" ".join(str(error).split())) from error
-    return {str(getattr(k, "orig_name", k)): v for k, v in zip(template.matcher or (), found, strict=False)}
+    found: dict[str, Any] = _first_result(configs, traced, "no configuration of the kernel can be traced")
+    return found
 
 
 def parameters_of(
@@ -257,9 +242,7 @@ def _sizes(sizes: Any) -> tuple[int | str, ...]:
 
 def _is_compact(buffer: Any) -> bool:
     """Tell whether a buffer has the strides of a contiguous tensor."""
-    from tilelang import tvm
-
-    analyzer, expected = tvm.arith.Analyzer(), 1
+    analyzer, expected = tilelang.tvm.arith.Analyzer(), 1
     for size, stride in zip(reversed(list(buffer.shape)), reversed(list(buffer.strides)), strict=False):
         if not analyzer.can_prove_equal(stride, expected):
             return False
@@ -321,8 +304,6 @@ def target_text(target: Any) -> str:
         return "auto"
     if isinstance(target, str) and not target.startswith("{"):
         return target
-    from tilelang import tvm
-
-    found = tvm.target.Target(target)
+    found = tilelang.tvm.target.Target(target)
     kind = str(found.kind.name)
     return str(found.attrs.get("arch", "cuda")) if kind == "cuda" else kind

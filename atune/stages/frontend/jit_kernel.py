@@ -13,6 +13,7 @@ from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
+from atune.stages import tilelang
 from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_parameters
 from atune.stages.measure.loader import load
 from atune.stages.measure.tensors import Outputs, check_arguments
@@ -71,8 +72,6 @@ def jit_kernel(
     options = {"target": target.tvm(), "compile_flags": chosen}
 
     def compiled() -> Any:
-        import tilelang
-
         # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
         made = tilelang.compile(
             function,
@@ -152,9 +151,13 @@ class MeasuredAdapter:
         self.kernel_global_source = source.read_text() if source.exists() else ""
         self.libpath, self._as_tilelang = artifact.path, as_tilelang
         self._artifact, self._outputs, self._launch = artifact, outputs, load(artifact)
-        super().__init__(None, params, list(outputs.positions))  # type: ignore[call-arg]
+        self.mod, self.params, self.result_idx = None, params, list(outputs.positions)
+        self.func = self._torch_function()
 
-    def _convert_torch_func(self) -> Callable[..., Any]:
+    def __call__(self, *inputs: Any) -> Any:
+        return self.func(*inputs)
+
+    def _torch_function(self) -> Callable[..., Any]:
         params, out_idx = self._artifact.params, self._outputs.positions
         launch, on_cpu, expected = self._launch, self._artifact.target == "c", len(params) - len(out_idx)
 
@@ -187,6 +190,15 @@ def _over(own: type, tilelangs: type) -> Any:
     return type(f"{own.__name__}{tilelangs.__name__}", (own, tilelangs), {"__module__": __name__})
 
 
+def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[int]:
+    """Return the positions of the outputs that a PrimFunc names, otherwise of `out_idx`. Raises `ValueError`."""
+    given = [out_idx] if isinstance(out_idx, int) else out_idx
+    found, n = [int(i) for i in (function.attrs or {}).get("tilelang_out_idx", given) or ()], len(function.params)
+    if wrong := [i for i in found if not -n <= i < n]:
+        raise ValueError(f"out_idx {wrong[0]} is out of range: the kernel has {n} parameters")
+    return [i % n for i in found]
+
+
 def _measured(
     function: Any, artifact: Artifact, out_idx: Any, options: Mapping[str, Any], compiled: Callable[[], Any]
 ) -> Any:
@@ -196,15 +208,9 @@ def _measured(
     for what the library lacks. Raises `LoadError` where the library is gone, and `ValueError` for outputs that are not
     there.
     """
-    from tilelang.engine.lower import extrac_params
-    from tilelang.jit.abi import prepare_tvm_ffi_callee_allocated_outputs
-    from tilelang.jit.adapter.base import BaseKernelAdapter
-    from tilelang.jit.kernel import JITKernel
-
-    _, found = prepare_tvm_ffi_callee_allocated_outputs(function, out_idx)
-    positions = [i % len(function.params) for i in found or ()]
+    positions = named_outputs(function, out_idx)
     scalars = {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
-    kernel = _over(Measured, JITKernel)(
+    kernel = _over(Measured, tilelang.JITKernel)(
         func=function,
         execution_backend="cython" if artifact.target == "c" else "tvm_ffi",
         from_database=True,
@@ -212,9 +218,12 @@ def _measured(
     )
     kernel._tilelang_compile = compiled
     outputs = Outputs(artifact.params, positions, artifact.target, scalars)
-    kernel.adapter = _over(MeasuredAdapter, BaseKernelAdapter)(
-        extrac_params(function), artifact, outputs, kernel.as_tilelang
-    )
+    buffers = [(variable, function.buffer_map.get(variable)) for variable in function.params]
+    params = [
+        tilelang.KernelParam.from_var(v) if buffer is None else tilelang.KernelParam.from_buffer(buffer)
+        for v, buffer in buffers
+    ]
+    kernel.adapter = MeasuredAdapter(params, artifact, outputs, kernel.as_tilelang)
     kernel.torch_function = kernel.adapter.func
     return kernel
 
@@ -269,21 +278,19 @@ def jit_op(
 
 def written(function: Any) -> set[int]:
     """Return the positions of tensors that a PrimFunc may write into; one whose address is taken counts as written."""
-    from tilelang import tvm
-
     owners = {b.data: i for i, v in enumerate(function.params) if (b := function.buffer_map.get(v)) is not None}
-    found: set[int] = set()
+    found, tirx = set[int](), tilelang.tvm.tirx
 
     def look(node: Any) -> None:
         data = None
-        if isinstance(node, tvm.tirx.BufferStore):
+        if isinstance(node, tirx.BufferStore):
             data = node.buffer.data
-        elif isinstance(node, tvm.tirx.Call):
+        elif isinstance(node, tirx.Call):
             data = _written_by(node)
         if data is not None and data in owners:
             found.add(owners[data])
 
-    tvm.tirx.stmt_functor.post_order_visit(function.body, look)
+    tirx.stmt_functor.post_order_visit(function.body, look)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from atune.errors import AtuneError
 from atune.model.artifact import Artifact
+from atune.stages import tilelang
 from atune.stages.measure.tensors import Outputs, bind_dimensions, check_arguments, device_type, output_positions
 from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op, without_gradients
 
@@ -28,10 +29,8 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
 
 def _load_cuda(artifact: Artifact) -> Callable[..., None]:
-    from tilelang import tvm
-
     try:
-        function: Callable[..., None] = tvm.runtime.load_module(artifact.path)[artifact.symbol]
+        function: Callable[..., None] = tilelang.tvm.runtime.load_module(artifact.path)[artifact.symbol]
     except Exception as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
     return function

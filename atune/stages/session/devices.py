@@ -11,6 +11,7 @@ import msgspec
 
 from atune.errors import TargetError
 from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, default_limits, parse_target
+from atune.stages import tilelang
 from atune.workers.processes.messages import Discovery
 
 
@@ -59,13 +60,7 @@ def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
 
 
 def _find_nvcc() -> bool:
-    from tilelang.contrib.nvcc import get_nvcc_compiler
-
-    try:
-        path = get_nvcc_compiler()
-    except Exception:
-        return False
-    return os.path.exists(path) or os.access(path, os.X_OK)
+    return os.path.exists(tilelang.nvcc())
 
 
 def visible_gpus() -> list[DeviceInfo]:

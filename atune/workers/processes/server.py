@@ -31,11 +31,7 @@ from atune.workers.system.inherited_state import substitute, surroundings
 if TYPE_CHECKING:
     from atune.workers.processes.worker import Worker
 
-PRELOAD = (
-    "torch", "tilelang",
-    "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
-    "atune.stages.compile_jobs", "atune.stages.measure.benchmark",
-)  # fmt: skip
+PRELOAD = ("torch", "tilelang", "atune.stages.compile_jobs", "atune.stages.measure.benchmark")
 """Modules that the fork server imports once for all workers."""
 
 SERVER_ENV = {

@@ -28,9 +28,10 @@ from atune.model.folders import short_path
 from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.stages.accelerators import cicc, cicc_server
-from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
+from atune.stages.compile.device_source import MICROSOFT, Flavour, parts
 from atune.stages.compile.lowering import Blob, lower
 from atune.stages.compile.steps import Steps
+from atune.stages.tilelang import paths
 from atune.workers.processes.server import parked
 from atune.workload.workload import FileRef
 
@@ -76,7 +77,7 @@ def code(elf: bytes) -> dict[str, bytes]:
 
 def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
     """Return nvcc's binary of `source`, compiled with tilelang's command."""
-    where = tilelang_paths()
+    where = paths()
     command = cicc_server.nvcc_command(flavour, [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR])
     path = folder / cicc_server.NAME
     path.write_text(source)
@@ -173,7 +174,7 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Stop
 
     monkeypatch.setattr(nvcc.subprocess, "Popen", popen)
-    where = tilelang_paths()
+    where = paths()
     for fast_math in (False, True):
         target = Target({"kind": "cuda", "arch": "sm_90a"})
         with pytest.raises(Stop):
@@ -353,7 +354,7 @@ async def test_the_next_run_has_the_headers_if_it_follows_unless_they_or_the_dev
 ) -> None:
     """As under `--on-save`. The service stays in each case, and ends with the program's idle processes."""
     templates = tmp_path / "src"
-    shutil.copytree(f"{tilelang_paths().TILELANG_TEMPLATE_PATH}/tl_templates", templates / "tl_templates")
+    shutil.copytree(f"{paths().TILELANG_TEMPLATE_PATH}/tl_templates", templates / "tl_templates")
     monkeypatch.setenv("TL_TEMPLATE_PATH", str(templates))
     monkeypatch.setattr(parked, "_series", 1)
     services, servers = [], []

@@ -85,7 +85,7 @@ def test_what_is_not_understood_has_no_facts() -> None:
 @pytest.mark.skipif(version("tilelang") == "0.1.14", reason="the rule is that of tilelang 0.1.15")
 @pytest.mark.parametrize("threads", [64, 128, 192, 256, 384])
 def test_warps_divide_products_as_tilelang_has_them_do(threads: int) -> None:
-    from tilelang import tvm
+    from atune.stages.tilelang import tvm
 
     target, figures = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}), figures_of(None, "sm_90a")
     assert figures is not None

@@ -21,6 +21,7 @@ from atune.model.settings import CompileSettings
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure.loader import LoadError
 from atune.stages.measure.tensors import Outputs
+from atune.stages.tilelang import KernelParam as TheirParam
 
 
 def tilelangs(kernel: Any, out_idx: Any, target: Target = CPU, **arguments: Any) -> Any:
@@ -149,11 +150,10 @@ def test_a_kernel_that_no_compiler_takes_says_why() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
 def test_outputs_have_the_dtype_that_tilelang_gives_them(dtype: str) -> None:
     theirs = kernels.copied(dtype)
-    from tilelang.engine.lower import extrac_params
-
+    buffer = theirs.buffer_map[theirs.params[1]]
     params = [KernelParam(dtype, (N,))] * 2
     _, out = Outputs(params, [1], "c").among([numbers()])
-    assert out.dtype == extrac_params(theirs)[1].torch_dtype() and out.shape == (N,)
+    assert out.dtype == TheirParam.from_buffer(buffer).torch_dtype() and out.shape == (N,)
 
 
 def test_sizes_are_read_off_tensors_and_numbers() -> None:

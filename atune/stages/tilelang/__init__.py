@@ -1,0 +1,197 @@
+"""What atune takes from tilelang: each name, what it is for, and how it is called. That is the contract.
+
+No other module of atune imports tilelang. ``tilelang.tvm`` of this module imports it when it is first used. A tilelang
+that atune was not tested with is held to the contract then.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from atune.errors import UsageError
+from atune.model.requirements import REQUIRES, is_tested
+from atune.workers.system.inherited_state import before_import
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "tilelang:": (
+        "its public interface: compiling for `as_tilelang`, folders and switches, layouts in kernels",
+        "__version__", "jit(func, *, out_idx, target, pass_configs)",
+        "compile(func, *, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)",
+        "JITKernel(*, func, execution_backend, from_database, target, pass_configs, compile_flags)",
+        "JITKernel.update_tuner_result(self, latency, config, ref_latency)", "JITKernel.prim_func",
+        "JITKernel.adapter", "JITKernel.torch_function", "env.CUDA_HOME", "env.TILELANG_TEMPLATE_PATH",
+        "env.CUTLASS_INCLUDE_DIR", "env.is_cache_enabled()", "env.is_autotune_cache_disabled()",
+        "env.get_default_target()", "env.get_default_execution_backend()", "env.get_default_verbose()",
+        "env.get_compile_timeout_seconds()", "env.TILELANG_AUTO_TUNING_CPU_COUNTS",
+        "env.TILELANG_AUTO_TUNING_CPU_UTILITIES", "env.TILELANG_AUTO_TUNING_MAX_CPU_COUNT", "dtypes",
+        "language.dynamic(name)", "language.annotate_layout(layout_map)", "language.Fragment",
+        "language.Parallel", "layout.make_fully_replicated_layout_fragment",
+    ),
+    "tilelang:tvm": (
+        "kernels as trees, elaborated and lowered; libraries",
+        "get_global_func(name)", "register_global_func(func_name, f, *, override)", "DataType(value)",
+        "IRModule(functions, *, attrs)", "tirx.PrimFunc", "tirx.Var(name, dtype)", "tirx.IntImm(dtype, value)",
+        "tirx.BufferStore", "tirx.Call", "tirx.analysis.undefined_vars(node)",
+        "tirx.stmt_functor.post_order_visit(stmt, fvisit)", "tirx.stmt_functor.substitute(node, vmap)",
+        "ir.save_json(node)", "ir.Op.list_op_names()", "arith.Analyzer()", "target.Target(target)",
+        "transform.PassContext(*, opt_level, config, instruments)", "transform.PassContext.current()",
+        "instrument.pass_instrument(pi_cls)", "runtime.load_module(path)", "runtime.Executable(mod)",
+        "runtime.Executable.export_library(self, file_name, *, fcompile, fpack_imports, workspace_dir)",
+    ),
+    "tilelang.backend.module:create_backend_context(target, target_host, execution_backend)": (
+        "the targets of device and host, with their passes and printers",
+    ),
+    "tilelang.engine.lower:lower_to_host_device_ir(func_or_mod, context)": ("lowers a kernel to its two halves",),
+    "tilelang.engine.lower:host_codegen(host_mod, context)": ("prints the host's half",),
+    "tilelang.engine.lower:device_codegen_without_compile(device_mod, context)": ("prints the device's half",),
+    "tilelang.engine.lower:device_codegen(device_mod, context)": ("loads machine code into a library's device half",),
+    "tilelang.transform.pass_config:normalize_pass_configs(pass_configs)": ("completes a pass configuration",),
+    "tilelang.engine:KernelParam(dtype, shape)": (
+        "parameters, for `supply_prog` and for kernels from libraries", "from_buffer(buffer)", "from_var(var)",
+    ),
+    "tilelang.jit:JITImpl": (
+        "kernels under `@tilelang.jit`",
+        "get_tir", "initialize_jit_mode", "func", "signature", "out_idx", "pass_configs", "target",
+    ),
+    "tilelang.language.eager:builder": (
+        "the function of such a kernel, and the sizes of an eager one by name",
+        "JITFunc.orig_func", "JITFunc.tensor_args", "JITFunc.parse_args", "JITFunc.p1_cache", "TirTemplate.matcher",
+    ),
+    "tilelang.autotuner:param": (
+        "results of `AutoTuner` in folders",
+        "PARAMS_PATH", "AutotuneResult(latency, config, ref_latency, libcode, func, kernel)",
+        "AutotuneResult.save_to_disk(self, path, verbose)", "AutotuneResult.load_from_disk(path, compile_args)",
+    ),
+}  # fmt: skip
+"""By ``module:attribute``: the purpose, and what is used of it. In brackets are the parameters that atune passes: by
+position, and after ``*`` by name."""
+
+NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
+    "tilelang_callback_cuda_compile", "runtime.ModulePackImportsToTensor", "node.LoadJSON",
+)  # fmt: skip
+"""Registered functions. They compile device code, pack it into a library, and read a tree."""
+OPERATIONS = ("tl.region", "tl.access_ptr", "tirx.tvm_access_ptr", "tirx.address_of")
+"""Operations that tell what a kernel reads and writes."""
+
+REPLACED = {
+    "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
+    "AutoTuner": ("tilelang.autotuner", "tilelang.autotuner.tuner"),
+    "AutoTuneImpl": ("tilelang.autotuner.tuner",),
+    "set_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture"),
+    "get_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture", "tilelang.autotuner.tuner"),
+    "AutotuneInputsCapture": ("tilelang.autotuner.capture",),
+    "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+    "CompileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+    "ProfileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+}
+"""Names that `atune.compat.tilelang.install` replaces, and in which modules. Nothing else needs them."""
+
+_PLACES = {re.split("[.:]", place)[-1]: place for place in (use.partition("(")[0] for use in NAMES)}
+_PLACES |= {name: f"tilelang:{name}" for name in (re.split(r"\W", part)[0] for part in NAMES["tilelang:"][1:])}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of `NAMES`, as it stands in tilelang now. Raises `UsageError` as `untested` does."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    untested()
+    module, _, attribute = _PLACES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@functools.cache
+def untested() -> str:
+    """Say that atune was not tested with the installed tilelang; empty if it was.
+
+    Raises `UsageError`, which names what moved, if that tilelang breaks the contract.
+    """
+    before_import()
+    version, tested = str(importlib.import_module("tilelang").__version__), REQUIRES["tilelang"]
+    if is_tested("tilelang", version):
+        return ""
+    if moved := breaches():
+        raise UsageError(
+            f"tilelang {version} does not fit this atune, which was tested with tilelang{tested}: {'; '.join(moved)} "
+            f"(pip install 'tilelang{tested}')"
+        )
+    return f"atune was not tested with tilelang {version}, only with {tested}; all that it takes from tilelang is there"
+
+
+def breaches() -> list[str]:
+    """Return how the installed tilelang differs from the contract; empty if it keeps it."""
+    owners = [(use.partition("(")[0], parts) for use, (_, *parts) in NAMES.items()]
+    uses = [f"{owner}.{part}".replace(":.", ":") for owner, parts in owners for part in parts]
+    if found := differences([*NAMES, *uses]):
+        return found
+    tvm = _found("tilelang:tvm")
+    gone = [name for name in FUNCTIONS if tvm.get_global_func(name, allow_missing=True) is None]
+    gone += sorted({*OPERATIONS}.difference(tvm.ir.Op.list_op_names()))
+    return [f"{name} is gone" for name in gone]
+
+
+def differences(uses: Iterable[str]) -> list[str]:
+    """Return how tilelang differs from each of `uses`, written as in `NAMES`, where it does."""
+    return [differs for use in uses if (differs := _difference(use))]
+
+
+def _difference(use: str) -> str:
+    place, called, passed = use.rstrip(")").partition("(")
+    name = place.replace(":", ".")
+    try:
+        found = _found(place)
+    except (ImportError, AttributeError):
+        return f"{name} is gone"
+    if not called:
+        return ""
+    ordered, _, by_name = passed.partition("*")
+    names, signature = re.findall(r"\w+", ordered), inspect.signature(found)
+    try:
+        signature.bind(*names, **dict.fromkeys(re.findall(r"\w+", by_name)))
+        same = [*signature.bind_partial(*names).arguments] == names
+    except TypeError:
+        same = False
+    return "" if same else f"{name} takes ({', '.join(signature.parameters)}) in place of ({passed})"
+
+
+def _found(place: str) -> Any:
+    """Return what is at ``module:attribute``; None for what only instances have. Raises if nothing is there."""
+    module, _, path = place.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in filter(None, path.split(".")):
+        made = getattr(getattr(found, "__post_init__", None), "__code__", None)
+        of_instances = {*getattr(found, "__annotations__", ()), *(made.co_names if made is not None else ())}
+        found = getattr(found, name, None) if name in of_instances else getattr(found, name)
+    return found
+
+
+def paths() -> Any:
+    """Return what locates tilelang's files and CUDA, without importing tilelang if it is not imported.
+
+    Importing tilelang takes seconds; the service has no other need for it. Raises `FileNotFoundError` without tilelang.
+    """
+    if "tilelang" in sys.modules:
+        return __getattr__("env")
+    name = "atune_tilelang_env"
+    if name not in sys.modules:
+        package = importlib.util.find_spec("tilelang")
+        folders = package.submodule_search_locations if package is not None else None
+        spec = importlib.util.spec_from_file_location(name, os.path.join(folders[0], "env.py")) if folders else None
+        if spec is None or spec.loader is None:
+            raise FileNotFoundError("tilelang is not installed")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def nvcc() -> str:
+    """Return the nvcc that tilelang calls; empty if it finds no CUDA toolkit."""
+    home = paths().CUDA_HOME
+    return os.path.join(home, "bin", "nvcc") if home else ""

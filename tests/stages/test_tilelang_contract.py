@@ -1,0 +1,239 @@
+"""The contract with tilelang: the installed one keeps it, and each way of breaking it is found and named.
+
+This file alone tells whether a new tilelang fits. It needs no compiler and no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import tilelang.language as T
+import torch
+from tilelang import jit
+
+from atune.compat.tilelang import install
+from atune.errors import UsageError
+from atune.model.device import Target
+from atune.model.requirements import REQUIRES
+from atune.stages import tilelang
+from atune.stages.compile import steps
+from atune.stages.compile.inferred_layouts import Seen, instruments
+from atune.stages.frontend.frontend import (
+    eager_dimensions,
+    elaborated,
+    is_eager,
+    is_jit,
+    jit_function,
+    parameters_of,
+    tensor_names,
+)
+from atune.stages.frontend.jit_kernel import written
+
+REPLACED = [f"{place}:{name}" for name, places in tilelang.REPLACED.items() for place in places]
+
+
+@pytest.fixture(autouse=True)
+def asked_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests may have another version, and take these as the tested ones."""
+    monkeypatch.setitem(REQUIRES, "tilelang", ">=0.1.14,<0.1.16")
+    tilelang.untested.cache_clear()
+    yield
+    tilelang.untested.cache_clear()
+
+
+# What the installed tilelang has
+
+
+def test_the_installed_tilelang_keeps_the_contract() -> None:
+    assert tilelang.breaches() == [] and tilelang.differences(REPLACED) == []
+
+
+@jit
+def doubled(A, threads: int = 32):  # type: ignore[no-untyped-def]
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), T.float32)
+    with T.Kernel(1, threads=threads):
+        for i in T.Parallel(n):
+            B[i] = A[i] * 2
+    return B
+
+
+def test_an_eager_kernel_is_known_by_its_sizes_and_outputs() -> None:
+    assert is_jit(doubled) and is_eager(doubled, {"A": torch.zeros(64)}, [{}]) and tensor_names(doubled) == ("A",)
+    sizes = eager_dimensions(doubled, {"A": torch.zeros(64)}, {}, [{"threads": 64}])
+    found = parameters_of(jit_function(doubled, eager=True), sizes, [{"threads": 64}])
+    assert sizes == {"n": 64} and found is not None and [p.shape for p in found[0]] == [(64,), (64,)]
+    assert [i % 2 for i in found[1]] == [1]
+
+
+@pytest.mark.parametrize("target", [Target("c"), Target("cuda", "sm_90a")], ids=str)
+def test_a_kernel_is_lowered_and_printed(target: Target) -> None:
+    context, tvm, seen = steps.context_of(target, None), tilelang.tvm, Seen()
+    function = elaborated(jit_function(doubled, eager=True), {"n": 256}, {"threads": 128}, context.target)
+    assert written(function) == {1}
+    configs = tilelang.normalize_pass_configs({})
+    with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
+        host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
+        again = steps.load_ir(str(tvm.ir.save_json(device)))
+        source = tilelang.device_codegen_without_compile(again, context).inspect_source()
+        assert "doubled_kernel(" in source
+        if target.kind == "cuda":
+            assert "doubled_kernel" in tilelang.host_codegen(host, context).inspect_source()
+            assert seen.layouts is not None
+
+
+# What another one may have
+
+
+def without(place: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what removes a name from tilelang."""
+    module, _, path = place.partition(":")
+    owner, _, name = path.rpartition(".")
+
+    def change(patch: pytest.MonkeyPatch) -> None:
+        found = import_module(module)
+        patch.delattr(attrgetter(owner)(found) if owner else found, name)
+
+    return change
+
+
+def other(place: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what puts `value` in a name's place."""
+    module, _, path = place.partition(":")
+    owner, _, name = path.rpartition(".")
+
+    def change(patch: pytest.MonkeyPatch) -> None:
+        found = import_module(module)
+        patch.setattr(attrgetter(owner)(found) if owner else found, name, value)
+
+    return change
+
+
+def moved(module: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what makes importing `module` fail."""
+    return lambda patch: patch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+
+
+def without_field(patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(import_module("tilelang.jit").JITImpl.__annotations__, "target")
+
+
+HOST, BUILDER = "tilelang.engine.lower:host_codegen", "tilelang.language.eager.builder"
+HOST_TAKES = "tilelang.engine.lower.host_codegen takes ({}) in place of (host_mod, context)"
+BREACHES = {
+    "a function": (without(HOST), "tilelang.engine.lower.host_codegen is gone"),
+    "a module": (
+        moved("tilelang.backend.module"), "tilelang.backend.module.create_backend_context is gone",
+    ),
+    "a parameter's name": (other(HOST, lambda host_mod, module: 0), HOST_TAKES.format("host_mod, module")),
+    "a parameter": (other(HOST, lambda host_mod: 0), HOST_TAKES.format("host_mod")),
+    "the order": (other(HOST, lambda context, host_mod: 0), HOST_TAKES.format("context, host_mod")),
+    "one more parameter": (
+        other(HOST, lambda host_mod, context, analyzer: 0), HOST_TAKES.format("host_mod, context, analyzer"),
+    ),
+    "one more keyword": (
+        other(HOST, lambda host_mod, context, *, analyzer: 0), HOST_TAKES.format("host_mod, context, analyzer"),
+    ),
+    "a keyword of the public interface": (
+        other("tilelang:compile", lambda func, out_idx=None: 0),
+        "tilelang.compile takes (func, out_idx) in place of (func, *, out_idx, execution_backend, target, "
+        "target_host, verbose, pass_configs, compile_flags)",
+    ),
+    "a method": (
+        without("tilelang.language.eager.builder:JITFunc.parse_args"),
+        "tilelang.language.eager.builder.JITFunc.parse_args is gone",
+    ),
+    "a method's parameter": (
+        other("tilelang:JITKernel.update_tuner_result", lambda self, latency, config: 0),
+        "tilelang.JITKernel.update_tuner_result takes (self, latency, config) "
+        "in place of (self, latency, config, ref_latency)",
+    ),
+    "a field": (without_field, "tilelang.jit.JITImpl.target is gone"),
+    "what is set when an object is made": (
+        other(f"{BUILDER}:JITFunc.__post_init__", lambda self: None), f"{BUILDER}.JITFunc.p1_cache is gone",
+    ),
+    "a value": (without("tilelang.autotuner.param:PARAMS_PATH"), "tilelang.autotuner.param.PARAMS_PATH is gone"),
+    "a part of tvm": (without("tilelang:tvm.ir.save_json"), "tilelang.tvm.ir.save_json is gone"),
+    "a module of tvm": (
+        without("tilelang:tvm.instrument"), "tilelang.tvm.instrument.pass_instrument is gone",
+    ),
+    "a registered function": (
+        other("tilelang:tvm.get_global_func", lambda name, allow_missing=False: name.startswith("tile") or None),
+        "runtime.ModulePackImportsToTensor is gone; node.LoadJSON is gone",
+    ),
+    "an operation": (
+        other("tilelang:tvm.ir.Op.list_op_names", staticmethod(lambda: {*tilelang.OPERATIONS} - {"tl.region"})),
+        "tl.region is gone",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), BREACHES.values(), ids=BREACHES)
+def test_what_moved_is_named(change: Callable[..., None], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(monkeypatch)
+    assert "; ".join(tilelang.breaches()) == said
+    monkeypatch.setattr("tilelang.__version__", "0.1.99")
+    with pytest.raises(UsageError) as raised:
+        _ = tilelang.env  # whichever name is asked for first
+    assert str(raised.value) == (
+        f"tilelang 0.1.99 does not fit this atune, which was tested with tilelang>=0.1.14,<0.1.16: {said} "
+        "(pip install 'tilelang>=0.1.14,<0.1.16')"
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda host_mod, context, analyzer=None: 0,
+        lambda host_mod, context, *, analyzer=None: 0,
+        lambda host_mod, context, *rest, **options: 0,
+    ],
+    ids=["a parameter with a default", "a keyword with a default", "any"],
+)
+def test_what_may_be_added(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    other(HOST, value)(monkeypatch)
+    assert tilelang.breaches() == []
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("0.1.14", True), ("0.1.15", True), ("0.1.15.post1", True), ("0.1.15+cu130.git0a1b2c", True),
+        ("0.1.13", False), ("0.1.16", False), ("0.1.16rc1", False), ("0.2.0", False), ("1.0", False),
+        ("0.0.dev0", False),
+    ],
+)  # fmt: skip
+def test_only_an_untested_one_is_held_to_the_contract(
+    version: str, tested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilelang.__version__", version)
+    said = f"atune was not tested with tilelang {version}, only with >=0.1.14,<0.1.16; "
+    assert tilelang.untested() == ("" if tested else f"{said}all that it takes from tilelang is there")
+    without(HOST)(monkeypatch)
+    tilelang.untested.cache_clear()
+    if tested:
+        assert tilelang.untested() == ""
+    else:
+        with pytest.raises(UsageError, match="host_codegen is gone"):
+            tilelang.untested()
+
+
+def test_the_drop_in_replaces_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = import_module("tilelang").autotune
+    without("tilelang.autotuner.capture:AutotuneInputsCapture")(monkeypatch)
+    with pytest.raises(UsageError, match=r"tilelang\.autotuner\.capture\.AutotuneInputsCapture is gone"):
+        install()
+    assert import_module("tilelang").autotune is theirs
+
+
+def test_each_name_is_looked_up_in_tilelang() -> None:
+    tilelangs = import_module("tilelang")
+    assert tilelang.compile is tilelangs.compile and tilelang.tvm is tilelangs.tvm
+    with pytest.raises(AttributeError, match=r"'atune\.stages\.tilelang' has no attribute 'par_compile'"):
+        _ = tilelang.par_compile
