@@ -25,7 +25,7 @@ from atune.frontends.cli.help import Parser
 from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import add_command
 from atune.model.folders import cache_folder
-from atune.model.requirements import REQUIRES
+from atune.model.requirements import REQUIRES, is_tested
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -69,7 +69,7 @@ def examine() -> list[Check]:
         _cache(),
     ]
     by_name = {check.name: check for check in checks}
-    packages = [name for name in REQUIRES if name in by_name and by_name[name].found == "missing"]
+    packages = [name for name in REQUIRES if name in by_name and not by_name[name].ok]
     missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
     missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
     gpus = [c for c in checks if c.name.startswith("GPU") and c.ok]
@@ -102,14 +102,22 @@ def _package(name: str) -> Check:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, False, "missing", f"pip install '{name}{REQUIRES[name]}'")
-    low, high = map(_numbers, REQUIRES[name].split(","))
-    tested = low <= _numbers(version.partition("+")[0]) < high
+    if is_tested(name, version):
+        return Check(name, True, version)
+    if name == "tilelang":
+        return _untested_tilelang(version)
     advice = f"atune is tested with {name}{REQUIRES[name]}; if something fails, try one of these versions"
-    return Check(name, True, version, "" if tested else advice)
+    return Check(name, True, version, advice)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))
+def _untested_tilelang(version: str) -> Check:
+    """Have another process import tilelang, and say whether it has all that atune takes from it."""
+    code = "from atune.stages.tilelang import untested; print(untested())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Check("tilelang", True, version, done.stdout.strip())
+    error = done.stderr.strip().rpartition("\n")[2]
+    return Check("tilelang", False, f"{version}, which cannot be used", error.removeprefix("atune.errors.UsageError: "))
 
 
 def _gxx() -> Check:

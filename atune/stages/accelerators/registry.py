@@ -130,7 +130,8 @@ def compose(names: Sequence[str]) -> Steps:
 def discover(payload: bytes) -> bytes:
     """Resolve a target: msgpack of (target, device names, `CompileSettings`) → `Discovery`.
 
-    Raises `TargetError` if the target's devices or compilers are missing.
+    Raises `TargetError` if the target's devices or compilers are missing, and `UsageError` for a tilelang that lacks
+    what atune takes from it.
     """
     asked = tuple[str | Target, tuple[str, ...], CompileSettings]
     text, wanted, settings = msgspec.msgpack.decode(payload, type=asked)
@@ -138,4 +139,6 @@ def discover(payload: bytes) -> bytes:
     kind, arch = found.target.kind, found.target.arch or ""
     host = this_host(kind, arch)
     active, unused = chosen(settings.acceleration, host)
-    return msgspec.msgpack.encode(msgspec.structs.replace(found, accelerators=active, unused=unused))
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(found, accelerators=active, unused=unused, untested=tilelang.untested())
+    )

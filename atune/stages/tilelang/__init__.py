@@ -46,9 +46,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "instrument.pass_instrument(pi_cls)", "runtime.load_module(path)", "runtime.Executable(mod)",
         "runtime.Executable.export_library(self, file_name, *, fcompile, fpack_imports, workspace_dir)",
     ),
-    "tilelang.backend.module:create_backend_context(target, target_host, execution_backend)": (
-        "the targets of device and host, with their passes and printers",
-    ),
+    "tilelang.backend.module:create_backend_context(target, target_host, execution_backend)": ("passes and printers",),
     "tilelang.engine.lower:lower_to_host_device_ir(func_or_mod, context)": ("lowers a kernel to its two halves",),
     "tilelang.engine.lower:host_codegen(host_mod, context)": ("prints the host's half",),
     "tilelang.engine.lower:device_codegen_without_compile(device_mod, context)": ("prints the device's half",),

@@ -141,8 +141,8 @@ class ClusterMachine:
         devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
         self._found = msgspec.structs.replace(found[0], devices=devices, accelerators=common, unused=unused)
         check_discovery(self._found, self.benchmark)
-        if self._found.fallback:
-            self._warn(self._found.fallback)
+        for remark in filter(None, (self._found.untested, self._found.fallback)):
+            self._warn(remark)
         return self._found.target, list(devices)
 
     async def _share_out(self, without: Mapping[str, TargetError]) -> None:

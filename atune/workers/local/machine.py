@@ -168,8 +168,9 @@ class LocalMachine:
         check_discovery(found, self.benchmark)
         found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
-        if found.fallback and self._most_cores is None:  # an agent's is told by the machine of the cluster
-            self._warn(found.fallback)
+        if self._most_cores is None:  # an agent's are told by the machine of the cluster
+            for remark in filter(None, (found.untested, found.fallback)):
+                self._warn(remark)
         self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
         return found.target, list(found.devices)
 

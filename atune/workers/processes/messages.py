@@ -57,6 +57,8 @@ class Discovery(msgspec.Struct, frozen=True):
     """Why each other accelerator cannot be used, by name."""
     fallback: str = ""
     """That ``auto`` means the CPU because there is no GPU; empty where the CPU was asked for."""
+    untested: str = ""
+    """That atune was not tested with this tilelang, which has all that is taken from it; empty where it was."""
     nvcc: bool = True
     """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
 

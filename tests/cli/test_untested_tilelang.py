@@ -1,0 +1,91 @@
+"""Runs and `atune doctor` with a tilelang outside of the tested range: another version, and one that lacks a name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tilelang
+
+from atune.model.requirements import REQUIRES
+
+KERNEL = """
+import tilelang.language as T
+import atune
+
+def scale(n: int, block: int = 64):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * 2
+    return main
+
+WORKLOAD = atune.Workload(scale, atune.Space(block=[64, 128]), arguments={"n": 1024})
+"""
+FITS = "atune was not tested with tilelang {}, only with {}; all that it takes from tilelang is there"
+DOES_NOT = (
+    "tilelang 99.0 does not fit this atune, which was tested with tilelang{}: "
+    "tilelang.engine.lower.device_codegen_without_compile is gone (pip install 'tilelang{}')"
+)
+
+
+def installed(folder: Path, version: str) -> Path:
+    """Have Python find `version` of tilelang as installed, where `folder` is on its path; return that folder."""
+    facts = folder / f"tilelang-{version}.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tilelang\nVersion: {version}\n")
+    return folder
+
+
+def edited(folder: Path, old: str, new: str) -> None:
+    """Put a tilelang into `folder` that has `new` in place of `old` in ``engine/lower.py``."""
+    real = Path(tilelang.__file__).parent
+    (folder / "tilelang" / "engine").mkdir(parents=True)
+    for inner in ("", "engine"):
+        for entry in (real / inner).iterdir():
+            if entry.name not in ("__pycache__", "engine", "lower.py"):
+                (folder / "tilelang" / inner / entry.name).symlink_to(entry)
+    text = (real / "engine" / "lower.py").read_text()
+    assert old in text
+    (folder / "tilelang" / "engine" / "lower.py").write_text(text.replace(old, new))
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
+    return subprocess.run(
+        [sys.executable, "-m", "atune", *command], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("version", ["99.0", "0.0.1"], ids=["newer", "older"])
+def test_one_that_keeps_the_contract_tunes_and_a_run_says_so_once(version: str, tmp_path: Path) -> None:
+    said = FITS.format(version, REQUIRES["tilelang"])
+    (installed(tmp_path, version) / "kernel.py").write_text(KERNEL)
+    done = run(tmp_path, "tune", "kernel.py:WORKLOAD", "--target", "c", "--journal", "run.jsonl")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line)["event"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    warned = [event["message"] for event in events if event["event"] == "warned"]
+    assert [message for message in warned if "tilelang" in message] == [said]
+    assert " ".join(done.stderr.split()).count(said) == 1
+    found = run(tmp_path, "doctor", "--json")
+    (check,) = [check for check in json.loads(found.stdout)["checks"] if check["name"] == "tilelang"]
+    assert found.returncode == 0
+    assert check == {"name": "tilelang", "ok": True, "found": version, "advice": said}
+
+
+def test_one_that_lacks_a_name_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    said = DOES_NOT.format(REQUIRES["tilelang"], REQUIRES["tilelang"])
+    (installed(tmp_path, "99.0") / "kernel.py").write_text(KERNEL)
+    edited(tmp_path, "device_codegen_without_compile", "printed_device")
+    done = run(tmp_path, "tune", "kernel.py:WORKLOAD", "--target", "c")
+    assert done.returncode == 2 and done.stderr == f"atune: error: {said}\n"
+    found = run(tmp_path, "doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
+    assert checks["tilelang"]["found"] == "99.0, which cannot be used" and checks["tilelang"]["advice"] == said
+    assert found.returncode == 1 and "it lacks tilelang" in checks["target c"]["advice"]
