@@ -24,6 +24,7 @@ __all__ = [
     "FinalOrdered",
     "FinalStarted",
     "GroupSplit",
+    "InputsSetUp",
     "JournalRepaired",
     "ReferenceMeasured",
     "RunFinished",

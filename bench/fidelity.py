@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import anyio
-from common import ROOT, options, report
+from common import ROOT, options, report, roles
 
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
@@ -68,7 +68,7 @@ async def one_artifact(machine: LocalMachine) -> Artifact:
 
 async def measured(worker: LocalDeviceWorker, artifact: Artifact) -> tuple[float, float]:
     """Return (median µs, spread) over several calls, as the search takes them."""
-    answers = [await worker.run(MeasureJob(artifact)) for _ in range(5)]
+    answers = [await worker.run(MeasureJob(artifact, roles(artifact))) for _ in range(5)]
     medians = [answer.timing.latency_ms * 1e3 for answer in answers]  # type: ignore[union-attr]
     return statistics.median(medians), (max(medians) - min(medians)) / statistics.median(medians)
 
@@ -81,7 +81,7 @@ async def compared(name: str, n: int, load: LocalMachine) -> list[dict[str, Any]
         artifact = await one_artifact(machine)
         [worker] = machine.device_workers()
         await worker.run(StartJob())
-        await worker.run(PrepareJob(artifact.params))
+        await worker.run(PrepareJob(artifact.params, roles(artifact)))
         rows = []
         idle = {"atune": await measured(worker, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
         spec = await load.describe()

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import anyio
-from common import ROOT, journal, options, report
+from common import ROOT, journal, options, report, roles
 from scaling import built
 
 import atune
@@ -36,8 +36,8 @@ async def true_latencies() -> list[float]:
         artifacts = await built(machine, machine.compile_workers(), N_BEST)
         [worker] = machine.device_workers()
         await worker.run(StartJob())
-        await worker.run(PrepareJob(artifacts[0].params))
-        found = await worker.run(FinalJob(tuple(artifacts), TRUE_ROUNDS))
+        await worker.run(PrepareJob(artifacts[0].params, roles(artifacts[0])))
+        found = await worker.run(FinalJob(tuple(artifacts), roles(artifacts[0]), TRUE_ROUNDS))
         return [entry.timing.latency_ms for entry in sorted(found.entries, key=lambda entry: entry.index)]
 
 

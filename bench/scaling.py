@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
-from common import ROOT, journal, options, report
+from common import ROOT, journal, options, report, roles
 
 import atune
 from atune.engine.interfaces import CompileWorker, DeviceWorker, Machine
@@ -90,10 +90,10 @@ async def prepared(workers: Sequence[DeviceWorker], artifact: Artifact) -> dict[
 
     async def ready(worker: DeviceWorker) -> None:
         await worker.run(StartJob())
-        timing = (await worker.run(PrepareJob(artifact.params))).reference
+        timing = (await worker.run(PrepareJob(artifact.params, roles(artifact)))).reference
         if timing is not None:
             references[worker.name] = timing.latency_ms
-        await worker.run(MeasureJob(artifact))
+        await worker.run(MeasureJob(artifact, roles(artifact)))
 
     async with anyio.create_task_group() as tasks:
         for worker in workers:
@@ -107,7 +107,8 @@ async def stage(workers: Sequence[DeviceWorker], artifacts: Sequence[Artifact]) 
 
     async def work(worker: DeviceWorker) -> None:
         while waiting:
-            answer = await worker.run(MeasureJob(waiting.pop()))
+            artifact = waiting.pop()
+            answer = await worker.run(MeasureJob(artifact, roles(artifact)))
             if isinstance(answer, Measurement):
                 good[worker.name] += 1
             else:

@@ -296,7 +296,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
 
     configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in candidates_of(work)]
     tuner = AutoTuner.from_kernel(kernel=function_of(work.kernel), configs=configs)
-    tuner.set_compile_args(out_idx=list(work.out_idx), target=target, pass_configs=work.pass_configs or None)
+    tuner.set_compile_args(out_idx=list(work.out_idx or [-1]), target=target, pass_configs=work.pass_configs or None)
     supply = None if work.inputs is None else (lambda _params: _inputs(work))
     tuner.set_profile_args(
         supply_prog=supply,
@@ -330,7 +330,8 @@ def child_retime(job: dict[str, Any]) -> None:
     import tilelang
 
     from atune.stages.frontend.frontend import kernel_parameters
-    from atune.stages.measure.arguments import KernelArguments
+    from atune.stages.frontend.roles import roles_of
+    from atune.stages.measure.arguments import POISONS, KernelArguments
     from atune.stages.measure.check import expected_outputs, judged
     from atune.stages.measure.timer import Timed, make_timer
     from atune.workload.definition import function_of
@@ -351,12 +352,13 @@ def child_retime(job: dict[str, Any]) -> None:
             function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None
         )
         if arguments is None:
-            arguments = KernelArguments(work, kernel_parameters(function), device, input_seed=0)
+            roles = roles_of(function, work.out_idx, work.zero)
+            arguments = KernelArguments(work, kernel_parameters(function), roles, device, input_seed=0)
             expected = expected_outputs(work, arguments) if work.reference is not None else None
-        arguments.poison()
+        arguments.fill_outputs(POISONS[0])
         kernel(*arguments.values)
         timer.synchronise()
-        mismatch, error = judged(work, arguments, expected) if expected is not None else (None, None)
+        mismatch, error = judged(work, arguments, expected, arguments.kept(POISONS[0]))
         found.append((entry["label"], None if expected is None else mismatch is None, error or 0.0))
         calls.append(Timed(functools.partial(kernel, *arguments.values)))
     samples = timer.interleaved(calls, job["rounds"], 10)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Roles
 from atune.workers.local.device_worker import LocalDeviceWorker
 
 
@@ -25,9 +25,9 @@ def run_once(payload: bytes) -> bytes:
     from atune.stages.measure import benchmark
 
     artifact = msgspec.msgpack.decode(payload, type=Artifact)
-    benchmark._fit_arguments(artifact)
+    benchmark._fit_arguments(artifact, Roles(outputs=(1,)))
     arguments: Any = benchmark._device.arguments
-    arguments.poison()
+    arguments.fill_outputs(0xFF)
     benchmark.load(artifact)(*arguments.values)
     benchmark._device.timer.synchronise()
     return msgspec.msgpack.encode(

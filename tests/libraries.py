@@ -10,11 +10,12 @@ import torch
 from returning_kernels import N
 
 from atune.frontends.api.compile_all import with_library
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure.loader import Kernel
+from atune.stages.measure.tensors import output_positions
 from atune.workload.workload import Workload
 
 CPU = Target("c")
@@ -53,7 +54,12 @@ def measured(kernel: Any, out_idx: Any, target: Target = CPU, settings: Any = No
 
 def plain(kernel: Any, out_idx: Sequence[int], writes: Sequence[int] = (), target: Target = CPU) -> Kernel:
     """Return what `TuneResult.kernel` is."""
-    found: Kernel = library(kernel, lambda artifact: Kernel(artifact, out_idx, writes), target)
+
+    def made(artifact: Artifact) -> Kernel:
+        outputs = output_positions(artifact.params, out_idx)
+        return Kernel(artifact, Roles(outputs=outputs, writes=tuple(writes)))
+
+    found: Kernel = library(kernel, made, target)
     return found
 
 

@@ -8,7 +8,7 @@ import anyio
 
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import Result
-from atune.model.artifact import StaticFacts
+from atune.model.artifact import Roles, StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
@@ -50,7 +50,9 @@ class Engine:
                 CandidateLowered(seq=n + 1, code_key=keys[i], facts=StaticFacts(), seconds=0.0, **common),
                 CandidateMeasured(seq=n + 2, device="cpu", timing=timing, checked=False, **common),
             ]
-        events.append(RunFinished(seq=len(events), time=now, mono=0.0, wall_s=0.0, reason="exhausted"))
+        events.append(
+            RunFinished(seq=len(events), time=now, mono=0.0, wall_s=0.0, reason="exhausted", roles=Roles((1,)))
+        )
         for event in events:
             if options.get("on_event"):
                 options["on_event"](event)

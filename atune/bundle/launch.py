@@ -31,6 +31,8 @@ def plan(kernel: BundledKernel, folder: Path, target: str, arguments: Sequence[A
         launch = _c_launch(path, kernel, sizes) if target == "c" else _cuda_launch(path, kernel, folder)
     except (OSError, AttributeError, RuntimeError) as error:
         raise DamagedBundle(f"library {kernel.library} does not load: {error}") from error
+    if zero_inputs := [i for i in kernel.zero if i not in kernel.outputs]:
+        launch = _zeroing(zero_inputs, launch)
     given = positions(kernel, len(arguments))
     made = (
         launch if given is None or len(given) == len(kernel.params) else _allocating(kernel, launch, arguments, sizes)
@@ -98,17 +100,32 @@ def _allocating(kernel: BundledKernel, launch: Launch, inputs: Sequence[Any], si
         shape, strides = output_layout(kernel, i, sizes)
         dtype = torch_dtype(kernel.params[i].dtype)
         if kernel.params[i].strides is None:
-            makers.append(functools.partial(torch.empty, shape, dtype=dtype, device=device))
+            make = torch.zeros if i in kernel.zero else torch.empty
+            makers.append(functools.partial(make, shape, dtype=dtype, device=device))
         else:
             makers.append(functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))
+    strided = [k for k, i in enumerate(kernel.outputs) if i in kernel.zero and kernel.params[i].strides is not None]
     order = [(*kernel.inputs, *kernel.outputs).index(i) for i in range(len(kernel.params))]
     moved, one = order != sorted(order), len(makers) == 1
 
     def run(arguments: Sequence[Any]) -> Any:
         outputs = [make() for make in makers]
+        for k in strided:
+            outputs[k].zero_()
         parameters = [*arguments, *outputs]
         launch([parameters[i] for i in order] if moved else parameters)
         return outputs[0] if one else tuple(outputs)
+
+    return run
+
+
+def _zeroing(positions: Sequence[int], launch: Launch) -> Launch:
+    """Return `launch`, after it sets the inputs at `positions` to zero."""
+
+    def run(arguments: Sequence[Any]) -> None:
+        for i in positions:
+            arguments[i].zero_()
+        launch(arguments)
 
     return run
 

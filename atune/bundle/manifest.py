@@ -42,6 +42,8 @@ class BundledKernel:
     """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
     outputs: tuple[int, ...]
     """Positions of the parameters that a call may leave out. They are allocated and returned."""
+    zero: tuple[int, ...]
+    """Positions of outputs that are zero when they are allocated, and of inputs that a call sets to zero."""
     params: tuple[BundleParam, ...]
 
     @property
@@ -156,10 +158,10 @@ def _check_file(folder: Path, name: str, digest: str) -> None:
 
 def _kernel(plain: Mapping[str, Any]) -> BundledKernel:
     params = tuple(BundleParam(p["dtype"], _sizes(p["shape"]), _sizes(p["strides"])) for p in plain["params"])
-    calls, outputs = tuple(plain["calls"]), tuple(plain["outputs"])
-    if not all(0 <= i < len(params) for i in (*outputs, *(c for c in calls if isinstance(c, int)))):
+    calls, outputs, zero = tuple(plain["calls"]), tuple(plain["outputs"]), tuple(plain.get("zero", ()))
+    if not all(0 <= i < len(params) for i in (*outputs, *zero, *(c for c in calls if isinstance(c, int)))):
         raise ValueError("a position that no parameter has")
-    return BundledKernel(dict(plain["problem"]), plain["library"], plain["symbol"], calls, outputs, params)
+    return BundledKernel(dict(plain["problem"]), plain["library"], plain["symbol"], calls, outputs, zero, params)
 
 
 def _rule(plain: Mapping[str, Any], count: int) -> Rule:

@@ -22,6 +22,7 @@ from atune.journal.events import (
     DeviceExcluded,
     DeviceLost,
     DeviceReady,
+    InputsSetUp,
     ReferenceMeasured,
     Warned,
 )
@@ -124,6 +125,7 @@ class BenchmarkStage:
 
         Returns False if the device was given up or excluded.
         """
+        await self.run.found_roles.wait()
         while self.run.params is None and not self.run.compiled.is_set():
             await self.run.changed()
         if self.run.params is None or self.run.stopping:
@@ -138,13 +140,15 @@ class BenchmarkStage:
     async def _prepare(self, worker: DeviceWorker, params: Sequence[KernelParam]) -> bool:
         for _ in range(DEVICE_STARTS):
             try:
-                reference = (await worker.run(PrepareJob(tuple(params)))).reference
+                prepared = await worker.run(PrepareJob(tuple(params), self.run.roles))
             except WorkerLost as error:
                 self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                 if not await self.start(worker):
                     return False
                 continue
-            if reference is not None:
+            if prepared.set_up and prepared.set_up != self.state.set_up:
+                self.emit(InputsSetUp, worker=worker.name, device=worker.name, inputs=prepared.set_up)
+            if (reference := prepared.reference) is not None:
                 self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
                 self._speeds[worker.name] = reference.latency_ms
                 if len(self._speeds) == len(self.usable()):
@@ -181,8 +185,9 @@ class BenchmarkStage:
                     self._put_back(artifact)
                     return False
             emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
+            best_ms = min(self._fastest.values(), default=None)
             try:
-                answer = await worker.run(MeasureJob(artifact, min(self._fastest.values(), default=None)))
+                answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
             except ServerLost as error:
                 answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
                 self._repeated.discard(index)  # an earlier repetition had another reason

@@ -160,6 +160,7 @@ class CompileStage:
         answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Lowered):
             self.run.params = self.run.params or answer.params
+            self.run.lowered = self.run.lowered or candidate
             self.emit(
                 CandidateLowered,
                 worker=worker.name,

@@ -18,10 +18,11 @@ from atune.engine.background import background
 from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.compile_stage import CompileStage
 from atune.engine.final import FinalStage
-from atune.engine.interfaces import Machine
+from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposing import ProposeStage
+from atune.engine.roles import find_roles
 from atune.engine.run_state import Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
@@ -115,9 +116,15 @@ class Engine:
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
         final = FinalStage(run, settings.benchmark, measuring, proofs, machine.rest)
+
+        async def find_and_compile(worker: CompileWorker) -> None:
+            await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
+            await compiling.serve(worker)
+
         async with anyio.create_task_group() as until_proven:
             until_proven.start_soon(run.outcomes.keep_synced)
-            for compile_worker in compile_workers:  # one may still prove the leader during the final
+            until_proven.start_soon(find_and_compile, compile_workers[0])
+            for compile_worker in compile_workers[1:]:  # one may still prove the leader during the final
                 until_proven.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, settings.budget.seconds)
@@ -145,5 +152,5 @@ class Engine:
             wall_s=round(self.recorder.part_s, 4),
             reason=self._run.stopping or self._ended_by,
             kernel=winner,
-            out_idx=self._run.spec.out_idx,
+            roles=self._run.roles,
         )

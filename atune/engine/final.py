@@ -183,7 +183,7 @@ class FinalStage:
         self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, *, first_look: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)
-        found = await worker.run(FinalJob(artifacts, rounds, first_look))
+        found = await worker.run(FinalJob(artifacts, self.run.roles, rounds, first_look))
         if found.failures:
             raise _FinalistsFailed(found.failures)
         return list(found.entries), found.reference

@@ -79,6 +79,14 @@ class Plan:
     def total(self) -> int:
         return len(self.candidates)
 
+    @property
+    def default(self) -> list[Candidate]:
+        """The default configuration, if there is one."""
+        index = self.search.default
+        if index == BASELINE:
+            return [] if self.baseline is None else [self.baseline]
+        return [] if index is None else [self.candidates[index]]
+
     def candidate(self, index: int) -> Candidate:
         """Return a candidate of the space, or the baseline."""
         return self.baseline if self.baseline is not None and index == BASELINE else self.candidates[index]

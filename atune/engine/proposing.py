@@ -60,12 +60,15 @@ class Survey:
         self.failures = dict[int, Failure]()
         """Failures of candidates that cannot be elaborated, through their own fault."""
 
-    async def run(self, workers: Sequence[CompileWorker]) -> None:
+    async def run(self, workers: Sequence[CompileWorker], first_is_free: anyio.Event | None = None) -> None:
+        """Survey on all `workers`; on the first of them once `first_is_free` is set."""
         async with anyio.create_task_group() as tasks:
             for worker in workers:
-                tasks.start_soon(self._serve, worker, len(workers))
+                tasks.start_soon(self._serve, worker, len(workers), first_is_free if worker is workers[0] else None)
 
-    async def _serve(self, worker: CompileWorker, workers: int) -> None:
+    async def _serve(self, worker: CompileWorker, workers: int, free: anyio.Event | None) -> None:
+        if free is not None:
+            await free.wait()
         while self._going_on() and (chunk := self._chunk(workers)):
             answers = await worker.run(ElaborateJob(tuple(chunk)))
             if isinstance(answers, GroupFailed):
@@ -183,7 +186,7 @@ class ProposeStage:
             drawn(list(candidates.values()), settings.seed),
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,
         )
-        await survey.run(workers)
+        await survey.run(workers, run.found_roles)
         scores = await self._scores(survey, workers[0])
         figures = self._start.figures
         found = await anyio.to_thread.run_sync(columns, scores, survey.facts, figures, abandon_on_cancel=True)

@@ -10,7 +10,8 @@ import anyio
 
 from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured
 from atune.journal.recorder import Recorder
-from atune.model.artifact import Artifact, KernelParam
+from atune.model.artifact import Artifact, KernelParam, Roles
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
 from atune.workload.workload import WorkloadSpec
 
@@ -25,6 +26,11 @@ class Run:
         """Libraries of the measured candidates, for the final."""
         self.params: tuple[KernelParam, ...] | None = None
         """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
+        self.lowered: Candidate | None = None
+        """The first candidate that was lowered."""
+        self.roles = Roles()
+        """The roles of these parameters, once they are found."""
+        self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
         """Hard limits that every device has."""
         self.spec: WorkloadSpec

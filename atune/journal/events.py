@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from atune.model.artifact import Artifact, FailureKind, MachineFacts, StaticFacts
+from atune.model.artifact import Artifact, FailureKind, MachineFacts, Roles, StaticFacts
 from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
@@ -225,6 +225,13 @@ class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measure
     timing: Timing
 
 
+class InputsSetUp(Event, frozen=True, kw_only=True, tag="inputs_set_up"):
+    """The workload's `setup` changed inputs on a device, before anything was checked. `inputs`: their positions."""
+
+    device: str
+    inputs: tuple[int, ...]
+
+
 class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
     """A candidate went to a device, to be loaded, checked and timed."""
 
@@ -320,8 +327,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     reason; ``merged`` where journals were merged."""
     kernel: Artifact | None = None
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
-    out_idx: tuple[int, ...] = ()
-    """Positions of the kernel's output parameters."""
+    roles: Roles = Roles()
+    """Which parameters are outputs, and what a call does with the others."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
@@ -355,8 +362,9 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
-    | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged
-    | FinalStarted | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
+    | InputsSetUp | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed
+    | BestChanged | FinalStarted | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed
+    | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

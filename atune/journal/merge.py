@@ -22,6 +22,7 @@ from atune.journal.events import (
     CandidateProposed,
     CandidatePruned,
     DeviceReady,
+    InputsSetUp,
     ReferenceMeasured,
     RunFinished,
     RunStarted,
@@ -32,6 +33,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.journal.state import State
 from atune.journal.writer import write_journal
+from atune.model.artifact import Roles
 
 Better = tuple[int, int]
 """How much a journal's record of a candidate counts, and the journal's number: of equals the later one counts."""
@@ -79,7 +81,8 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
     end: dict[str, Any] = {"seq": 0, "time": last.time, "mono": last.mono}
     for note in _notes(paths, states, several):
         yield Warned(**end, message=note)
-    yield RunFinished(**end, wall_s=sum(state.wall_s for state in states), reason="merged")
+    roles = next((state.finished.roles for state in states if state.finished), Roles())
+    yield RunFinished(**end, wall_s=sum(state.wall_s for state in states), reason="merged", roles=roles)
 
 
 def _kept(event: AnyEvent, state: State, own: set[int], default: dict[str, Any], *, first: bool) -> AnyEvent | None:
@@ -93,7 +96,7 @@ def _kept(event: AnyEvent, state: State, own: set[int], default: dict[str, Any],
             return replace(event, **default) if first else None
         case SpaceSurveyed():
             return event if first else None
-        case DeviceReady() | ReferenceMeasured() | Warned():
+        case DeviceReady() | InputsSetUp() | ReferenceMeasured() | Warned():
             return event
         case CandidateProposed() | CandidateLowered() | CandidateAliased():
             return event if event.index in own else None

@@ -11,7 +11,7 @@ import msgspec
 from atune.journal.candidate_state import Entry, Status, status_of
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
 from atune.journal.state import State
-from atune.model.artifact import MachineFacts, StaticFacts
+from atune.model.artifact import MachineFacts, Roles, StaticFacts
 from atune.model.candidate import BASELINE, Config, describe_config
 from atune.model.measurement import DISTURBS, FinalEntry, Timing
 from atune.model.roofline import Roofline
@@ -199,10 +199,12 @@ def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None
     return tuple(entry.index for entry in final[1:] if entry.index in ties)
 
 
-def writes_of(state: State, index: int | None) -> tuple[int, ...]:
-    """Return the positions of input parameters that a measured candidate writes into."""
-    outcome = None if index is None else state.outcome(index)
-    return outcome.writes if isinstance(outcome, CandidateMeasured) else ()
+def roles_of(state: State, winner: int | None) -> Roles:
+    """Return the roles of the parameters, with the inputs that the winner was seen to write into."""
+    found = state.finished.roles if state.finished else Roles()
+    outcome = None if winner is None else state.outcome(winner)
+    seen = outcome.writes if isinstance(outcome, CandidateMeasured) else ()
+    return msgspec.structs.replace(found, writes=tuple(sorted({*found.writes, *seen})), set_up=state.set_up)
 
 
 class Untried(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@ from typing import Any
 from atune.errors import AtuneError
 from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
-from atune.journal.record import Record, Untried, record_of, run_noise, standing, ties_of, unlisted, untried, writes_of
+from atune.journal.record import Record, Untried, record_of, roles_of, run_noise, standing, ties_of, unlisted, untried
 from atune.journal.state import State
-from atune.model.artifact import Artifact, source_path, what_failed
+from atune.model.artifact import Artifact, Roles, source_path, what_failed
 from atune.model.candidate import BASELINE, Config
 from atune.model.folders import cache_folder, is_cached, is_stored
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
@@ -101,9 +101,8 @@ class Result:
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self.kept = state.finished.kernel if state.finished else None
         """What the journal says of the winner's library, which may be gone since: see `artifact`."""
-        self._writes = writes_of(state, self.best_index)
-        self.out_idx = state.finished.out_idx if state.finished else ()
-        """Positions of the outputs; empty for a run that did not finish."""
+        self.roles: Roles = roles_of(state, self.best_index)
+        """Which parameters are outputs, and what a call does with the others. Empty for a run that did not finish."""
         self._replayed = replayed
         self.noise: tuple[str, ...] = run_noise(state, self.final)
         """The signs that the machine was not quiet, and what to do: a sentence each; empty without any."""
@@ -242,13 +241,14 @@ class Result:
 
     @cached_property
     def kernel(self) -> Any:
-        """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone.
+        """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone, or where
+        `setup` changed the inputs, which a call would not.
 
         Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
         loader = importlib.import_module("atune.stages.measure.loader")
-        return loader.Kernel(self._library(), self.out_idx, self._writes)
+        return loader.Kernel(self._library(), self.roles)
 
     @cached_property
     def kernel_source(self) -> str:

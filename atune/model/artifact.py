@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from atune.errors import UsageError
 from atune.model.layouts import Layouts
 
 FailureKind = Literal[
@@ -76,6 +78,44 @@ class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     dtype: str
     shape: tuple[int | str, ...] | None
     strides: tuple[int | str, ...] | None = None
+
+
+class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
+    """What a call of a kernel does with the parameters, which go by position, besides launching it."""
+
+    outputs: tuple[int, ...] = ()
+    """Outputs, in order. A call that does not give them makes and returns them."""
+    zero: tuple[int, ...] = ()
+    """Those that a call sets to zero first: outputs that it makes, and inputs. An output that is given stays as it
+    is."""
+    writes: tuple[int, ...] = ()
+    """Inputs that the kernel may write into."""
+    set_up: tuple[int, ...] = ()
+    """Inputs that the workload's `setup` changed before the kernel was checked and timed. No call does that."""
+
+    @property
+    def zero_inputs(self) -> tuple[int, ...]:
+        """Inputs that a call sets to zero."""
+        return tuple(i for i in self.zero if i not in self.outputs)
+
+    def where_given(self, positions: Sequence[int]) -> Roles:
+        """Return these roles for calls that always give the outputs among `positions`, which are theirs to prepare."""
+        given = {*positions} & {*self.outputs}
+        return msgspec.structs.replace(
+            self,
+            outputs=tuple(i for i in self.outputs if i not in given),
+            zero=tuple(i for i in self.zero if i not in given),
+            writes=tuple(sorted({*self.writes, *given})),
+        )
+
+    def handed_out(self) -> Roles:
+        """Return these roles, for a kernel that users call. Raises `UsageError` where a call cannot keep them."""
+        if not self.set_up:
+            return self
+        raise UsageError(
+            f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, and a call of the "
+            "kernel does not: make such data with inputs=, set a tensor to zero with zero=, or do it in the kernel"
+        )
 
 
 class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -10,7 +10,17 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
-from atune.model.artifact import Artifact, Elaborated, Failure, KernelParam, Lowered, MachineFacts, Proof, StaticFacts
+from atune.model.artifact import (
+    Artifact,
+    Elaborated,
+    Failure,
+    KernelParam,
+    Lowered,
+    MachineFacts,
+    Proof,
+    Roles,
+    StaticFacts,
+)
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Occupancy
 from atune.model.layouts import Layouts, Picture
@@ -66,6 +76,12 @@ class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
     candidates: tuple[Candidate, ...]
 
 
+class RolesJob(Job[Roles | Failure], frozen=True):
+    """Elaborate `candidate`, and find the roles of its parameters."""
+
+    candidate: Candidate
+
+
 class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
 
@@ -117,7 +133,7 @@ class ProveJob(Job[Proof | Failure], frozen=True):
     path: str = ""
 
 
-CompileJob = ElaborateJob | LowerJob | RankJob | FindJob | BuildJob | ProveJob
+CompileJob = ElaborateJob | RolesJob | LowerJob | RankJob | FindJob | BuildJob | ProveJob
 
 
 # ---- of a device's worker
@@ -140,12 +156,13 @@ class StartJob(Job[Started], frozen=True):
 class Prepared(msgspec.Struct, frozen=True):
     """The reference's timing, if it was timed, and the device's free memory; None on the CPU.
 
-    `loaded_as`: the fingerprint of the workload in this process.
+    `loaded_as`: the fingerprint of the workload in this process. `set_up`: the inputs that `setup` changed.
     """
 
     reference: Timing | None
     free_bytes: int | None = None
     loaded_as: str = ""
+    set_up: tuple[int, ...] = ()
 
 
 class PrepareJob(Job[Prepared], frozen=True):
@@ -155,6 +172,7 @@ class PrepareJob(Job[Prepared], frozen=True):
     """
 
     params: tuple[KernelParam, ...]
+    roles: Roles
     timed: bool = True
 
 
@@ -166,6 +184,7 @@ class MeasureJob(Job[Measurement | Failure], frozen=True):
     """
 
     artifact: Artifact
+    roles: Roles
     best_ms: float | None = None
 
 
@@ -187,6 +206,7 @@ class FinalJob(Job[Finals], frozen=True):
     """
 
     artifacts: tuple[Artifact, ...]
+    roles: Roles
     rounds: int
     first_look: bool = True
     """Whether it is the final's first call, which measures energy, too, if that was asked for."""

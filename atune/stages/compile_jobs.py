@@ -1,4 +1,4 @@
-"""Entry points of compile workers: elaborate candidates, ask a prior, lower one, build a group, prove a winner.
+"""Entry points of compile workers: elaborate candidates, find roles, ask a prior, lower, build a group, prove a winner.
 
 Bytes in, bytes out. To prove a library, or to explain a configuration, it is compiled by the plain steps, as tilelang
 does.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from atune.errors import in_one_line
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, source_path
 from atune.model.candidate import Candidate, thaw
 from atune.model.device import occupancy_of
-from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RankJob
+from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RankJob, RolesJob
 from atune.stages.accelerators import registry
 from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer
@@ -31,6 +31,7 @@ from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import Steps, backend_context
 from atune.stages.frontend.frontend import elaborated
+from atune.stages.frontend.roles import roles_of
 from atune.stages.session.session import session, workload
 from atune.workers.system.resources import check_machine
 from atune.workload.definition import check_config
@@ -57,9 +58,20 @@ def elaborate(payload: bytes) -> bytes:
 
 
 def _elaborated(candidate: Candidate) -> Elaborated:
+    return Elaborated(candidate.index, foreseen(_function(candidate), session().target.arch))
+
+
+def _function(candidate: Candidate) -> Any:
     work = workload()
-    function = elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
-    return Elaborated(candidate.index, foreseen(function, session().target.arch))
+    return elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
+
+
+def roles(payload: bytes) -> bytes:
+    """Find the roles of a kernel's parameters: `RolesJob` → `Roles` or `Failure`. Raises `WorkloadError`."""
+    work, found = workload(), _guarded(msgspec.msgpack.decode(payload, type=RolesJob).candidate, _function)
+    if isinstance(found, Failure):
+        return msgspec.msgpack.encode(found)
+    return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore))
 
 
 def rank(payload: bytes) -> bytes:

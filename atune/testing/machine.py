@@ -97,6 +97,8 @@ class FakeMachine:
         self.fingerprint = fingerprint or "fake"
         self.opened = self.closed = 0
         """Numbers of times that `open` was entered and left."""
+        self.examined: list[int] = []
+        """Candidates in whose code the parameters' roles were looked for."""
         self.elaborated: list[tuple[int, ...]] = []
         """Candidates of each call of `elaborate`, in the order of the starts."""
         self.lowered: list[int] = []
@@ -161,7 +163,6 @@ class FakeMachine:
             fingerprint=self.fingerprint,
             code=self.fingerprint,
             problem={},
-            out_idx=(-1,),
             space=space_hash(map(config_key, self.described)),
         )
         if self._workload is not None:

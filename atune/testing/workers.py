@@ -11,7 +11,7 @@ import msgspec
 
 from atune.engine.search.prior import asked
 from atune.errors import WorkerError, WorkerLost, WorkloadError
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
@@ -28,6 +28,7 @@ from atune.model.jobs import (
     PrepareJob,
     ProveJob,
     RankJob,
+    RolesJob,
     Started,
     StartJob,
 )
@@ -56,6 +57,8 @@ class FakeCompileWorker:
                 answer = await self._lower(job.candidate)
             case ElaborateJob():
                 answer = await self._elaborate(job.candidates)
+            case RolesJob():
+                answer = self._roles(job.candidate.index)
             case RankJob():
                 answer = asked(load_function(job.prior), job.candidates)
             case BuildJob():
@@ -67,6 +70,11 @@ class FakeCompileWorker:
             case ProveJob():
                 answer = await self._prove(job)
         return cast(A, answer)
+
+    def _roles(self, index: int) -> Roles | Failure:
+        self.machine.examined.append(index)
+        kind = self.machine.script.failure(index, "lower")
+        return Roles(outputs=(0,)) if kind is None else Failure(index, kind, f"scripted to fail: {kind}")
 
     async def _lower(self, candidate: Candidate) -> Lowered | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index
@@ -169,7 +177,7 @@ class FakeDeviceWorker:
             case StartJob():
                 answer = Started(await self.start())
             case PrepareJob():
-                answer = Prepared(await self._prepare())
+                answer = Prepared(await self._prepare(), set_up=self.machine.script.set_up)
             case MeasureJob():
                 answer = await self._measure(job.artifact, job.best_ms)
             case FinalJob():

@@ -56,7 +56,7 @@ class Workload:
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
         if why := tuned_by_calls(kernel):
             raise WorkloadError(f"Workload: the kernel {why}")
-        problem, out_idx = given["arguments"] or {}, given["out_idx"]
+        problem = given["arguments"] or {}
         self.supply: str | None = given["supply"]
         self.amounts: dict[str, Any] = {name: given[name] for name in ("flops", "bytes")}
         """`flops` and `bytes` as they were given: numbers, or functions of the arguments."""
@@ -71,12 +71,10 @@ class Workload:
         self.inputs, self.reference, self.check, self.setup = (
             given["inputs"], given["reference"], given["check"], given["setup"],
         )  # fmt: skip
-        self.out_idx = (out_idx,) if isinstance(out_idx, int) else (tuple(out_idx) if out_idx is not None else None)
-        self.kernels_out_idx = self.out_idx is None
+        self.out_idx = outputs_named(kernel, given["out_idx"])
+        """The outputs that the caller or `@tilelang.jit` names; None where neither does."""
+        self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
-        if self.out_idx is None:
-            jit_outputs = getattr(kernel, "out_idx", None)
-            self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -113,6 +111,12 @@ class Workload:
         functions = {"inputs": self.inputs, "reference": self.reference, "check": self.check}
         parts += [f"{n}={getattr(f, '__name__', '…')}" for n, f in functions.items() if f is not None]
         return f"Workload({', '.join([self.name, repr(self.space), *parts])})"
+
+
+def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the outputs that `out_idx` names, else those that `@tilelang.jit` was given; None where nobody says."""
+    named = getattr(kernel, "out_idx", None) if out_idx is None else out_idx
+    return (named,) if isinstance(named, int) else None if named is None else tuple(named)
 
 
 def is_compiled(kernel: Any) -> bool:

@@ -35,7 +35,7 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
         digest.update(f"\0{label}\0".encode())
         digest.update(identity(function))
     checks: list[Any] = [
-        len(workload.out_idx or ()) if workload.kernels_out_idx else workload.out_idx,
+        len(workload.out_idx) if workload.kernels_out_idx and workload.out_idx is not None else workload.out_idx,
         workload.rtol,
         workload.atol,
         workload.max_mismatched_ratio,

@@ -79,13 +79,15 @@ class SharedOptions(TypedDict, total=False):
 
     # fmt: off
     reference: Annotated[Callable[..., Any] | None, Option(
-        "A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked. "
-        "A reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool "
-        "or raises AssertionError.",
+        "A function of the inputs that returns the expected output, or a tuple of them. Without it no value is "
+        "checked. For inputs that are updated in place, it writes into them likewise, or returns what they become. A "
+        "reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool or "
+        "raises AssertionError.",
         fits=callable, must="must be a function of the inputs",
     )]
     out_idx: Annotated[int | Sequence[int] | None, Option(
-        "Positions of the output parameters. The default is `@tilelang.jit`'s `out_idx`, else the last parameter.",
+        "Positions of the output parameters; an empty list for none. The default is `@tilelang.jit`'s `out_idx`, or "
+        "what an eager kernel returns; else the parameters that the kernel writes and never reads, and `zero`.",
         fits=_outputs, must="must be a position of an output, such as -1, or several",
     )]
     rtol: Annotated[float | None, Option(
@@ -109,16 +111,19 @@ class SharedOptions(TypedDict, total=False):
         check=_supply,
     )]
     setup: Annotated[Callable[..., Any] | None, Option(
-        "A function of the inputs. It is called after they are made on a device, and may change them in place.",
+        "A function of the inputs. It is called after they are made on a device, and may change them in place. No call "
+        "of the tuned kernel does that, so that a kernel whose inputs it changed is not handed out.",
         fits=callable, must="must be a function of the inputs",
     )]
     restore: Annotated[Sequence[int], Option(
         "Positions of parameters to restore before each call. Inputs that the kernel writes into are detected and "
-        "restored without this.",
+        "restored without this. A parameter that is named here is no output, unless `out_idx` names it.",
         default=(), fits=_positions, must=_POSITIONS,
     )]
     zero: Annotated[Sequence[int], Option(
-        "Positions of parameters to set to zero before each call.", default=(), fits=_positions, must=_POSITIONS,
+        "Positions of parameters to set to zero before each call: outputs, and inputs where `out_idx` leaves them out. "
+        "The tuned kernel does so, too, but for outputs that the caller gives.",
+        default=(), fits=_positions, must=_POSITIONS,
     )]
     flops: Annotated[Amount, Option(
         "The least operations of one call: a number, or a function of arguments of the problem, by name. Rooflines are "

@@ -52,7 +52,6 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     default: int | None
     """Index of the default configuration, `BASELINE` where the space does not list it; None where there is none."""
     fingerprint: str
-    out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
     code: str = ""
@@ -79,6 +78,13 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Arguments of the problem that the space's functions take."""
 
     @property
+    def default_config(self) -> Config | None:
+        """The default configuration; None where there is none."""
+        if self.default is None or self.default == BASELINE:
+            return self.baseline
+        return self.configs[self.default]
+
+    @property
     def total(self) -> int:
         """Number of candidates."""
         return len(self.configs)
@@ -94,7 +100,6 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         default=None,
         fingerprint=fingerprint(workload),
         code=fingerprint(workload, problem=False),
-        out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,
     )

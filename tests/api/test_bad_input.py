@@ -245,10 +245,13 @@ class TestReal:
         ("change", "message"),
         [
             ("inputs=lambda: 1 / 0", "inputs raised ZeroDivisionError"),
-            ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 inputs"),
+            ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output\(s\) \[1\] and 1 input"),
             ("inputs=[torch.zeros(3)]", r"input 0 is torch\.float32 \[3\]; the kernel takes float32 \[32\]"),
             ("reference=lambda x: 1 / 0", "the reference raised ZeroDivisionError"),
-            ("reference=lambda x, y, z: x", r"'y' and 'z'; it gets the kernel's 1 input\(s\), by out_idx \(-1,\)"),
+            (
+                "reference=lambda x, y, z: x",
+                r"'y' and 'z'; it gets the kernel's inputs, and there are 1 output\(s\) \[1\] and 1 input",
+            ),
             ("reference=lambda x: 5", r"the reference returned an int"),
             ("out_idx=7", "out_idx 7: the kernel has 2 parameters"),
         ],

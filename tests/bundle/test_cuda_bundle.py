@@ -29,7 +29,7 @@ from atune.frontends.api import save_bundle as writer
 from atune.frontends.api.compile_all import with_library
 from atune.journal.events import RunStarted
 from atune.journal.result import Result
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.results import save_bundle
@@ -188,7 +188,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:
         header = stream.events[0]
         assert isinstance(header, RunStarted)
         stream.events[0] = msgspec.structs.replace(header, target=SM_90A, arguments={"M": 512})
-        stream.ready().candidate(0, 1.0, block=64).finished(kernel=artifact, out_idx=(-1,))
+        stream.ready().candidate(0, 1.0, block=64).finished(kernel=artifact, roles=Roles((len(artifact.params) - 1,)))
         yield Result.from_events(stream.events)
 
 

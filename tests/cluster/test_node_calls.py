@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 from atune.errors import MachineError, ServerLost, WorkerError
-from atune.model.artifact import Artifact, Failure, Lowered, StaticFacts
+from atune.model.artifact import Artifact, Failure, Lowered, Roles, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import FindJob, LowerJob, MeasureJob
@@ -24,6 +24,8 @@ from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.messages import Library, NoticesJob, Opening, Reply, Shelf
 from atune.workers.cluster.nodes import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Slot
 from atune.workload.workload import FileRef
+
+OUT = Roles(outputs=(1,))
 
 pytestmark = pytest.mark.anyio
 
@@ -82,9 +84,9 @@ async def test_a_library_that_a_node_could_not_write_is_sent_again(tmp_path: Pat
     path.write_bytes(b"machine code")
     artifact = Artifact(index=0, path=str(path), symbol="main", params=(), target="c")
     with pytest.raises(WorkerError):
-        await node.ask(MeasureJob(artifact), "cpu")
+        await node.ask(MeasureJob(artifact, OUT), "cpu")
     for _ in range(2):
-        await node.ask(MeasureJob(artifact), "cpu")
+        await node.ask(MeasureJob(artifact, OUT), "cpu")
     assert sent == [1, 1, 0]
 
 
@@ -165,4 +167,4 @@ async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:
     worker = ClusterDeviceWorker(node, DeviceInfo("cpu", "EPYC"))
     artifact = Artifact(index=0, path="", symbol="main", params=(), target="c")
     with pytest.raises(ServerLost, match="node node-0 was lost: gone"):
-        await worker.run(MeasureJob(artifact))
+        await worker.run(MeasureJob(artifact, OUT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from atune.journal.events import (
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.writer import Journal
-from atune.model.artifact import StaticFacts
+from atune.model.artifact import Roles, StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
@@ -113,6 +114,17 @@ async def test_cut_after_any_event_the_run_ends_as_the_uninterrupted_one(tmp_pat
         after = measured(part)
         assert len(set(after)) == len(after) and after[: len(before)] == before
         assert not set(before) & set(machine.measured["fake-0"])
+
+
+async def test_roles_are_found_in_the_default_and_what_setup_changed_is_kept(tmp_path: Path) -> None:
+    """Where the default does not elaborate, in the first of the space that does; again in each part of a run."""
+    whole, part, machine = tmp_path / "whole", tmp_path / "part", fake(script=replaced(SCRIPT, set_up=(0,)))
+    result = await tune(machine=machine, journal=whole)
+    assert machine.examined == [7] and result.roles == Roles((0,), set_up=(0,)) == replay(whole).roles
+    await until(part, nth(CandidateMeasured, 5), fake(script=replaced(SCRIPT, set_up=(0,))))
+    assert (await resume(part, machine=fake())).roles == result.roles
+    machine = fake(script=replaced(SCRIPT, fails={7: "lower", 0: "lower", 1: "lower"}))
+    assert (await tune(machine=machine)).roles == Roles((0,)) and machine.examined == [7, 0, 1, 2]
 
 
 async def test_a_run_goes_on_with_one_device_fewer(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
 def spec(**changes: Any) -> WorkloadSpec:
     fields: dict[str, Any] = {
         "name": "gemm", "origin": "", "arguments": {"M": 1024}, "configs": ({"x": 0}, {"x": 1}), "default": None,
-        "fingerprint": "f", "out_idx": (-1,), "kernel": "k",
+        "fingerprint": "f", "kernel": "k",
     }  # fmt: skip
     return WorkloadSpec(**{**fields, **changes})
 

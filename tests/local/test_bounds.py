@@ -11,12 +11,15 @@ from services import built_by
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
+from atune.model.artifact import Roles
 from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import NOT_ALONE
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
+
+OUT = Roles(outputs=(1,))
 
 KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(180)])
@@ -108,12 +111,12 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str) -> None:
         modes = ("good 1", "once", "past the end")
         good, once, past = await built_by(compiler, *({"mode": mode} for mode in modes))
         await worker.run(StartJob())
-        await worker.run(PrepareJob(good.params))
-        [failure] = (await worker.run(FinalJob((good, once), 4))).failures
+        await worker.run(PrepareJob(good.params, OUT))
+        [failure] = (await worker.run(FinalJob((good, once), OUT, 4))).failures
         assert worker.alive and (failure.index, failure.kind) == (1, "unwritten")
         assert "once it had been timed" in failure.message
-        [failure] = (await worker.run(FinalJob((good, past), 4))).failures
+        [failure] = (await worker.run(FinalJob((good, past), OUT, 4))).failures
         assert not worker.alive and (failure.index, failure.kind) == (2, "out_of_bounds")
         assert "parameter 1" in failure.message
         await worker.run(StartJob())
-        assert isinstance(await worker.run(MeasureJob(good)), Measurement)
+        assert isinstance(await worker.run(MeasureJob(good, OUT)), Measurement)

@@ -22,7 +22,7 @@ from stand_in_compiler import stand_in
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, StaticFacts
+from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, Roles, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import (
     BuildJob,
@@ -48,6 +48,8 @@ from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import ship_function
 from atune.workload.workload import parse_file_ref
+
+OUT = Roles(outputs=(1,))
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 N = 32
@@ -261,17 +263,17 @@ async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> No
 async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:
     artifact = await scaled.artifact(2.0)
     device = await scaled.started(scaled.device)
-    assert (await device.run(PrepareJob(artifact.params))).reference is None
-    answer = await device.run(MeasureJob(artifact))
+    assert (await device.run(PrepareJob(artifact.params, OUT))).reference is None
+    answer = await device.run(MeasureJob(artifact, OUT))
     assert isinstance(answer, Measurement) and not answer.checked and answer.max_error is None
 
 
 async def test_a_right_candidate_is_checked_and_timed(moody: Bench) -> None:
     artifact = await moody.artifact("ok")
     device = await moody.started(moody.device)
-    reference = (await device.run(PrepareJob(artifact.params))).reference
+    reference = (await device.run(PrepareJob(artifact.params, OUT))).reference
     assert reference is not None and reference.latency_ms > 0
-    answer = await device.run(MeasureJob(artifact))
+    answer = await device.run(MeasureJob(artifact, OUT))
     assert isinstance(answer, Measurement), answer
     assert answer.index == 0 and answer.checked and answer.max_error == 0
     n, n_repeat = len(answer.timing.samples_us), BenchmarkSettings().n_repeat
@@ -282,8 +284,8 @@ async def test_elements_that_several_threads_hold_and_store_are_right(moody: Ben
     """Replicated fragments: each element is held twice, and what is stored counts once."""
     artifact = await moody.artifact("replicated")
     device = await moody.started(moody.device)
-    await device.run(PrepareJob(artifact.params))
-    answer = await device.run(MeasureJob(artifact))
+    await device.run(PrepareJob(artifact.params, OUT))
+    answer = await device.run(MeasureJob(artifact, OUT))
     assert isinstance(answer, Measurement), answer
     assert answer.index == MODES.index("replicated") and answer.checked and answer.max_error == 0
     assert await outputs(device, artifact) == [packed(2.0)]
@@ -292,8 +294,8 @@ async def test_elements_that_several_threads_hold_and_store_are_right(moody: Ben
 async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:
     artifacts = [await moody.artifact("ok"), await moody.artifact("also ok")]
     device = await moody.started(moody.device)
-    await device.run(PrepareJob(artifacts[0].params))
-    finals = await device.run(FinalJob(tuple(artifacts), 6))
+    await device.run(PrepareJob(artifacts[0].params, OUT))
+    finals = await device.run(FinalJob(tuple(artifacts), OUT, 6))
     assert [e.index for e in finals.entries] == [0, 1] and not finals.failures
     assert [len(e.timing.samples_us) for e in finals.entries] == [6, 6]
     assert finals.reference is not None and len(finals.reference.samples_us) == 6
@@ -303,7 +305,7 @@ async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:
 async def test_wrong_outputs_are_told_apart(moody: Bench, mode: str, kind: str) -> None:
     artifact = await moody.artifact(mode)
     device = await moody.started(moody.device)
-    answer = await device.run(MeasureJob(artifact))
+    answer = await device.run(MeasureJob(artifact, OUT))
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)
     assert answer.message and device.alive
 
@@ -329,39 +331,39 @@ async def test_a_refused_member_fails_alone_and_a_group_with_it_as_a_whole(moody
 async def test_a_crash_costs_one_candidate_and_the_worker_starts_again(moody: Bench) -> None:
     crash, ok = await moody.artifact("crash"), await moody.artifact("ok")
     device = await moody.started(moody.device)
-    answer = await device.run(MeasureJob(crash))
+    answer = await device.run(MeasureJob(crash, OUT))
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (5, "fault")
     assert not device.alive
     await device.run(StartJob())
-    assert device.alive and isinstance(await device.run(MeasureJob(ok)), Measurement)
+    assert device.alive and isinstance(await device.run(MeasureJob(ok, OUT)), Measurement)
 
 
 async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.device)
-    await device.run(PrepareJob(ok.params))
+    await device.run(PrepareJob(ok.params, OUT))
     group = device._worker.pid if isinstance(device, LocalDeviceWorker) else 0
     started = time.monotonic()
     with moody.hasty():
-        answer = await device.run(MeasureJob(loop))
+        answer = await device.run(MeasureJob(loop, OUT))
     assert time.monotonic() - started < LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (6, "timeout")
     assert f"benchmark_timeout_s={LIMIT_S:g}" in answer.message and not device.alive
     assert not group or not in_groups([group])
     await device.run(StartJob())
-    assert isinstance(await device.run(MeasureJob(ok)), Measurement)
+    assert isinstance(await device.run(MeasureJob(ok, OUT)), Measurement)
 
 
 async def test_a_cancelled_measurement_is_killed_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.device)
-    await device.run(PrepareJob(ok.params))
+    await device.run(PrepareJob(ok.params, OUT))
     started = time.monotonic()
     with anyio.move_on_after(0.3) as scope:
-        await device.run(MeasureJob(loop))
+        await device.run(MeasureJob(loop, OUT))
     assert scope.cancelled_caught and time.monotonic() - started < 1.3
     await device.run(StartJob())
-    assert isinstance(await device.run(MeasureJob(ok)), Measurement)
+    assert isinstance(await device.run(MeasureJob(ok, OUT)), Measurement)
 
 
 async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:

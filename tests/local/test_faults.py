@@ -21,7 +21,7 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, Roles
 from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -29,6 +29,8 @@ from atune.workers.local import device_worker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
+
+OUT = Roles(outputs=(1,))
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "fault_kernels.py"
@@ -103,7 +105,7 @@ async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
     [artifact] = await built_by(machine.compile_workers()[0], {"x": 0})
     [worker] = machine.device_workers()
     await worker.run(StartJob())
-    await worker.run(PrepareJob(artifact.params))
+    await worker.run(PrepareJob(artifact.params, OUT))
     return worker, artifact
 
 
@@ -119,7 +121,7 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
         machine.kill_device()
         started = await worker.run(StartJob())
         assert worker.alive and not started.standby
-        assert isinstance(await worker.run(MeasureJob(artifact)), Measurement)
+        assert isinstance(await worker.run(MeasureJob(artifact, OUT)), Measurement)
 
 
 async def test_a_standby_is_made_while_a_candidate_hangs() -> None:
@@ -131,12 +133,12 @@ async def test_a_standby_is_made_while_a_candidate_hangs() -> None:
         good, endless = await built_by(machine.compile_workers()[0], {"x": 0}, {"x": hanging})
         [worker] = machine.device_workers()
         await worker.run(StartJob())
-        await worker.run(PrepareJob(good.params))
-        answer = await worker.run(MeasureJob(endless))
+        await worker.run(PrepareJob(good.params, OUT))
+        answer = await worker.run(MeasureJob(endless, OUT))
         assert isinstance(answer, Failure) and answer.kind == "timeout"
         assert worker._standby is not None and worker._standby.made
         assert (await worker.run(StartJob())).standby
-        assert isinstance(await worker.run(MeasureJob(good)), Measurement)
+        assert isinstance(await worker.run(MeasureJob(good, OUT)), Measurement)
 
 
 async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +150,8 @@ async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> No
         worker, artifact = await prepared(machine)
         worker._free_bytes = device_worker.STANDBY_FREE_BYTES  # a CPU has no memory of its own
         for _ in range(2):
-            assert isinstance(await worker.run(MeasureJob(artifact)), Measurement) and worker._standby is None
-        await worker.run(MeasureJob(artifact))
+            assert isinstance(await worker.run(MeasureJob(artifact, OUT)), Measurement) and worker._standby is None
+        await worker.run(MeasureJob(artifact, OUT))
         assert worker._standby is not None and await worker._standby.taken() is not None
 
 
@@ -171,9 +173,9 @@ async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restore
         [worker] = machine.device_workers()
         await worker.run(StartJob())
         for _ in range(2):
-            answer = await worker.run(MeasureJob(artifact))
+            answer = await worker.run(MeasureJob(artifact, OUT))
             assert isinstance(answer, Measurement) and answer.checked and answer.writes == (0,), answer
-        await worker.run(FinalJob((artifact, artifact), 200))
+        await worker.run(FinalJob((artifact, artifact), OUT, 200))
         [output] = await outputs_of(worker, artifact)
         assert struct.unpack("32f", output) == tuple(2.0 * i for i in range(1, 33))
 

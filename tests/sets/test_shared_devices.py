@@ -22,7 +22,7 @@ from atune.engine.proof import ProofStage
 from atune.frontends.sets import tuning
 from atune.frontends.sets.set_result import SetResult
 from atune.journal.events import AnyEvent, BenchmarkFailed, DeviceLost, Event, RunFinished, RunStarted
-from atune.model.artifact import KernelParam
+from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import Candidate
 from atune.model.jobs import LowerJob, PrepareJob, StartJob
 from atune.stages.measure import benchmark
@@ -33,6 +33,8 @@ from atune.workers.processes.messages import MEASURE
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.worker import Worker
 from atune.workload.workload import FileRef
+
+OUT = Roles(outputs=(1,))
 
 pytestmark = [pytest.mark.timeout(170), pytest.mark.anyio]
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
@@ -261,7 +263,7 @@ async def test_inputs_are_freed_after_the_final_and_measuring_again_waits_for_a_
             assert device._worker is not None
             pid = device._worker.pid
             before = resident_bytes(pid)
-            await device.run(PrepareJob((KernelParam("float32", ("n",)),) * 2))
+            await device.run(PrepareJob((KernelParam("float32", ("n",)),) * 2, OUT))
             assert resident_bytes(pid) - before > 3 * 4 * ROWS  # input, its copy, output and what is expected
             await machine.rest()
             assert resident_bytes(pid) - before < 4 * ROWS and not device.alive

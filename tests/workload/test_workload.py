@@ -23,7 +23,7 @@ import pytest
 
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.tuner import run
-from atune.model.artifact import Lowered
+from atune.model.artifact import Lowered, Roles
 from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import CompileSettings
@@ -48,7 +48,7 @@ def describing(*args: Any, **options: Any) -> Any:
 def test_a_description_is_plain_data() -> None:
     spec = describing(kernel, Space(block=[16, 32], stages=[1, 2]), arguments={"N": 8}, reference=abs, out_idx=1)
     assert spec.configs[1] == {"block": 16, "stages": 2} and spec.default == 2
-    assert (spec.name, spec.arguments, spec.out_idx) == ("kernel", {"N": 8}, (1,))
+    assert (spec.name, spec.arguments) == ("kernel", {"N": 8})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)) == spec
 
 
@@ -462,8 +462,9 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
             assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
             built = await worker.run(BuildJob(tuple(lowered)))  # type: ignore[arg-type]
             await device.run(StartJob())
-            await device.run(PrepareJob(built[0].params))  # type: ignore[union-attr]
-            answers = [await device.run(MeasureJob(artifact)) for artifact in built]  # type: ignore[arg-type]
+            roles = Roles(outputs=(1,))
+            await device.run(PrepareJob(built[0].params, roles))  # type: ignore[union-attr]
+            answers = [await device.run(MeasureJob(artifact, roles)) for artifact in built]  # type: ignore[arg-type]
             assert [getattr(answer, "checked", answer) for answer in answers] == [True, True], name
 
 

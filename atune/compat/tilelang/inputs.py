@@ -176,10 +176,6 @@ class TilelangCall(Call):
             return super()._drawn(params, symbols, scalars)
         return None  # the run says what is missing
 
-    def _symbols_and_inputs(self) -> None:
-        super()._symbols_and_inputs()
-        self.out_idx = () if self.out_idx is None else self.out_idx
-
     def as_given(self, config: Config) -> Config:
         _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
         return given

@@ -15,6 +15,7 @@ import msgspec
 
 from atune.engine.compile_stage import CompileStage
 from atune.engine.interfaces import Machine
+from atune.engine.roles import find_roles
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Verdict
@@ -22,8 +23,8 @@ from atune.errors import CompileFailed
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.events import BuildFailed
-from atune.model.artifact import Artifact, Failure, Lowered, source_path, what_failed
-from atune.model.candidate import Candidate, Config, config_key, describe_config
+from atune.model.artifact import Artifact, Failure, Lowered, Roles, source_path, what_failed
+from atune.model.candidate import BASELINE, Candidate, Config, config_key, describe_config
 from atune.model.device import Target
 from atune.model.options import Option, complete, documents, options_of
 from atune.model.settings import CompileSettings
@@ -83,16 +84,18 @@ def compile_all(
     settings, on_failure = given["compile"] or CompileSettings(), given["on_failure"]
     spec = describe(workload)
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
+    default = spec.default_config
+    first = [] if default is None else [Candidate(BASELINE, config_key(default), default)]
 
     async def work() -> list[Any]:
         async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
-            answers = await compiled(machine, candidates, run, settings.group_size)
+            answers = await compiled(machine, candidates, run, settings.group_size, roles_in=[*first, *candidates])
             for index, answer in answers.items():
                 if isinstance(answer, Failure) and on_failure is not None:
                     on_failure(candidates[index].config, answer)
             if not given["ignore_errors"]:
                 raise_failures(candidates, answers)
-            return [await _loaded(one, answers[one.index], spec.out_idx) for one in candidates]
+            return [await _loaded(one, answers[one.index], run.roles) for one in candidates]
 
     return run_blocking(work)
 
@@ -108,12 +111,12 @@ async def compilers(
         yield machine, run
 
 
-async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tuple[int, ...]) -> Any:
+async def _loaded(candidate: Candidate, answer: Artifact | Failure, roles: Roles) -> Any:
     """Return a candidate's kernel from its library, or None if it failed. The library must still exist."""
     if isinstance(answer, Failure):
         return None
     load = importlib.import_module("atune.stages.measure.loader").Kernel
-    kernel = await anyio.to_thread.run_sync(load, answer, out_idx)
+    kernel = await anyio.to_thread.run_sync(load, answer, roles)
     kernel.config = dict(candidate.config)
     kernel.source = Path(source_path(answer.path, answer.symbol)).read_text()
     return kernel
@@ -127,14 +130,17 @@ async def compiled(
     *,
     layouts: LayoutChoice | None = None,
     builds: bool = True,
+    roles_in: Sequence[Candidate] = (),
 ) -> dict[int, Artifact | Failure]:
     """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `run`.
 
     Candidates that lower to the same code share one artifact. What `layouts` passes over has no outcome. Without
-    `builds` all are lowered only.
+    `builds` all are lowered only. `roles_in`: candidates in whose code to find the roles of the parameters, for `run`.
     """
     await machine.accelerators(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
+    if roles_in:
+        await find_roles(run, workers[0], roles_in)
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
         for candidate in candidates:

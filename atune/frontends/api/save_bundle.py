@@ -197,10 +197,10 @@ def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted], befor
 def _problem(result: Result, header: RunStarted, files: Files, workload: Workload | None) -> dict[str, Any]:
     """Return the manifest's entry for a result, and add its library to `files`."""
     assert result.best is not None, "it was checked"
+    roles = result.roles.handed_out()
     artifact, data = _library(result, header, workload)
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
-    n = len(artifact.params)
     run = of_result(result)
     return {
         "problem": plain_problem(header),
@@ -218,7 +218,8 @@ def _problem(result: Result, header: RunStarted, files: Files, workload: Workloa
         "library": digest,
         "symbol": artifact.symbol,
         "calls": artifact.calls,
-        "outputs": sorted(i % n for i in result.out_idx),
+        "outputs": roles.outputs,
+        "zero": roles.zero,
         "params": [msgspec.to_builtins(p) | {"strides": p.strides, "shape": p.shape} for p in artifact.params],
     }
 

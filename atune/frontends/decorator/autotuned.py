@@ -21,12 +21,12 @@ from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
 from atune.frontends.decorator.prewarm import of_kernel
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import PASS_CONFIGS, Config, config_key
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.storage.result_key import same_problem
-from atune.workload.definition import function_of
+from atune.workload.definition import function_of, outputs_named
 from atune.workload.workload import Workload
 
 Entry = Callable[..., Any]
@@ -54,7 +54,6 @@ def to_build(call: Call, winner: Winner) -> tuple[Workload, Target, CompileSetti
         call.kernel,
         [winner.config],
         arguments=call.arguments,
-        out_idx=call.out_idx,
         pass_configs=call.hints.get(PASS_CONFIGS),
     )
     return workload, call.target, call.compile, functools.partial(made, call, winner)
@@ -66,8 +65,9 @@ def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = N
     Without a `winner` the kernel has the call's own arguments alone.
     """
     owner, jit = call.owner, call.options.jit
+    named = outputs_named(owner.kernel, call.options.workload.get("out_idx"))
     if jit is None:
-        jit = _of_jit(owner.kernel) if owner.is_jit else {"out_idx": call.options.workload.get("out_idx")}
+        jit = {**(_of_jit(owner.kernel) if owner.is_jit else {}), "out_idx": named}
     passes = (call.compile.pass_configs, jit.get("pass_configs"), call.hints.get(PASS_CONFIGS))
     with owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(
@@ -76,11 +76,33 @@ def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = N
             {} if winner is None else call.as_given(winner.config),
             target=call.target,
             artifact=artifact,
+            roles=_roles(call, winner),
             flags=call.compile.flags,
             latency_ms=None if winner is None else winner.latency_ms,
             reference_ms=None if winner is None else winner.reference_ms,
             **{**jit, "pass_configs": {name: value for each in passes for name, value in (each or {}).items()}},
         )
+
+
+def _roles(call: Call, winner: Winner | None) -> Roles:
+    """Return the roles of the kernel's parameters: as it was tuned, where that is known.
+
+    An eager kernel's tensors are given by each call, outputs included.
+    """
+    if winner is not None and winner.result is not None:
+        found: Roles = winner.result.roles
+    else:
+        given = call.options.workload
+        configs = [given.get("default") or {}, {} if winner is None else call.as_given(winner.config)]
+        found = importlib.import_module("atune.stages.frontend.roles").found_roles(
+            call.kernel,
+            call.arguments,
+            configs,
+            outputs_named(call.kernel, given.get("out_idx")),
+            given.get("zero") or (),
+            given.get("restore") or (),
+        )
+    return found.where_given(range(len(call.names)))
 
 
 def _of_jit(jit: Any) -> Mapping[str, Any]:

@@ -146,14 +146,11 @@ class Call:
     def _symbols_and_inputs(self) -> None:
         """Find the symbolic dimensions, and the sizes and inputs to tune with."""
         options, stage = self.options, self.owner.frontend
-        self.out_idx, self.inputs = options.workload.get("out_idx"), options.inputs
+        self.inputs = options.inputs
         symbolic = any(isinstance(v, dict) and stage.DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            found = stage.parameters_of(self.kernel, self.arguments, self.space.walk(self.arguments))
-            params, returned = found or ([], ())
-            if self.out_idx is None and returned:
-                self.out_idx = returned
+            params = stage.parameters_of(self.kernel, self.arguments, self.space.walk(self.arguments))
             tensors = [self.tensors.get(n) for n in self.names]
             known = {**options.symbols, **stage.bound_symbols(params, tensors)}
             wanted = stage.symbols_of(params)
@@ -205,15 +202,13 @@ class Call:
 
     @functools.cached_property
     def workload(self) -> Workload:
-        given = {name: value for name, value in self.options.workload.items() if name != "out_idx"}
         found = Workload(
             self.kernel,
             self.space,
             arguments=self.arguments,
             inputs=self.inputs,
-            out_idx=self.out_idx,
             pass_configs=self.hints.get(PASS_CONFIGS),
-            **given,
+            **self.options.workload,
         )
         found.key = self.key
         return found

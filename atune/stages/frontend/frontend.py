@@ -205,21 +205,16 @@ def eager_dimensions(
     return found
 
 
-def parameters_of(
-    kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]
-) -> tuple[tuple[KernelParam, ...], tuple[int, ...]] | None:
-    """Return the kernel's parameters, and the positions of those it returns (by `T.empty`); None where none traces."""
+def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> tuple[KernelParam, ...]:
+    """Return the kernel's parameters; none where no configuration traces."""
     for config in configs:
         try:
             with frontend_lock:
                 function = elaborate(kernel, arguments, config)
         except Exception:
             continue  # the engine records why, as this candidate's failure
-        params = kernel_parameters(function)
-        attrs = function.attrs or {}
-        returned = tuple(int(i) for i in attrs["tilelang_out_idx"]) if "tilelang_out_idx" in attrs else ()
-        return params, returned
-    return None
+        return kernel_parameters(function)
+    return ()
 
 
 def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from atune.errors import UsageError
-from atune.model.artifact import Artifact, source_path
+from atune.model.artifact import Artifact, Roles, source_path
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.stages import tilelang
 from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_parameters
+from atune.stages.frontend.roles import WRITE, accesses
 from atune.stages.measure.loader import load
 from atune.stages.measure.tensors import Outputs, check_arguments
 from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op
@@ -28,6 +31,7 @@ def jit_kernel(
     target: Target,
     artifact: Artifact | None = None,
     out_idx: Sequence[int] | int | None = None,
+    roles: Roles | None = None,
     pass_configs: Mapping[str, Any] | None = None,
     flags: Sequence[str] | None = None,
     latency_ms: float | None = None,
@@ -49,6 +53,9 @@ def jit_kernel(
         outputs are allocated here. None compiles with tilelang, in this process; tilelang's own cache keeps that.
     out_idx
         Outputs to allocate and return, by position, as `@tilelang.jit` takes it.
+    roles
+        The roles of the parameters, as the kernel was tuned. None: those that `out_idx` says. Where they say more than
+        `out_idx`, outputs may also be given, with every parameter.
     pass_configs, flags
         For every configuration; the configuration's own win.
     latency_ms, reference_ms
@@ -60,6 +67,11 @@ def jit_kernel(
     `atune.stages.frontend.jit_kernel.Measured`. Raises what elaborating and compiling raise, and `LoadError`.
     """
     function = elaborate(kernel, arguments, config)
+    outputs = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
+    named = named_outputs(function, outputs)
+    roles = Roles(tuple(named)) if roles is None else roles.handed_out()
+    if sorted(named) == sorted(roles.outputs):
+        roles = msgspec.structs.replace(roles, outputs=tuple(named))  # in the kernel's own order
     passes = {**(pass_configs or {}), **(config.get(PASS_CONFIGS) or {})}
     own = config.get(COMPILE_FLAGS)
     chosen = list(own) if own is not None else None if flags is None else list(flags)
@@ -68,26 +80,31 @@ def jit_kernel(
     if target.kind == "c" and chosen is None:
         chosen = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
 
-    outputs = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
     options = {"target": target.tvm(), "compile_flags": chosen}
 
     def compiled() -> Any:
+        own = tuple(named) == roles.outputs and not roles.zero
         # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
         made = tilelang.compile(
-            function,
-            out_idx=outputs,
+            function if own else function.without_attr("tilelang_out_idx"),
+            out_idx=outputs if own else None,
             execution_backend=backend,
             target_host=target_host,
             verbose=verbose,
             pass_configs=passes or None,
             **options,
         )
-        return copy.copy(made)
+        found = copy.copy(made)
+        if not own:
+            makes = Outputs(kernel_parameters(function), roles.outputs, target.kind, _scalars(function), roles.zero)
+            found.torch_function = _calling(makes, made.torch_function)
+        return found
 
     if artifact is None:
         found = compiled()
     else:
-        found = _measured(function, artifact, outputs, {"pass_configs": passes, **options}, compiled)
+        found = _measured(function, artifact, roles, named, {"pass_configs": passes, **options}, compiled)
+    found.roles = roles
     if latency_ms is not None:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
@@ -146,31 +163,27 @@ class MeasuredAdapter:
     the CPU, where it takes bare pointers, they are checked here.
     """
 
-    def __init__(self, params: Any, artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]) -> None:
+    def __init__(
+        self, params: Any, named: list[int], artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]
+    ) -> None:
         source = Path(source_path(artifact.path, artifact.symbol))
         self.kernel_global_source = source.read_text() if source.exists() else ""
         self.libpath, self._as_tilelang = artifact.path, as_tilelang
         self._artifact, self._outputs, self._launch = artifact, outputs, load(artifact)
-        self.mod, self.params, self.result_idx = None, params, list(outputs.positions)
+        self.mod, self.params, self.result_idx = None, params, named
         self.func = self._torch_function()
 
     def __call__(self, *inputs: Any) -> Any:
         return self.func(*inputs)
 
     def _torch_function(self) -> Callable[..., Any]:
-        params, out_idx = self._artifact.params, self._outputs.positions
-        launch, on_cpu, expected = self._launch, self._artifact.target == "c", len(params) - len(out_idx)
+        params, launch = self._artifact.params, self._launch
 
-        def call(*inputs: Any) -> Any:
-            if len(inputs) != expected:
-                raise ValueError(f"Kernel expected {expected} inputs, but {len(inputs)} are provided.")
-            arguments = self._outputs.among(inputs) if out_idx else inputs
-            if on_cpu:
-                check_arguments(params, arguments, "cpu")
+        def checked(*arguments: Any) -> None:
+            check_arguments(params, arguments, "cpu")
             launch(*arguments)
-            return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
 
-        return call
+        return _calling(self._outputs, checked if self._artifact.target == "c" else launch)
 
     def get_kernel_source(self, kernel_only: bool = False) -> str:
         if kernel_only and self.kernel_global_source:
@@ -182,6 +195,31 @@ class MeasuredAdapter:
 
     def get_exportable_executable(self) -> Any:
         return self._as_tilelang().adapter.get_exportable_executable()
+
+
+def _calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the inputs, which makes the outputs and returns them, or of every parameter.
+
+    `launch` takes every parameter. Raises `ValueError` for another number of arguments.
+    """
+    out_idx, n = outputs.positions, outputs.n_params
+
+    def call(*inputs: Any) -> Any:
+        if len(inputs) not in (n, n - len(out_idx)):
+            raise ValueError(f"Kernel expected {n - len(out_idx)} inputs, but {len(inputs)} are provided.")
+        arguments = outputs.complete(inputs)
+        outputs.zero_inputs(arguments)
+        launch(*arguments)
+        if len(inputs) == n:
+            return []
+        return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
+
+    return call
+
+
+def _scalars(function: Any) -> dict[int, str]:
+    """Return the names of a PrimFunc's parameters that are numbers, by position."""
+    return {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
 
 
 @functools.cache
@@ -200,16 +238,18 @@ def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[in
 
 
 def _measured(
-    function: Any, artifact: Artifact, out_idx: Any, options: Mapping[str, Any], compiled: Callable[[], Any]
+    function: Any,
+    artifact: Artifact,
+    roles: Roles,
+    named: list[int],
+    options: Mapping[str, Any],
+    compiled: Callable[[], Any],
 ) -> Any:
     """Return a `JITKernel` of the PrimFunc `function` that calls its member `artifact` of a library.
 
-    `out_idx`: the outputs, or those that the function states. `options`: for `JITKernel`. `compiled` makes the kernel
-    for what the library lacks. Raises `LoadError` where the library is gone, and `ValueError` for outputs that are not
-    there.
+    `named`: the outputs that tilelang knows of. `options`: for `JITKernel`. `compiled` makes the kernel for what the
+    library lacks. Raises `LoadError` where the library is gone.
     """
-    positions = named_outputs(function, out_idx)
-    scalars = {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
     kernel = _over(Measured, tilelang.JITKernel)(
         func=function,
         execution_backend="cython" if artifact.target == "c" else "tvm_ffi",
@@ -217,22 +257,15 @@ def _measured(
         **options,
     )
     kernel._tilelang_compile = compiled
-    outputs = Outputs(artifact.params, positions, artifact.target, scalars)
+    outputs = Outputs(artifact.params, roles.outputs, artifact.target, _scalars(function), roles.zero)
     buffers = [(variable, function.buffer_map.get(variable)) for variable in function.params]
     params = [
         tilelang.KernelParam.from_var(v) if buffer is None else tilelang.KernelParam.from_buffer(buffer)
         for v, buffer in buffers
     ]
-    kernel.adapter = MeasuredAdapter(params, artifact, outputs, kernel.as_tilelang)
+    kernel.adapter = MeasuredAdapter(params, named, artifact, outputs, kernel.as_tilelang)
     kernel.torch_function = kernel.adapter.func
     return kernel
-
-
-_WRITE = 2
-"""The bit of an access that says that it writes."""
-
-_MASK_AT = {"tl.region": 1, "tl.access_ptr": 2, "tirx.tvm_access_ptr": 4}
-"""Calls that stand for a part of a buffer, with the place of the argument that says what is done to it."""
 
 
 def jit_op(
@@ -251,59 +284,33 @@ def jit_op(
     """
     function = kernel.prim_func
     buffers = [function.buffer_map.get(variable) for variable in function.params]
-    params = kernel_parameters(function)
-    returned = tuple(int(i) % len(params) for i in kernel.adapter.result_idx or ())
-    own = {i for i in written(function) if i not in returned}
-    changed = positions(params, "mutates", sorted(own) if mutates is None else mutates)
-    if inside := sorted({*changed} & {*returned}):
+    params, roles = kernel_parameters(function), kernel.roles
+    own = [i for i, access in accesses(function).items() if access & WRITE and i not in roles.outputs]
+    asked = [*own, *roles.writes] if mutates is None else mutates
+    changed = positions(params, "mutates", [*roles.zero_inputs, *asked])
+    compiled = bool(kernel.adapter.result_idx) and not isinstance(kernel, Measured)
+    if compiled and (inside := sorted({*changed} & {*roles.outputs})):
         raise UsageError(f"as_op: mutates names {inside[0]}, which this kernel makes and returns itself")
+    roles = roles.where_given(changed)
+    outputs = Outputs(params, roles.outputs, target, _scalars(function), roles.zero)
 
     def launch(*arguments: Any) -> tuple[Any, ...]:
-        found = kernel.torch_function(*arguments)
-        return () if not returned else (found,) if len(returned) == 1 else tuple(found)
+        if compiled:
+            found = kernel.torch_function(*arguments)
+            return (found,) if len(roles.outputs) == 1 else tuple(found)
+        everything = outputs.complete(arguments)
+        kernel.torch_function(*everything)
+        return tuple(everything[i] for i in roles.outputs)
 
     names = [str(v.name) if b is None else str(b.name) for v, b in zip(function.params, buffers, strict=True)]
     op = OpKernel(
         params=params,
         names=argument_names(names),
-        returned=returned,
+        returned=roles.outputs,
         mutates=changed,
         target=target,
         launch=launch,
         identity=(kernel,),
-        scalars={i: name for i, name in enumerate(names) if buffers[i] is None},
+        scalars=_scalars(function),
     )
     return register_op(name, op, backward=backward, setup_context=setup_context)
-
-
-def written(function: Any) -> set[int]:
-    """Return the positions of tensors that a PrimFunc may write into; one whose address is taken counts as written."""
-    owners = {b.data: i for i, v in enumerate(function.params) if (b := function.buffer_map.get(v)) is not None}
-    found, tirx = set[int](), tilelang.tvm.tirx
-
-    def look(node: Any) -> None:
-        data = None
-        if isinstance(node, tirx.BufferStore):
-            data = node.buffer.data
-        elif isinstance(node, tirx.Call):
-            data = _written_by(node)
-        if data is not None and data in owners:
-            found.add(owners[data])
-
-    tirx.stmt_functor.post_order_visit(function.body, look)
-    return found
-
-
-def _written_by(call: Any) -> Any:
-    """Return the memory that a call stands for where that may be written into; None else."""
-    name = str(getattr(call.op, "name", ""))
-    if name != "tirx.address_of":
-        if (place := _MASK_AT.get(name)) is None:
-            return None
-        mask = getattr(call.args[place], "value", None)
-        if mask is not None and not int(mask) & _WRITE:
-            return None
-    if name == "tirx.tvm_access_ptr":
-        return call.args[1]
-    buffer = getattr(call.args[0], "buffer", None)
-    return None if buffer is None else buffer.data

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.errors import WorkloadError, name_and_message, type_of
-from atune.model.artifact import KernelParam
+from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure.inputs import drawn, sized
 from atune.stages.measure.tensors import (
+    bits_of,
     contiguous_strides,
     extent,
     has_layout,
@@ -17,6 +18,7 @@ from atune.stages.measure.tensors import (
     output_positions,
     same_bits,
     torch_dtype,
+    whole_of,
 )
 from atune.workload.source_locations import located
 from atune.workload.workload import Workload
@@ -26,6 +28,12 @@ GUARD_BYTES = 64 << 10
 ALIGN_BYTES = 512
 """What tensors are aligned to, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
+POISONS = (0xFF, 0x7F)
+"""Bytes to fill the outputs with. What holds the one after a call, and after another call the other, was not written.
+The first is NaN in every float format, but -1 in an integer. The second is large, or NaN, so that a kernel that adds to
+it is found out, too."""
+PART = 1 << 26
+"""Elements that are looked at together."""
 _LOWEST, _HIGHEST = 0x11, 0x37
 """Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
 
@@ -37,13 +45,17 @@ class KernelArguments:
     parameters.
     """
 
-    def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, input_seed: int) -> None:
+    def __init__(
+        self, work: Workload, params: Sequence[KernelParam], roles: Roles, device: str, input_seed: int
+    ) -> None:
         import torch
 
         self.params, self._work = tuple(params), work
-        self.out_idx = _positions(work, params, "out_idx", work.out_idx or ())
+        self.out_idx = _positions(work, params, "out_idx", roles.outputs)
         self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
-        self.zero = _positions(work, params, "zero", work.zero)
+        self.writes = roles.writes
+        """Inputs that the kernel may write into."""
+        self.zero = _positions(work, params, "zero", roles.zero)
         self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
         self.values: list[Any] = [None] * len(params)
@@ -58,7 +70,8 @@ class KernelArguments:
         self._make_outputs(outputs)
         self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
-        self._set_up()
+        self.set_up = self._set_up()
+        """Inputs that the workload's `setup` changed."""
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
@@ -68,8 +81,7 @@ class KernelArguments:
             return given, []
         if len(given) != len(self.params):
             raise WorkloadError(
-                f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {len(self.in_idx)} "
-                f"inputs (and {len(self.out_idx)} outputs, by out_idx {self._work.out_idx})"
+                f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {self.described}"
             )
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
@@ -104,28 +116,58 @@ class KernelArguments:
             strides = contiguous_strides(shape) if param.strides is None else sized(param.strides, self._sizes)
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
-    def _set_up(self) -> None:
-        """Zero the inputs that are to be zero, and call the workload's `setup`."""
+    def _set_up(self) -> tuple[int, ...]:
+        """Zero the inputs that are to be zero, and call the workload's `setup`. Returns the inputs that it changed."""
         for i in self.zero:
             if i in self.in_idx:
                 self._memory[i].zero_()
-        if self._work.setup is not None:
-            try:
-                self._work.setup(*self.inputs)
-            except BaseException as error:
-                message = f"Workload {self._work.name}: setup raised {name_and_message(error)}"
-                raise WorkloadError(located(message, error)) from error
+        if self._work.setup is None:
+            return ()
+        before = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
+        try:
+            self._work.setup(*self.inputs)
+        except BaseException as error:
+            message = f"Workload {self._work.name}: setup raised {name_and_message(error)}"
+            raise WorkloadError(located(message, error)) from error
+        return tuple(i for i, value in before.items() if not same_bits(self._memory[i], value))
 
     def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
         self._memory[i] = self.guards.allocate(i, extent(shape, strides), dtype)
         self.values[i] = self._memory[i].as_strided(shape, strides)
 
-    def poison(self) -> None:
-        """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen.
+    @property
+    def described(self) -> str:
+        """How many outputs and inputs there are, and why, for messages."""
+        places = f" {list(self.out_idx)}" if self.out_idx else ""
+        numbers = f"{len(self.out_idx)} output(s){places} and {len(self.in_idx)} input(s)"
+        if self._work.out_idx is not None:
+            return f"{numbers}, by out_idx {list(self._work.out_idx)}"
+        if self.out_idx or not self.writes:
+            return numbers
+        return (
+            f"{numbers}: it may read what it writes, parameters {list(self.writes)}; out_idx=[…] names outputs, and "
+            "zero=[…] those that begin as zeros"
+        )
 
-        An output that is named to be zeroed is set to zero.
+    def kept(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
+        """Return which elements of the outputs still hold `byte`, as masks by position, where there are any.
+
+        `among`: masks of elements that count; None for all. Outputs that are set to zero have none.
         """
-        self.fill_outputs(0xFF)
+        found: dict[int, Any] = {}
+        for i in self.out_idx if among is None else among:
+            if i in self.zero or not self.values[i].numel():
+                continue
+            bits, whole = bits_of(self.values[i]), whole_of(byte, self.values[i])
+            if among is not None:
+                mask = (bits == whole) & among[i]
+            elif not any((part == whole).any() for part in bits.split(max(1, PART // (bits.numel() // len(bits))))):
+                continue  # most hold none, and need no mask
+            else:
+                mask = bits == whole
+            if mask.any():
+                found[i] = mask
+        return found
 
     def fill_outputs(self, byte: int) -> None:
         """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
@@ -165,11 +207,6 @@ class KernelArguments:
     def copies(self) -> list[Any]:
         """Return copies of the inputs, for a reference that may write into what it gets."""
         return [self._copy(i) for i in self.in_idx]
-
-    def in_order(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Return `inputs` and `outputs` in the order of the parameters."""
-        found = dict(zip((*self.in_idx, *self.out_idx), (*inputs, *outputs), strict=True))
-        return [found[i] for i in range(len(self.params))]
 
     def _copy(self, i: int) -> Any:
         value = self.values[i]

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
-from atune.model.artifact import Artifact, Failure, KernelParam
+from atune.model.artifact import Artifact, Failure, KernelParam, Roles
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import Guards, KernelArguments
+from atune.stages.measure.arguments import POISONS, Guards, KernelArguments
+from atune.stages.measure.causes import with_cause
 from atune.stages.measure.check import (
     Expected,
     Mismatch,
@@ -25,7 +26,6 @@ from atune.stages.measure.check import (
     judged,
     reference_arguments,
     scale_of,
-    with_cause,
 )
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of
@@ -82,7 +82,7 @@ def prepare(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=PrepareJob)
     try:
-        _make_arguments(job.params)
+        arguments = _make_arguments(job.params, job.roles)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
@@ -93,7 +93,7 @@ def prepare(payload: bytes) -> bytes:
     reference = None
     if job.timed and _gives_outputs():
         reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
-    return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
+    return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as(), arguments.set_up))
 
 
 def measure(payload: bytes) -> bytes:
@@ -103,7 +103,7 @@ def measure(payload: bytes) -> bytes:
     started = time.perf_counter()
     result: Measurement | Failure
     try:
-        _fit_arguments(artifact, anew=not session().benchmark.cache_inputs)
+        _fit_arguments(artifact, job.roles, anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
@@ -132,7 +132,7 @@ def final(payload: bytes) -> bytes:
     kept: dict[Any, tuple[KernelArguments, Expected | None]] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
         if artifact.params not in kept:
-            _fit_arguments(artifact)
+            _fit_arguments(artifact, job.roles)
             assert _device.arguments is not None
             kept[artifact.params] = _device.arguments, _device.expected
         arguments, _ = kept[artifact.params]
@@ -152,7 +152,7 @@ def final(payload: bytes) -> bytes:
         arguments, expected = kept[artifact.params]
         arguments.guards.renew()  # the candidate's own call shows that it was this one
         arguments.restore_inputs()
-        wrong, _ = _called_and_judged(timed, arguments, expected)
+        wrong, _ = _called_and_judged(timed, arguments, expected, POISONS[::-1])
         if wrong is not None:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
@@ -178,18 +178,20 @@ def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
     return FinalEntry(entry.index, msgspec.structs.replace(timing, energy=found))
 
 
-def _make_arguments(params: tuple[KernelParam, ...]) -> None:
+def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> KernelArguments:
     device = "cpu" if session().device == "cpu" else "cuda"
     _device.arguments = _device.expected = None  # their memory is free before new ones are made
-    _device.arguments = KernelArguments(workload(), params, device, session().benchmark.input_seed)
+    arguments = KernelArguments(workload(), params, roles, device, session().benchmark.input_seed)
+    _device.arguments = arguments
     if workload().reference is not None:
-        _device.expected = expected_outputs(workload(), _device.arguments)
+        _device.expected = expected_outputs(workload(), arguments)
+    return arguments
 
 
-def _fit_arguments(artifact: Artifact, *, anew: bool = False) -> None:
+def _fit_arguments(artifact: Artifact, roles: Roles, *, anew: bool = False) -> None:
     """Make the inputs, unless those of the candidate before agree in rank, shapes and dtypes. All are contiguous."""
     if anew or _device.arguments is None or _device.arguments.params != artifact.params:
-        _make_arguments(artifact.params)
+        _make_arguments(artifact.params, roles)
 
 
 def _gives_outputs() -> bool:
@@ -210,14 +212,14 @@ def _checked_and_timed(
     assert arguments is not None
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
-    wrong, worst = _called_and_judged(Timed(call), arguments, expected)
+    wrong, worst = _called_and_judged(Timed(call), arguments, expected, POISONS)
     wrong = wrong and _with_cause(wrong, call)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = _device.timer.ready(Timed(call, arguments.restorer(changed)))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
-    wrong, worst_again = _called_and_judged(timed, arguments, expected)
+    wrong, worst_again = _called_and_judged(timed, arguments, expected, POISONS[::-1])
     arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
@@ -233,7 +235,7 @@ def _with_cause(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
 
     arguments, expected = _device.arguments, _device.expected
     assert arguments is not None
-    if wrong.kind == "out_of_bounds" or not expected:
+    if wrong.kind == "out_of_bounds":
         return wrong
 
     def call_and_wait() -> None:
@@ -251,17 +253,28 @@ def _is_checked(expected: Expected | None) -> bool:
 
 
 def _called_and_judged(
-    timed: Timed, arguments: KernelArguments, expected: Expected | None
+    timed: Timed, arguments: KernelArguments, expected: Expected | None, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
-    """Call once, on poisoned outputs; tell what is wrong with what was written since the guards were renewed."""
-    arguments.poison()
-    if timed.before is not None:
-        timed.before()
-    timed.call()
-    _device.timer.synchronise()
-    if damage := arguments.guards.damage():
-        return Mismatch("out_of_bounds", damage), None
-    return judged(workload(), arguments, expected) if _is_checked(expected) else (None, None)
+    """Call on poisoned outputs; tell what is wrong with what was written since the guards were renewed.
+
+    What still holds the first of `poisons` may have been written so: then it is called again, on the next.
+    """
+    kept: dict[int, Any] | None = None
+    for poison in poisons:
+        arguments.fill_outputs(poison)
+        if timed.before is not None:
+            timed.before()
+        timed.call()
+        _device.timer.synchronise()
+        if damage := arguments.guards.damage():
+            return Mismatch("out_of_bounds", damage), None
+        if not session().benchmark.check:
+            return None, None
+        if not (kept := arguments.kept(poison, kept)):
+            break
+        if poison != poisons[-1]:
+            arguments.restore_inputs()
+    return judged(workload(), arguments, expected, kept or {})
 
 
 def _after(error: BaseException, artifact: Artifact) -> Failure:

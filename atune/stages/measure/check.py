@@ -1,4 +1,4 @@
-"""Outputs against the reference's: what is expected, where and how much a candidate differs, and the likely causes."""
+"""Outputs against the reference's: what is expected, and where and how much a candidate differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atune.errors import WorkloadError, message_of, name_and_message, name_of, t
 from atune.model.artifact import FailureKind
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
-from atune.stages.measure.tensors import bits_of, same_bits
+from atune.stages.measure.tensors import same_bits
 from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
@@ -40,42 +40,42 @@ reference that gives no tensors, but judges the kernel's: see `expected_outputs`
 def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or answers nothing.
 
-    What it returns are the output parameters, in order. One that takes every parameter, and returns nothing, writes
-    into the outputs. Inputs that it writes into are expected to be written likewise. One that is given the outputs and
-    answers with a truth value, or raises AssertionError, judges: it expects nothing, and is asked for each candidate.
+    What it returns are the output parameters, in order, or all that the kernel may write into. One that takes every
+    parameter, and returns nothing, writes into the outputs. Inputs that it writes into are expected to be written
+    likewise. One that is given the outputs and answers with a truth value, or raises AssertionError, judges: it expects
+    nothing, and is asked for each candidate.
     """
     import torch
 
     assert work.reference is not None
-    inputs = arguments.copies()
+    out_idx, positions, inputs = arguments.out_idx, _taken(work, arguments), arguments.copies()
     fresh = [torch.zeros_like(output) for output in arguments.outputs]
-    everything = _takes_everything(work, arguments)
-    given = arguments.in_order(inputs, fresh) if everything else inputs
-    sees_outputs = everything or not arguments.out_idx
+    given = dict(zip((*arguments.in_idx, *out_idx), (*inputs, *fresh), strict=True))
+    sees_outputs = len(positions) == len(arguments.params)
     try:
-        answer = work.reference(*given)
+        answer = work.reference(*[given[i] for i in positions])
     except BaseException as error:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
         message = f"Workload {work.name}: the reference raised {name_and_message(error)}"
-        if not takes(work.reference, len(given)):
-            message += f"; it gets the kernel's {len(inputs)} input(s), by out_idx {work.out_idx}"
+        if not takes(work.reference, len(positions)):
+            message += f"; it gets the kernel's inputs, and there are {arguments.described}"
         raise WorkloadError(located(message, error)) from error
     if sees_outputs and isinstance(answer, bool):
         return {}
-    found = fresh if everything and answer is None else _listed(answer)
+    found = fresh if out_idx and sees_outputs and answer is None else _listed(answer)
     expected: Expected = {}
     for i, value, pristine in zip(arguments.in_idx, inputs, arguments.copies(), strict=True):
         if isinstance(value, torch.Tensor) and not same_bits(value, pristine):
             expected[i] = value
-    if not found and expected and not arguments.out_idx:
+    if not found and expected and not out_idx:
         return expected
-    if len(found) != len(arguments.outputs) or not found or not all(isinstance(t, torch.Tensor) for t in found):
+    returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
+    if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
         raise WorkloadError(
-            f"Workload {work.name}: the reference returned {_kinds(found)}; "
-            f"the kernel has {len(arguments.outputs)} output(s), by out_idx {work.out_idx}"
+            f"Workload {work.name}: the reference returned {_kinds(found)}; the kernel has {arguments.described}"
         )
-    return expected | {i: t.to(arguments.values[i].device) for i, t in zip(arguments.out_idx, found, strict=True)}
+    return expected | {i: t.to(arguments.values[i].device) for i, t in zip(returned, found, strict=True)}
 
 
 def _kinds(found: Sequence[Any]) -> str:
@@ -99,69 +99,91 @@ def takes(function: Any, n: int) -> bool:
 
 def reference_arguments(work: Workload, arguments: KernelArguments) -> list[Any]:
     """Return what the reference is called with when it is timed: copies of its own."""
-    inputs = arguments.copies()
-    if not _takes_everything(work, arguments):
-        return inputs
-    return arguments.in_order(inputs, [output.clone() for output in arguments.outputs])
+    copies = dict(zip(arguments.in_idx, arguments.copies(), strict=True))
+    return [copies[i] if i in copies else arguments.values[i].clone() for i in _taken(work, arguments)]
 
 
-def _takes_everything(work: Workload, arguments: KernelArguments) -> bool:
-    """Tell whether the reference takes every parameter, outputs included, and not the inputs alone."""
-    return takes(work.reference, len(arguments.params)) and not takes(work.reference, len(arguments.in_idx))
+def _taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
+    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write."""
+    pure = [i for i in arguments.in_idx if i not in arguments.writes]
+    ways = (arguments.in_idx, range(len(arguments.params)), pure)
+    return next((way for way in ways if takes(work.reference, len(way))), arguments.in_idx)
+
+
+Unwritten = dict[int, Any]
+"""Which elements of the outputs a call did not write, as masks, by the position of the kernel's parameter."""
 
 
 def judged(
-    work: Workload, arguments: KernelArguments, expected: Expected | None
+    work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> tuple[Mismatch | None, float | None]:
-    """Return what is wrong with the outputs, if anything, and the largest absolute difference where it is known."""
+    """Return what is wrong with the outputs, if anything, and the largest absolute difference where it is known.
+
+    An output that is `unwritten` in part is wrong also where nothing is expected, and nobody asks.
+    """
+    wrong, worst = _judged(work, arguments, expected, unwritten)
+    if wrong is None and unwritten:
+        i, mask = next(iter(unwritten.items()))
+        return Mismatch("unwritten", _unwritten_of(f"output {arguments.out_idx.index(i)}", mask)), worst
+    return wrong, worst
+
+
+def _unwritten_of(label: str, mask: Any) -> str:
+    first = [int(i) for i in mask.nonzero()[0]]
+    return f"{label}: {int(mask.sum().item())} of {mask.numel()} elements were not written, the first at {first}"
+
+
+def _judged(
+    work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
+) -> tuple[Mismatch | None, float | None]:
     if expected is not None and not expected:
-        return _judged_by_reference(work, arguments), None
+        return _judged_by_reference(work, arguments, unwritten), None
     if work.check is None:
-        assert expected is not None
-        return compare(work, arguments, expected)
-    outputs = {i: arguments.values[i] for i in (expected if expected is not None else arguments.out_idx)}
+        return (None, None) if expected is None else compare(work, arguments, expected, unwritten)
+    asked = expected if expected is not None else arguments.out_idx or arguments.writes
+    outputs = {i: arguments.values[i] for i in asked}
     given = list(outputs.values())
     pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
-    return _answered("check", work.check, pair, outputs, arguments), None
+    return _answered("check", work.check, pair, outputs, unwritten), None
 
 
-def _judged_by_reference(work: Workload, arguments: KernelArguments) -> Mismatch | None:
+def _judged_by_reference(work: Workload, arguments: KernelArguments, unwritten: Unwritten) -> Mismatch | None:
     assert work.reference is not None
     outputs = {i: arguments.values[i] for i in arguments.out_idx}
     copies = [value.clone() if hasattr(value, "clone") else value for value in arguments.values]
-    return _answered("reference", work.reference, copies, outputs, arguments)
+    return _answered("reference", work.reference, copies, outputs, unwritten)
 
 
 def _answered(
-    judge: str, function: Callable[..., Any], given: Sequence[Any], outputs: dict[int, Any], arguments: KernelArguments
+    judge: str, function: Callable[..., Any], given: Sequence[Any], outputs: dict[int, Any], unwritten: Unwritten
 ) -> Mismatch | None:
     """Ask a function of the user's about `outputs`: it is content with None or a true value."""
     try:
         answer = function(*given)
         right = answer is None or bool(answer and answer == answer)  # NaN is true in Python
     except BaseException as error:
-        why = _objection(judge, error, arguments)
+        why = _objection(judge, error, outputs)
     else:
         if right:
             return None
         why = f"the {judge} returned {'NaN' if answer else 'a false value'}"
-    return _worst_kind(outputs, arguments, why)
+    return _worst_kind(outputs, unwritten, why)
 
 
-def _worst_kind(outputs: dict[int, Any], arguments: KernelArguments, why: str) -> Mismatch:
+def _worst_kind(outputs: dict[int, Any], unwritten: Unwritten, why: str) -> Mismatch:
     import torch
 
     for i, output in outputs.items():
-        if i in arguments.out_idx and i not in arguments.zero and (n := int(_poisoned(output).sum().item())):
-            return Mismatch("unwritten", f"{why}; output {i}: {n} of {output.numel()} elements were not written")
+        if i in unwritten:
+            return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")
         if output.dtype.is_floating_point and not bool(torch.isfinite(output.to(torch.float64)).all()):
             return Mismatch("non_finite", f"{why}; output {i} holds NaN or infinity")
     return Mismatch("mismatch", why)
 
 
-def _objection(judge: str, error: BaseException, arguments: KernelArguments) -> str:
+def _objection(judge: str, error: BaseException, outputs: dict[int, Any]) -> str:
     """Return the message of a check that raised. Raises `error` again if the device reports it: it has own kinds."""
-    on_device = any(getattr(value, "is_cuda", False) for value in arguments.values)
+    on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
@@ -171,25 +193,27 @@ def _objection(judge: str, error: BaseException, arguments: KernelArguments) -> 
     return f"the {judge} raised {name_of(error)}: {message}"
 
 
-def compare(work: Workload, arguments: KernelArguments, expected: Expected) -> tuple[Mismatch | None, float]:
-    """Compare the kernel's outputs with the reference's tensors, elementwise."""
+def compare(
+    work: Workload, arguments: KernelArguments, expected: Expected, unwritten: Unwritten
+) -> tuple[Mismatch | None, float]:
+    """Compare the kernel's outputs with the reference's tensors, elementwise. What is `unwritten` is wrong."""
     worst = 0.0
     for i, ref in sorted(expected.items()):
         label = f"output {arguments.out_idx.index(i)}" if i in arguments.out_idx else f"parameter {i}"
-        wrong, difference = _compared(work, label, arguments.values[i], ref, i in arguments.out_idx)
+        wrong, difference = _compared(work, label, arguments.values[i], ref, unwritten.get(i))
         worst = max(worst, difference)
         if wrong is not None:
             return wrong, worst
     return None, worst
 
 
-def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) -> tuple[Mismatch | None, float]:
+def _compared(work: Workload, label: str, out: Any, ref: Any, unwritten: Any) -> tuple[Mismatch | None, float]:
     import torch
 
     if out.shape != ref.shape or out.is_complex() != ref.is_complex():
         theirs = f"{'complex ' if ref.is_complex() else ''}{list(ref.shape)}"
         return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {theirs}"), 0.0
-    written = ~_poisoned(out) if poisoned else torch.ones_like(out, dtype=torch.bool)
+    written = torch.ones_like(out, dtype=torch.bool) if unwritten is None else ~unwritten
     exact = not out.dtype.is_floating_point
     wide = torch.float32 if not exact and out.element_size() <= 2 and ref.element_size() <= 2 else torch.float64
     got, want = out.to(wide), ref.to(wide)
@@ -206,6 +230,7 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
     bad = ~(near | (got == want) | (got.isnan() & want.isnan() & written))
     if exact and rtol == atol == 0:
         bad = out != ref  # not rounded: large integers differ by less than the wide type tells
+    bad |= ~written
     worst = difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
     count = int(bad.sum().item())
     if count <= work.max_mismatched_ratio * out.numel():
@@ -213,8 +238,8 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
     first = [int(i) for i in bad.nonzero()[0]]
     at = tuple(first)
     where = f"{label}: {count} of {out.numel()} elements"
-    unwritten = int((bad & ~written).sum().item())
-    if unwritten == count:
+    kept = int((~written).sum().item())
+    if kept == count:
         return Mismatch("unwritten", f"{where} were not written, the first at {first}"), worst
     lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
     if lost == count:
@@ -227,8 +252,8 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
     for what, there in (("NaN", want.isnan()), ("infinity", want.isinf())):
         if bool((bad & there).any()):
             detail += f"; the reference has {what} in {int(there.sum())} of {out.numel()}"
-    if unwritten:
-        detail += f"; {unwritten} of them were not written"
+    if kept:
+        detail += f"; {kept} of them were not written"
     most = int(work.max_mismatched_ratio * out.numel())
     if not exact and (enough := passing_rtol(difference.masked_fill(~bad, 0), want, scale, work.atol, most)):
         detail += f"; would pass with rtol ≥ {enough}"
@@ -247,10 +272,6 @@ def scale_of(tensor: Any) -> tuple[float, float]:
     largest = sizes.max()
     norm = torch.linalg.vector_norm(sizes.div_(largest), dtype=torch.float64)  # its squares do not overflow
     return largest.item() * (norm.item() / math.sqrt(finite.sum().item())), largest.item()
-
-
-def _poisoned(tensor: Any) -> Any:
-    return bits_of(tensor) == (0xFF if tensor.element_size() == 1 else -1)
 
 
 MOST_RTOL = 0.5
@@ -286,81 +307,3 @@ def _upwards(value: float) -> str:
     """Return a number above zero with two digits, rounded up."""
     digits = 1 - math.floor(math.log10(value))
     return f"{math.ceil(value * (1 + 1e-6) * 10.0**digits) / 10.0**digits:.2g}"
-
-
-FILLS = (0x3E, 0x3F, 0x3E)
-"""Bytes that make a small number in every format. Arithmetic changes such numbers; NaN times 2 stays NaN. The last call
-is on what the first was on: a kernel that then leaves something else is not deterministic."""
-LEAST_SHARE = 0.1
-"""The least number of elements that depend on the output's old values, for each one that differs between equal calls.
-Results of atomic adds may differ so, in their last bits."""
-
-
-def with_cause(
-    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected, call: Callable[[], None]
-) -> Mismatch:
-    """Return `wrong` with the likely cause in its message. `call` calls the kernel again, and waits.
-
-    The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
-    """
-    if work.check is not None or not expected:
-        return wrong
-    if wrong.kind == "mismatch":
-        causes = filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))
-        return msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
-    if wrong.kind not in ("unwritten", "non_finite"):
-        return wrong
-    position = updated_in_place(arguments, call)
-    return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
-
-
-def _transposed(work: Workload, arguments: KernelArguments, expected: Expected) -> str:
-    if any(tensor.dim() < 2 for tensor in expected.values()):
-        return ""
-    turned = {i: tensor.transpose(-2, -1) for i, tensor in expected.items()}
-    wrong, _ = compare(work, arguments, turned)
-    return "" if wrong is not None else "it is the reference's output transposed: swap the last two axes of one"
-
-
-def _of_another_dtype(arguments: KernelArguments, expected: Expected) -> str:
-    for i, tensor in expected.items():
-        ours = arguments.values[i].dtype
-        if tensor.dtype != ours:
-            return f"the reference gives {_name(tensor.dtype)} and the kernel {_name(ours)}"
-    return ""
-
-
-def updated_in_place(arguments: KernelArguments, call: Callable[[], None]) -> int | None:
-    """Return the output whose result depends on what it held before the call; None where there is none.
-
-    `call` is called on outputs that hold one number, then another, and then the first again. Elements that differ
-    between the first and the last call tell nothing, and against it where nearly all do.
-    """
-    held, left = [], []
-    positions = [i for i in arguments.out_idx if i not in arguments.zero]
-    for fill in FILLS:
-        arguments.restore_inputs()
-        arguments.fill_outputs(fill)
-        held.append({i: bits_of(arguments.values[i]).clone() for i in positions})
-        call()
-        left.append({i: bits_of(arguments.values[i]).clone() for i in positions})
-    for i in positions:
-        written = (left[0][i] != held[0][i]) & (left[1][i] != held[1][i])
-        again = left[0][i] == left[2][i]
-        depending, noisy = written & again & (left[0][i] != left[1][i]), written & ~again
-        if int(depending.sum()) > LEAST_SHARE * int(noisy.sum()):
-            return i
-    return None
-
-
-def _in_place(position: int, arguments: KernelArguments) -> str:
-    others = [i for i in arguments.out_idx if i != position]
-    return (
-        f"output {arguments.out_idx.index(position)} is updated in place: the result depends on what it held before the"
-        f" call. Say what that is: zero=[{position}] for zeros, or out_idx={others} to make it an input, which the "
-        "reference then updates in place, too"
-    )
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

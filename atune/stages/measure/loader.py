@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atune.errors import AtuneError
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Roles
 from atune.stages import tilelang
-from atune.stages.measure.tensors import Outputs, bind_dimensions, check_arguments, device_type, output_positions
+from atune.stages.measure.tensors import Outputs, bind_dimensions, check_arguments, device_type
 from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op, without_gradients
 
 
@@ -66,36 +66,31 @@ def _load_c(artifact: Artifact) -> Callable[..., None]:
 class Kernel:
     """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
 
+    Outputs that it makes are prepared as when it was checked. Those that are given are the caller's to prepare.
     Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device. They are contiguous,
     except for parameters that are declared with strides. The kernel is launched on torch's current stream. Inputs that
     require grad are refused while gradients are recorded: `as_op` takes a backward.
     """
 
-    def __init__(self, artifact: Artifact, out_idx: Sequence[int], writes: Sequence[int] = ()) -> None:
-        self.artifact = artifact
-        self.out_idx = output_positions(artifact.params, out_idx)
-        self.writes = tuple(writes)
-        """Positions of inputs that the kernel was seen to write into when it was measured."""
+    def __init__(self, artifact: Artifact, roles: Roles) -> None:
+        self.artifact, self.roles = artifact, roles.handed_out()
         self._function = load(artifact)
-        self._outputs = Outputs(artifact.params, self.out_idx, artifact.target)
+        self._outputs = Outputs(artifact.params, roles.outputs, artifact.target, zero=roles.zero)
         self._guarded = without_gradients(self._call)
 
     def __call__(self, *tensors: Any) -> Any:
         return self._guarded(*tensors)
 
     def _call(self, *tensors: Any) -> Any:
-        params = self.artifact.params
-        if len(tensors) == len(params):
-            self._launch(tensors)
-            return None
-        if len(tensors) != len(params) - len(self.out_idx):
-            n_in = len(params) - len(self.out_idx)
+        n, n_out = len(self.artifact.params), len(self.roles.outputs)
+        if len(tensors) not in (n, n - n_out):
             raise TypeError(
-                f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}"
+                f"expected {n - n_out} inputs (outputs are returned) or all {n} parameters, got {len(tensors)}"
             )
-        arguments = self._outputs.among(tensors)
-        self._launch(arguments)
-        outputs = tuple(arguments[i] for i in self.out_idx)
+        arguments = self._launch(self._outputs, tensors)
+        if len(tensors) == n:
+            return None
+        outputs = tuple(arguments[i] for i in self.roles.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def as_op(
@@ -117,24 +112,24 @@ class Kernel:
             As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
         mutates
             Positions of the parameters that the kernel writes into in place; outputs among them are given by the
-            caller, and not returned. None: the inputs that it was seen to write into when it was measured.
+            caller, and not returned. None: the inputs that it may write into.
 
         Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
         """
         params = self.artifact.params
-        written = positions(params, "mutates", self.writes if mutates is None else mutates)
-        returned = tuple(i for i in self.out_idx if i not in written)
-        outputs = Outputs(params, returned, self.artifact.target)
+        asked = self.roles.writes if mutates is None else mutates
+        written = positions(params, "mutates", [*self.roles.zero_inputs, *asked])
+        roles = self.roles.where_given(written)
+        outputs = Outputs(params, roles.outputs, self.artifact.target, zero=roles.zero)
 
         def launch(*tensors: Any) -> tuple[Any, ...]:
-            arguments = outputs.among(tensors)
-            self._launch(arguments)
-            return tuple(arguments[i] for i in returned)
+            arguments = self._launch(outputs, tensors)
+            return tuple(arguments[i] for i in roles.outputs)
 
         op = OpKernel(
             params=params,
             names=argument_names([""] * len(params)),
-            returned=returned,
+            returned=roles.outputs,
             mutates=written,
             target=self.artifact.target,
             launch=launch,
@@ -142,10 +137,14 @@ class Kernel:
         )
         return register_op(name, op, backward=backward, setup_context=setup_context)
 
-    def _launch(self, arguments: Sequence[Any]) -> None:
+    def _launch(self, outputs: Outputs, given: Sequence[Any]) -> Sequence[Any]:
+        """Launch with all that is given, and outputs. Returns all arguments."""
+        arguments = outputs.complete(given)
         # The C function takes bare pointers: a wrong tensor would be read out of bounds.
         check_arguments(self.artifact.params, arguments, device_type(self.artifact.target))
+        outputs.zero_inputs(arguments)
         self._function(*arguments)
+        return arguments
 
     def __repr__(self) -> str:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"

@@ -92,6 +92,12 @@ def bits_of(tensor: Any) -> Any:
     return tensor.view(getattr(torch, _WHOLE[tensor.element_size()]))
 
 
+def whole_of(byte: int, tensor: Any) -> int:
+    """Return what an element of a tensor holds, as `bits_of` has it, where each of its bytes is `byte`."""
+    size = tensor.element_size()
+    return int.from_bytes(bytes([byte]) * size, "little", signed=size > 1)
+
+
 def same_bits(left: Any, right: Any) -> bool:
     """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
     import torch
@@ -156,11 +162,11 @@ def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], dev
 
 
 class Outputs:
-    """Makes a kernel's outputs: uninitialised tensors on the device of the first tensor that is given.
+    """Makes a kernel's outputs, on the device of the first tensor that is given: uninitialised, or zero as `zero` says.
 
     Without one they are on the target's current device. Dimensions may be numbers, names that a given tensor binds, or
     sums and products of these. `scalars`: the names of parameters that are numbers, by position; a dimension may have
-    such a name, too.
+    such a name, too. `zero`: positions of outputs and inputs to set to zero; an output that is given stays as it is.
     """
 
     def __init__(
@@ -169,12 +175,25 @@ class Outputs:
         out_idx: Sequence[int],
         target: str,
         scalars: Mapping[int, str] | None = None,
+        zero: Sequence[int] = (),
     ) -> None:
+        self._zero = tuple(i for i in zero if i in out_idx)
+        self._zero_inputs = tuple(i for i in zero if i not in out_idx)
+        self.n_params = len(params)
         self._params, self.positions, self._device = params, tuple(out_idx), device_type(target)
         self._in_idx = tuple(i for i in range(len(params)) if i not in self.positions)
         self._scalars = {i: name for i, name in (scalars or {}).items() if i in self._in_idx}
         self._fixed = {i: self._layout(i, {}) for i in self.positions if not _is_symbolic(params[i])}
         self._symbolic = len(self._fixed) < len(self.positions)
+
+    def complete(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Return all arguments in order. `given`: the inputs, or every parameter. Raises as `among` does."""
+        return given if len(given) == len(self._params) else self.among(given)
+
+    def zero_inputs(self, arguments: Sequence[Any]) -> None:
+        """Set those inputs to zero that a call begins with as zeros. `arguments`: all, in order."""
+        for i in self._zero_inputs:
+            arguments[i].zero_()
 
     def among(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments in order: `inputs` where they belong, and fresh outputs.
@@ -199,6 +218,8 @@ class Outputs:
                 arguments[i] = torch.empty(shape, dtype=dtype, device=device)
             else:
                 arguments[i] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            if i in self._zero:
+                arguments[i].zero_()
         return arguments
 
     def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int] | None]:

@@ -24,6 +24,7 @@ from atune.model.jobs import (
     LowerJob,
     ProveJob,
     RankJob,
+    RolesJob,
     decoded,
     encoded,
 )
@@ -46,7 +47,8 @@ A candidate that takes longer stays unknown, and its lowering has the whole dead
 
 COMPILING = "compiling"
 DOING: dict[type, str] = {
-    LowerJob: "lowering", ElaborateJob: "elaborating", BuildJob: COMPILING, ProveJob: COMPILING,
+    LowerJob: "lowering", ElaborateJob: "elaborating", RolesJob: "elaborating",
+    BuildJob: COMPILING, ProveJob: COMPILING,
 }  # fmt: skip
 """What a process does, for messages."""
 
@@ -83,6 +85,8 @@ class LocalCompileWorker:
                 answer = await self._lower(job)
             case ElaborateJob():
                 answer = await self._elaborate(job)
+            case RolesJob():
+                answer = await self._try(job, job.candidate.index, min(self._limit_s, ELABORATE_S))
             case RankJob():
                 answer = await self._rank(job)
             case FindJob():

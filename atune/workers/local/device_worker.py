@@ -23,7 +23,7 @@ from atune.errors import (
     WorkloadError,
     translated,
 )
-from atune.model.artifact import Failure, FailureKind, KernelParam
+from atune.model.artifact import Failure, FailureKind
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
     A,
@@ -87,8 +87,8 @@ class LocalDeviceWorker:
         self._worker: Worker | None = None
         self._standby: _Standby | None = None
         self._room_for_two = True
-        self._params: tuple[KernelParam, ...] | None = None
-        """The parameters that the inputs fit. A new process makes them at once."""
+        self._inputs: PrepareJob | None = None
+        """What made the inputs. A new process makes them at once."""
         self._prepared = False
         self._used = False
         """Whether a candidate of this run or of an earlier one has run in this process."""
@@ -141,13 +141,13 @@ class LocalDeviceWorker:
         worker = await standby.taken() if standby is not None else None
         self._worker = worker or await self.context.patience.until_it_works(self._new)
         self._used = self._worker is not None and self._worker.passed_on
-        if self._params is not None:
-            await self._prepare(PrepareJob(self._params, timed=False))
+        if self._inputs is not None:
+            await self._prepare(self._inputs)
         return Started(self.info, standby=worker is not None)
 
     async def _measure(self, job: MeasureJob) -> Measurement | Failure:
         if not self._prepared:
-            await self._prepare(PrepareJob(job.artifact.params, timed=False))
+            await self._prepare(PrepareJob(job.artifact.params, job.roles, timed=False))
         used, self._used = self._used, True
         self._tried += 1
         answer = await self._measured(job)
@@ -221,7 +221,7 @@ class LocalDeviceWorker:
             raise WorkloadError(message) from error
         assert self._worker is not None
         await self.context.workers.agree(self._worker, prepared.loaded_as)
-        self._prepared, self._params = True, job.params
+        self._prepared, self._inputs = True, msgspec.structs.replace(job, timed=False)
         self._free_bytes = prepared.free_bytes
         self._keep_standby()
         return prepared

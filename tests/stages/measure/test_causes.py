@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from atune.model.artifact import KernelParam
+from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure import benchmark
-from atune.stages.measure.arguments import KernelArguments
-from atune.stages.measure.check import Mismatch, expected_outputs, judged, with_cause
+from atune.stages.measure.arguments import POISONS, KernelArguments
+from atune.stages.measure.causes import with_cause
+from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.workload.workload import Workload
 
 X = KernelParam("float32", (8, 8))
@@ -21,11 +22,12 @@ Kernel = Callable[..., None]
 def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelParam, **options: Any) -> Mismatch | None:
     """Return what is wrong with `kernel`, called as a candidate is, with the likely causes."""
     work = Workload(lambda x: None, [{"x": 1}], reference=reference, **options)
-    arguments = KernelArguments(work, params, "cpu", 0)
+    outputs = (len(params) - 1,) if work.out_idx is None else work.out_idx
+    arguments = KernelArguments(work, params, Roles(outputs, work.zero), "cpu", 0)
     expected = expected_outputs(work, arguments)
-    arguments.poison()
+    arguments.fill_outputs(POISONS[0])
     kernel(*arguments.values)
-    wrong, _ = judged(work, arguments, expected)
+    wrong, _ = judged(work, arguments, expected, arguments.kept(POISONS[0]))
     return wrong and with_cause(wrong, work, arguments, expected, lambda: kernel(*arguments.values))
 
 
@@ -145,7 +147,7 @@ def test_without_memory_to_look_for_a_cause_the_mismatch_stays(monkeypatch: pyte
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     work = Workload(lambda x: None, [{"x": 1}], reference=lambda x: x * 2)
-    arguments = KernelArguments(work, (X, X), "cpu", 0)
+    arguments = KernelArguments(work, (X, X), Roles((1,)), "cpu", 0)
     monkeypatch.setattr(benchmark, "workload", lambda: work)
     monkeypatch.setattr(benchmark, "with_cause", raises)
     monkeypatch.setattr(benchmark._device, "arguments", arguments)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from atune.errors import UsageError, WorkloadError
-from atune.model.artifact import KernelParam
+from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import KernelArguments
+from atune.stages.measure.arguments import POISONS, KernelArguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.inputs import drawn
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
@@ -28,17 +28,24 @@ def workload(**options: Any) -> Workload:
     return Workload(lambda x: None, [{"x": 1}], **options)
 
 
-def arguments(work: Workload, *params: KernelParam) -> KernelArguments:
-    return KernelArguments(work, params, "cpu", 0)
+def arguments(work: Workload, *params: KernelParam, writes: tuple[int, ...] = ()) -> KernelArguments:
+    outputs = (len(params) - 1,) if work.out_idx is None else work.out_idx
+    return KernelArguments(work, params, Roles(outputs, work.zero, writes), "cpu", 0)
 
 
-def judge(work: Workload, kernel: Callable[..., Any], *params: KernelParam) -> Mismatch | None:
+def judge(
+    work: Workload, kernel: Callable[..., Any], *params: KernelParam, writes: tuple[int, ...] = ()
+) -> Mismatch | None:
     """Run `kernel` as a candidate is: on poisoned outputs, against the reference."""
-    made = arguments(work, *params)
+    made = arguments(work, *params, writes=writes)
     expected = expected_outputs(work, made) if work.reference is not None else None
-    made.poison()
-    kernel(*made.values)
-    return judged(work, made, expected)[0]
+    kept: dict[int, Any] | None = None
+    for poison in POISONS:
+        made.restore_inputs()
+        made.fill_outputs(poison)
+        kernel(*made.values)
+        kept = made.kept(poison, kept)
+    return judged(work, made, expected, kept or {})[0]
 
 
 def double(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -121,7 +128,7 @@ def test_the_reference_may_return_write_its_outputs_or_write_its_inputs() -> Non
 
 def test_a_reference_that_answers_nothing_is_refused() -> None:
     """With tilelang's tuner such a check passes, whatever the kernel writes."""
-    with pytest.raises(WorkloadError, match=r"returned None; the kernel has 1 output"):
+    with pytest.raises(WorkloadError, match=r"returned None; the kernel has 1 output\(s\) \[1\] and 1 input"):
         judge(workload(reference=lambda x: None), double, X, X)
 
 

@@ -11,6 +11,7 @@ import pytest
 import atune
 from atune.errors import WorkloadError, in_one_line, whole_message
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
+from atune.model.artifact import Roles
 from atune.model.jobs import PrepareJob
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
@@ -100,4 +101,4 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(monkey
     monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
     with pytest.raises(WorkloadError, match=r"the memory of cpu does not suffice .*: make the problem smaller"):
-        benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), timed=True)))
+        benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))

@@ -10,9 +10,9 @@ import torch
 
 import atune
 from atune.errors import WorkloadError
-from atune.model.artifact import KernelParam
+from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import KernelArguments
+from atune.stages.measure.arguments import POISONS, KernelArguments
 from atune.stages.measure.tensors import has_layout
 from atune.workload.workload import Workload, load, ship
 
@@ -20,12 +20,13 @@ KERNELS = Path(__file__).parents[2] / "strided_kernels.py"
 FEW = BenchmarkSettings(n_repeat=3, n_final=0)
 ROWS = KernelParam("float32", (4, 8), ("row", 1))
 OUT = KernelParam("float32", (8, 4), (1, 8))
+OUTPUT = Roles((1,))
 
 
 def arguments(given: torch.Tensor | None, *params: KernelParam, **options: Any) -> KernelArguments:
     inputs = None if given is None else [given]
     work = Workload(lambda x: None, [{"x": 1}], inputs=inputs, **options)
-    return KernelArguments(load(ship(work)), params, "cpu", 0)
+    return KernelArguments(load(ship(work)), params, OUTPUT, "cpu", 0)
 
 
 def rows(stride: int) -> torch.Tensor:
@@ -58,12 +59,12 @@ def test_a_write_into_the_gaps_is_found_and_undone() -> None:
 def test_generated_inputs_and_outputs_have_the_declared_strides() -> None:
     made = arguments(None, KernelParam("float16", (4, 8), (10, 1)), OUT)
     assert made.values[0].stride() == (10, 1) and made.values[1].stride() == (1, 8)
-    made.poison()
+    made.fill_outputs(POISONS[0])
     assert made.values[1].isnan().all()
     with pytest.raises(WorkloadError, match="dimension 'row' is symbolic, and nothing says its size: give tensors"):
         arguments(None, ROWS, OUT)
     from_arguments = Workload(lambda x, row: None, [{"x": 1}], arguments={"row": 9})
-    assert KernelArguments(from_arguments, (ROWS, OUT), "cpu", 0).values[0].stride() == (9, 1)
+    assert KernelArguments(from_arguments, (ROWS, OUT), OUTPUT, "cpu", 0).values[0].stride() == (9, 1)
 
 
 def test_a_parameter_without_strides_gets_a_contiguous_copy() -> None:
@@ -78,7 +79,7 @@ def test_strides_that_the_kernel_does_not_take_are_named() -> None:
     both = (ROWS, KernelParam("float32", (4, 8), ("row", 1)), OUT)
     work = Workload(lambda x: None, [{"x": 1}], inputs=[rows(11), rows(9)])
     with pytest.raises(WorkloadError, match=r"input 1 has the strides \[9, 1\]; row is 11 elsewhere"):
-        KernelArguments(work, both, "cpu", 0)
+        KernelArguments(work, both, Roles((2,)), "cpu", 0)
     assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
 
 

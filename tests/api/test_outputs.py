@@ -1,0 +1,229 @@
+"""What an output is, and that what was checked is what is handed out: every kind of kernel, through every door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import output_kernels as kernels
+import pytest
+import tilelang
+import torch
+from output_kernels import ROWS, N
+
+import atune
+import atune.bundle
+from atune.errors import NoWinner, UsageError
+from atune.model.artifact import Roles
+from atune.model.settings import BenchmarkSettings
+
+BLOCKS = {"block": [8, 16]}
+FEW = BenchmarkSettings(n_repeat=3, n_final=0)
+HALVES: list[dict[str, int]] = [{"low": 0, "high": N // 2}, {"low": N // 2, "high": N}]
+WHOLE = {"low": 0, "high": N}
+
+
+def tuned(kernel: Any, space: Any = BLOCKS, **options: Any) -> atune.TuneResult:
+    workload = atune.Workload(kernel, space, **options)
+    return atune.run(workload, target="c", benchmark=FEW, progress=False, cached=False)
+
+
+def decorated(kernel: Any, space: Any = BLOCKS, **options: Any) -> Any:
+    return atune.autotune(kernel, space=space, target="c", tuning="quick", cache=False, **options)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+# What is an output
+
+
+def test_an_output_may_stand_first() -> None:
+    result, X = tuned(kernels.doubled, reference=lambda X: X * 2), drawn(N)
+    assert result.roles == Roles((0,)) and torch.equal(result.kernel(X), X * 2)
+
+
+@pytest.mark.parametrize("reference", [None, lambda X: (torch.full((N,), -1, dtype=torch.int8), X > 0)])
+def test_what_looks_like_poison_may_be_written(reference: Any) -> None:
+    """-1 of eight bits, and any bool."""
+    result, X = tuned(kernels.signs, reference=reference), drawn(N)
+    M, P = result.kernel(X)
+    assert result.roles == Roles((1, 2)) and result.failed == 0
+    assert (M == -1).all() and torch.equal(P, X > 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool"])
+@pytest.mark.parametrize("reference", [None, lambda X: X.clone()])
+def test_an_output_of_which_something_was_not_written_is_a_failure(dtype: str, reference: Any) -> None:
+    """Halves look right together: what one leaves there, the other was given."""
+    inputs = [torch.full((N,), -1).to(getattr(torch, dtype))]  # all bits ones, in an integer
+    options = {"arguments": {"dtype": dtype}, "reference": reference, "inputs": inputs}
+    with pytest.raises(NoWinner, match="32 of 64 elements were not written"):
+        tuned(kernels.partly, HALVES, default=HALVES[0], **options)
+    result = tuned(kernels.partly, [*HALVES, WHOLE], **options)
+    assert result.best_config == WHOLE and {failure.kind for failure in result.failures} == {"unwritten"}
+
+
+def test_what_may_stay_as_it_is_is_an_input_or_begins_as_zeros() -> None:
+    options: dict[str, Any] = {"arguments": {"dtype": "float32"}, "default": HALVES[0]}
+    assert tuned(kernels.partly, HALVES[:1], restore=[1], **options).roles == Roles(writes=(1,))
+    result, X = tuned(kernels.partly, HALVES[:1], zero=[1], **options), drawn(N)
+    assert torch.equal(result.kernel(X), torch.cat([X[: N // 2], torch.zeros(N // 2)]))
+
+
+def test_no_tensor_that_the_kernel_reads_is_overwritten() -> None:
+    """Its length is that of its last tensor: over none of its elements, both modes would be as fast."""
+    kernel, X, L = decorated(kernels.walked, {"mode": [0, 1]}, inputs="call"), drawn(2000), torch.tensor([2000])
+    result = kernel.tune(X, L.to(torch.int32))
+    slow, fast = (next(r.latency_ms for r in result.records if r.config["mode"] == mode) for mode in (0, 1))
+    assert result.best_config == {"mode": 1} and slow > 3 * fast and result.roles == Roles(writes=(0,))
+
+
+def write(X: torch.Tensor, P: torch.Tensor) -> None:
+    X.mul_(P[:, None])
+
+
+IN_PLACE: dict[str, Callable[..., Any]] = {
+    "returns what it wrote into": lambda X, P: X.mul_(P[:, None]),
+    "writes": write,
+    "returns": lambda X, P: X * P[:, None],
+}
+
+
+@pytest.mark.parametrize("out_idx", [None, []])
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_every_way_to_write_the_reference_of_a_kernel_in_place(way: str, out_idx: Any) -> None:
+    kernel = decorated(kernels.scaled_rows, {"block": [16, 32]}, reference=IN_PLACE[way], out_idx=out_idx)
+    X, P = drawn(ROWS, N), drawn(ROWS)
+    wanted = X * P[:, None]
+    kernel(X, P)
+    assert torch.equal(X, wanted)
+    wrong = decorated(kernels.scaled_rows, {"block": [16]}, reference=lambda X, P: X * P[:, None] + 1, out_idx=out_idx)
+    with pytest.raises(NoWinner, match=r"parameter 0: .* elements differ"):
+        wrong(X, P)
+
+
+ADDED: dict[str, tuple[dict[str, Any], str]] = {
+    "from zero": ({"reference": lambda X: X.sum(0)}, r"parameter 1 is updated in place, .*: zero=\[1\] makes it so"),
+    "as an output": ({"reference": lambda X: X.sum(0), "out_idx": -1}, r"output 0 is updated in place: .*zero=\[1\]"),
+    "as an output, unchecked": ({"out_idx": -1}, r"output 0 is updated in place: .*zero=\[1\]"),
+}
+
+
+@pytest.mark.parametrize("how", ADDED)
+def test_a_kernel_that_adds_to_its_output_is_told_what_to_say(how: str) -> None:
+    options, message = ADDED[how]
+    with pytest.raises(NoWinner, match=message):
+        tuned(kernels.added, **options)
+
+
+def test_a_reference_may_begin_with_what_the_kernel_adds_to() -> None:
+    assert tuned(kernels.added, reference=lambda X, S: S + X.sum(0)).roles == Roles(writes=(1,))
+
+
+# What is handed out
+
+
+def right(call: Callable[..., Any], *, given: bool = False) -> None:
+    """Call three times, among dirty memory: each sum begins with zeros, which are the caller's where it gives them."""
+    X, dirty = drawn(ROWS, N), [torch.full((N,), 7.0) for _ in range(20)]
+    del dirty
+    for _ in range(3):
+        S = torch.zeros(N)
+        found = call(X, S) if given else call(X)
+        torch.testing.assert_close(S if given else found, X.sum(0))
+
+
+@pytest.mark.parametrize("options", [{"zero": [1]}, {"zero": [1], "out_idx": -1}])
+def test_a_result_adds_to_zeros_as_its_check_did(options: Any, tmp_path: Path) -> None:
+    result = tuned(kernels.added, reference=lambda X: X.sum(0), **options)
+    assert result.roles == Roles((1,), (1,))
+    right(result.kernel), right(result.kernel, given=True)
+    right(result.kernel.as_op(f"atune_tests::added{len(options)}"))
+    right(result.kernel.as_op(f"atune_tests::adding{len(options)}", mutates=[1]), given=True)
+    assert result.journal is not None
+    right(atune.replay(result.journal).kernel)
+    result.save_bundle(tmp_path / "bundle")
+    bundle = atune.bundle.load(tmp_path / "bundle")
+    right(bundle), right(bundle, given=True)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_decorated_kernel_adds_to_zeros_as_its_check_did(jit: bool) -> None:
+    function = tilelang.jit(kernels.added, out_idx=[-1], target="c") if jit else kernels.added
+    kernel = decorated(function, zero=[1], reference=lambda X: X.sum(0))
+    for made in (kernel(), kernel.compile(), kernel().as_tilelang(), kernel.as_op(f"atune_tests::lazily{jit}")):
+        right(made)
+    right(kernel(), given=True)
+    right(kernel.as_op(f"atune_tests::lazily_given{jit}", mutates=[1]), given=True)
+    right(decorated(function, zero=[1], on_miss="default")())  # nothing was tuned
+
+
+def test_an_output_that_an_eager_call_gives_is_the_callers() -> None:
+    kernel, X, S = decorated(kernels.eagerly_added, zero=[1], reference=lambda X: X.sum(0)), drawn(ROWS, N), drawn(N)
+    before = S.clone()
+    kernel(X, S)
+    torch.testing.assert_close(S, before + X.sum(0))
+    right(kernel.tune(X, S).kernel), right(kernel.as_op("atune_tests::eagerly_added", X, S), given=True)
+
+
+def test_what_an_eager_kernel_returns_are_its_outputs() -> None:
+    kernel, X = decorated(kernels.returned, reference=lambda X: (X + 1, X * 2)), drawn(N)
+    for Y, Z in (kernel(X), kernel.tune(X).kernel(X), kernel.as_op("atune_tests::returned", X)(X)):
+        assert torch.equal(Y, X + 1) and torch.equal(Z, X * 2)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_plain_function_is_handed_out_with_the_outputs_that_it_was_tuned_with(jit: bool) -> None:
+    """Also in place of a `@tilelang.jit` kernel without outputs; there, every parameter may be given, too."""
+    function = tilelang.jit(kernels.doubled, target="c") if jit else kernels.doubled
+    kernel, X, Y = decorated(function, reference=lambda X: X * 2), drawn(N), torch.zeros(N)
+    made = kernel()
+    for call in (made, kernel.compile(), kernel.tune().kernel, kernel.as_op(f"atune_tests::doubled{jit}")):
+        assert torch.equal(call(X), X * 2)
+    made(Y, X)
+    assert torch.equal(Y, X * 2)
+
+
+def test_an_input_that_is_set_to_zero_is_so_in_every_call(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"zero": [1], "out_idx": 2, "reference": lambda X, W: X + W}
+    result, kernel, X = tuned(kernels.counted, **options), decorated(kernels.counted, **options), drawn(N)
+    result.save_bundle(tmp_path / "bundle")
+    ops = result.kernel.as_op("atune_tests::counted"), kernel.as_op("atune_tests::counted_too")
+    for call in (result.kernel, atune.bundle.load(tmp_path / "bundle"), kernel(), kernel().as_tilelang(), *ops):
+        W = torch.tensor([5], dtype=torch.int32)
+        assert all(torch.equal(call(X, W), X) for _ in range(2)) and W.item() in (8, 16)
+
+
+def test_what_setup_changed_is_not_handed_out(tmp_path: Path) -> None:
+    """A result that is read again refuses, too. A setup that changes nothing is no reason."""
+
+    def begin(X: torch.Tensor, W: torch.Tensor) -> None:
+        W.zero_()
+
+    options: dict[str, Any] = {"setup": begin, "reference": lambda X, W: X + W}
+    result, kernel = tuned(kernels.counted, **options), decorated(kernels.counted, **options)
+    assert result.roles == Roles((2,), writes=(1,), set_up=(1,)) and result.journal is not None
+    for door in (
+        lambda: result.kernel,
+        lambda: atune.replay(result.journal).kernel,
+        lambda: result.save_bundle(tmp_path / "bundle"),
+        kernel,
+        kernel.compile,
+        lambda: kernel.as_op("atune_tests::set_up"),
+    ):
+        with pytest.raises(UsageError, match="setup changed input 1 before the kernel was checked"):
+            door()
+    W = torch.zeros(1, dtype=torch.int32)
+    harmless = tuned(kernels.counted, **{**options, "setup": lambda X, W: None}, inputs=[drawn(N), W])
+    assert harmless.kernel(drawn(N), W).shape == (N,)
+
+
+def test_compiled_kernels_have_the_outputs_of_tuned_ones() -> None:
+    [doubled], X = atune.compile_all(kernels.doubled, [{"block": 16}], target="c"), drawn(N)
+    assert torch.equal(doubled(X), X * 2)
+    [added], S, rows = atune.compile_all(kernels.added, [{"block": 16}], target="c"), torch.zeros(N), drawn(ROWS, N)
+    assert added(rows, S) is None
+    torch.testing.assert_close(S, rows.sum(0))
