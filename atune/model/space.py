@@ -136,8 +136,7 @@ class Space:
         `most`: how many configurations of a generator are read; the rest is omitted. Raises `SpaceError` if a user's
         callable raises, or gives no configurations or values.
         """
-        of = _text_of(arguments)
-        where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}{of}") for c in self.where]
+        where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
             return Product({name: self._values(name, v, arguments) for name, v in self._axes.items()}, where)
         self._read()
@@ -154,7 +153,8 @@ class Space:
     def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
         """Return the error for a space without configurations."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
-        return SpaceError(f"Space is empty: {why}{_text_of(arguments)}")
+        problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        return SpaceError(f"Space is empty: {why}{f' for {problem}' if problem else ''}")
 
     @property
     def computed(self) -> bool:
@@ -189,11 +189,6 @@ class Space:
         """Read a generator, which can be read once, and keep its configurations."""
         if isinstance(self._configs, Iterator):
             self._configs, self._cut = _read(self._configs, LARGE)
-
-
-def _text_of(problem: Mapping[str, Any]) -> str:
-    text = ", ".join(f"{name}={value!r}" for name, value in problem.items())
-    return f" for {text}" if text else ""
 
 
 def _name_of(function: Any) -> str:

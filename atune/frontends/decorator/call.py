@@ -18,7 +18,7 @@ from atune.frontends.api.machines import discover
 from atune.frontends.decorator.arguments import Arguments, text_of
 from atune.frontends.decorator.options import Options, as_space, refuse_clash
 from atune.model.artifact import KernelParam
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
 from atune.model.device import Target, parse_target
 from atune.model.points import Points
 from atune.model.settings import CompileSettings
@@ -120,8 +120,12 @@ class Call:
 
         Raises `SpaceError` if a function of the space raises.
         """
-        is_default = self.points.place(config) is None and Fit(self.workload).default_key(config) == config_key(config)
-        return self.points.serves(config, unlisted=is_default)
+        try:
+            listed = self.points.place(config) is not None
+            is_default = not listed and Fit(self.workload).default_key(config) == config_key(config)
+            return self.points.serves(config, unlisted=is_default)
+        except SpaceError as error:
+            raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None
 
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""
