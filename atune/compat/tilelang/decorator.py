@@ -17,7 +17,7 @@ from atune.compat.tilelang.arguments import (
 )
 from atune.compat.tilelang.autotuner import AutoTuner, AutotuneResult, drop_in, result_of
 from atune.compat.tilelang.inputs import TilelangCall, TilelangKernel
-from atune.frontends.decorator.autotuned import Entry
+from atune.frontends.decorator.arguments import Entry
 from atune.frontends.decorator.call import Call
 
 RETURN_KERNEL = "__return_kernel"

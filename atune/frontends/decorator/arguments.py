@@ -1,9 +1,10 @@
-"""Normal form of a call's (args, kwargs), for kernels with and without tensor arguments, and the key made of it."""
+"""Normal form of a call's (args, kwargs), the key made of it, and what a call of one form does."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType
 from typing import Any
@@ -132,3 +133,31 @@ def _names(option: str, value: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
     return names
+
+
+Entry = Callable[..., Any]
+"""What a call of one form does. It takes the call's ``args`` and ``kwargs``."""
+
+
+def direct(kernel: Any) -> Entry:
+    """Return a function that calls `kernel` with the caller's own arguments."""
+    return lambda args, kwargs: kernel(*args, **kwargs)
+
+
+def giver(kernel: Any) -> Entry:
+    """Return a function that gives `kernel` itself, as a lazy kernel does."""
+    return lambda args, kwargs: kernel
+
+
+def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
+    """Return a function that calls `kernel` with the tensors of a call of the same form."""
+    loader = importlib.import_module("atune.stages.measure.loader")
+    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
+    places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
+    if all(name in places for name in names):
+        if [places[name] for name in names] == list(range(len(args))):
+            return lambda args, kwargs: run(*args)
+        positions = [places[name] for name in names]
+        return lambda args, kwargs: run(*[args[i] for i in positions])
+    order = [(places.get(name), name, signature.parameters[name].default) for name in names]
+    return lambda args, kwargs: run(*[kwargs.get(n, value) if i is None else args[i] for i, n, value in order])

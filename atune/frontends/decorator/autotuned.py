@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ import anyio.to_thread
 from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import with_library, with_library_async
-from atune.frontends.decorator.arguments import raw_key, text_of
+from atune.frontends.decorator.arguments import Entry, direct, giver, launcher, raw_key, text_of
 from atune.frontends.decorator.call import Call, TunableKernel
 from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
 from atune.frontends.decorator.prewarm import of_kernel
@@ -28,9 +27,6 @@ from atune.model.settings import CompileSettings
 from atune.workers.storage.result_key import same_problem
 from atune.workload.definition import function_of, outputs_named
 from atune.workload.workload import Workload
-
-Entry = Callable[..., Any]
-"""What a call of one form does. It takes the call's ``args`` and ``kwargs``."""
 
 
 def measured(call: Call, winner: Winner) -> Artifact | None:
@@ -109,30 +105,6 @@ def _of_jit(jit: Any) -> Mapping[str, Any]:
     """Return what `@tilelang.jit` was given, as arguments of `jit_kernel`."""
     names = ("out_idx", "pass_configs", "execution_backend", "verbose")
     return {name: getattr(jit, name, None) for name in names}
-
-
-def direct(kernel: Any) -> Entry:
-    """Return a function that calls `kernel` with the caller's own arguments."""
-    return lambda args, kwargs: kernel(*args, **kwargs)
-
-
-def giver(kernel: Any) -> Entry:
-    """Return a function that gives `kernel` itself, as a lazy kernel does."""
-    return lambda args, kwargs: kernel
-
-
-def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
-    """Return a function that calls `kernel` with the tensors of a call of the same form."""
-    loader = importlib.import_module("atune.stages.measure.loader")
-    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
-    places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
-    if all(name in places for name in names):
-        if [places[name] for name in names] == list(range(len(args))):
-            return lambda args, kwargs: run(*args)
-        positions = [places[name] for name in names]
-        return lambda args, kwargs: run(*[args[i] for i in positions])
-    order = [(places.get(name), name, signature.parameters[name].default) for name in names]
-    return lambda args, kwargs: run(*[kwargs.get(n, value) if i is None else args[i] for i, n, value in order])
 
 
 class TunedKernel(TunableKernel):
