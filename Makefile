@@ -20,7 +20,7 @@ SETUP := .venv/installed
 DOCS_SETUP := .venv/installed-docs
 endif
 
-.PHONY: demo test test-all test-asked durations test-floors test-light check lint docs package release tables pictures notebook clean
+.PHONY: demo test test-all test-asked durations test-floors test-newest test-light check lint docs package release tables pictures notebook clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -42,6 +42,15 @@ durations: $(SETUP)
 # All tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
 test-floors: .venv-floors/installed
 	.venv-floors/bin/python $(PYTEST)
+
+# A test of each way into atune, with the newest versions of the packages that pyproject.toml admits, installed as README
+# says. torch alone keeps its tested version, because an open range brings gigabytes of CUDA.
+test-newest:
+	test -x .venv-newest/bin/python || $(SYSTEM_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		. $$(grep ^torch== constraints.txt) --group dev
+	.venv-newest/bin/pytest --numprocesses $(JOBS) --dist loadfile --newest
 
 # The tests that need neither tilelang nor torch, in an environment without them, such as for another Python.
 test-light: .venv-light/installed
@@ -106,4 +115,4 @@ notebook: $(SETUP)
 	touch $@
 
 clean:
-	rm -rf dist site .venv .venv-floors .venv-light .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist site .venv .venv-floors .venv-light .venv-newest .mypy_cache .ruff_cache .pytest_cache

@@ -19,6 +19,7 @@ os.environ.setdefault("ATUNE_WARM", "off")  # importing the drop-in here starts 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
+    config.addinivalue_line("markers", "newest: one of those that run with the newest versions of all packages")
     config.addinivalue_line("markers", "asked: long, or times the engine; runs only where asked for")
     if config.getoption("--durations-file") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(tiers.Durations())

@@ -74,7 +74,9 @@ LAUNCHED = {"ranks.py": ("-m", "torch.distributed.run", "--standalone", "--nproc
 """What starts a file, where it is not Python alone."""
 
 
-PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+PATH = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(atune.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+}
 WARNINGS = ("-W", "error", "-W", "ignore:Failing to pass a value to the 'type_params' parameter:DeprecationWarning")
 """The second is tilelang's, with Python 3.13."""
 
@@ -103,12 +105,14 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_example_runs(folder: Path, printed: dict[str, str], name: str) -> None:
     output = run(folder, *LAUNCHED[name], name) if name in LAUNCHED else printed[name]
     assert re.search(EXAMPLES[name], output, re.DOTALL), output
 
 
+@pytest.mark.newest
 def test_the_first_example_runs(folder: Path) -> None:
     """Also as the README's first command."""
     assert len([line for line in (folder / "scale.py").read_text().splitlines() if line]) <= 13

@@ -34,8 +34,14 @@ def test_what_was_measured_replaces_what_was_known() -> None:
 @pytest.mark.parametrize(
     ("options", "named", "ran"),
     [
-        ({"--quick"}, (), {"test_a::test_new", "test_p::test_promised[1]"}),
-        (set(), (), {"test_a::test_new", "test_a::test_slow[1]", "test_p::test_promised[1]", "test_rare::test_b"}),
+        ({"--quick"}, (), {"test_a::test_new", "test_a::test_newest", "test_p::test_promised[1]"}),
+        (
+            set(),
+            (),
+            {"test_a::test_new", "test_a::test_newest", "test_a::test_slow[1]", "test_p::test_promised[1]"}
+            | {"test_rare::test_b"},
+        ),
+        ({"--newest"}, (), {"test_a::test_newest"}),
         (set(), ("test_asked.py",), {"test_asked::test_long"}),
     ],
 )
@@ -47,6 +53,7 @@ def test_each_tier_has_its_tests(
     monkeypatch.setattr(tiers, "promised_tests", lambda: {"test_p::test_promised"})
     nodes = (
         "a/test_a.py::test_new",
+        "a/test_a.py::test_newest",
         "a/test_a.py::test_slow[1]",
         "test_p.py::test_promised[1]",
         "benches/test_rare.py::test_b",
@@ -65,4 +72,4 @@ class _Item:
         self.nodeid, self.path = node, tiers.TESTS / node.partition("::")[0]
 
     def get_closest_marker(self, name: str) -> object:
-        return name if "asked" in self.nodeid else None
+        return name if self.nodeid.endswith(name) or (name == "asked" and "asked" in self.nodeid) else None

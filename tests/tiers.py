@@ -1,4 +1,5 @@
 """Which tests run: `make test` the quick ones and those of the promises, `make test-all` all but those to ask for.
+`make test-newest` runs those that are marked «newest»: one for each way into atune.
 
 A test is slow by measurement: `make durations` runs all tests and writes those that took long into durations.txt.
 """
@@ -30,6 +31,7 @@ RARE = ("benches",)
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="run quick tests and those of the promises (make test)")
     parser.addoption("--asked", action="store_true", help="run the tests marked «asked», too (make test-asked)")
+    parser.addoption("--newest", action="store_true", help="run the tests marked «newest» (make test-newest)")
     parser.addoption("--durations-file", action="store_true", help="write tests/durations.txt (make durations)")
 
 
@@ -41,7 +43,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         key = key_of(item.nodeid)
         asked = item.path.stem in ASKED or item.get_closest_marker("asked") is not None
-        if asked:
+        if config.getoption("--newest"):
+            wanted = item.get_closest_marker("newest") is not None
+        elif asked:
             wanted = config.getoption("--asked") or item.path in named
         elif config.getoption("--quick") and not {key, bare(key)} & promised:
             wanted = item.path.parent.name not in RARE and not {key, bare(key)} & slow

@@ -121,7 +121,7 @@ def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int
 
 def is_compiled(kernel: Any) -> bool:
     """Tell whether `kernel` is a `tilelang.JITKernel`, in place of the function that makes it."""
-    return hasattr(kernel, "prim_func") and hasattr(kernel, "adapter")
+    return hasattr(type(kernel), "prim_func") and hasattr(type(kernel), "adapter")
 
 
 def is_autotuned(kernel: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atune.workload.definition import Workload, annotation_names, function_of, parts_of
+from atune.workload.definition import Workload, annotation_names, function_of, is_autotuned, is_compiled, parts_of
 from atune.workload.packing import LARGE_BYTES, LazyCallback, UnopenedCallback
 from atune.workload.source_text import normalised, normalised_expression
 
@@ -61,6 +61,8 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
         return identity(part.func)
     if isinstance(part, UnopenedCallback):
         return part.identity
+    if is_autotuned(part):
+        return identity(part.kernel, depth)  # whatever it knows by now
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
@@ -75,7 +77,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
-    names = dict.fromkeys((*_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
+    names = dict.fromkeys((*global_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
     inner = [
         identity(v, depth + 1)
@@ -108,6 +110,8 @@ def _data_identity(part: Any, depth: int) -> bytes:
         return b"os.environ"  # its values differ between the workers of one run
     if type(part).__module__.partition(".")[0] == "torch":
         return _torch_identity(part)
+    if is_compiled(part):
+        return str(part.prim_func).encode()
     if isinstance(own := getattr(type(part), "cache_identity", None), str):
         return own.encode()  # the key already covers its content
     if isinstance(part, MethodType):
@@ -179,12 +183,12 @@ def _code_text(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def global_names(code: CodeType) -> Iterator[str]:
     """Return the global names that `code` and its inner functions use, such as the PrimFunc's."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from _names(const)
+            yield from global_names(const)
 
 
 def _filled(cell: Any) -> bool:

@@ -6,6 +6,9 @@ thread. `unpack` maps that file, so that processes share its pages until they wr
 
 from __future__ import annotations
 
+import ast
+import copyreg
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -14,10 +17,16 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import CodeType, FunctionType
+from typing import Any, ClassVar
 
 import msgspec
+
+from atune.workload.definition import Workload, annotation_names, is_compiled
+from atune.workload.source_text import parse_expression
 
 LARGE_BYTES = 1 << 20
 """Least bytes of a part outside the stream."""
@@ -55,14 +64,15 @@ class Part:
         return Part, (bytearray(self.memory),)
 
 
-def pack(value: Any) -> Packed:
+def pack(value: Any, *, annotations: bool = True) -> Packed:
     """Pickle `value` with its functions and classes. Raises what pickling raises.
 
-    Large parts are referenced and not copied. Their contents at the time of writing count.
+    Large parts are referenced and not copied. Their contents at the time of writing count. `annotations`: functions
+    bring the globals of their annotations, too.
     """
     apart = _Apart()
     with io.BytesIO() as stream:
-        _packer_class()(stream, apart).dump(value)
+        _packer_class()(stream, apart, annotations).dump(value)
         return Packed(stream.getvalue(), tuple(apart.parts), tuple(apart.buffers))
 
 
@@ -108,14 +118,96 @@ def _packer_class() -> Any:
     import cloudpickle
 
     class Packer(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, stream: io.BytesIO, apart: _Apart) -> None:
+        dispatch_table: ClassVar[Any] = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+
+        def __init__(self, stream: io.BytesIO, apart: _Apart, annotations: bool) -> None:
             super().__init__(stream, protocol=5, buffer_callback=apart.stays)
-            self._apart = apart
+            self._apart, self._annotations = apart, annotations
 
         def persistent_id(self, one: Any) -> tuple[Any, ...] | None:
             return self._apart.place_of(one)
 
+        def reducer_override(self, one: Any) -> Any:
+            if isinstance(one, functools._lru_cache_wrapper):
+                by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+                if one.__module__ in by_value or "<locals>" in one.__qualname__:
+                    return _remembering, (one.__wrapped__, one.cache_parameters())
+            reduced = _tilelangs(one) or super().reducer_override(one)
+            if not (self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple)):
+                return reduced
+            make, parts, state, *_, fill = reduced
+            return make, parts, (fill, state, _annotation_globals(one)), None, None, _fill_annotated
+
     return Packer
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    """Reduce `code` as cloudpickle does, with the name of its file, which cloudpickle leaves out from 3.1.3 on."""
+    import cloudpickle
+
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _in_file, (code.co_filename, make, parts)
+
+
+def _in_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...]) -> CodeType:
+    return make(*parts).replace(co_filename=name)
+
+
+def _annotation_globals(function: FunctionType) -> dict[str, Any]:
+    """Return the globals that only annotations of a function name, as far as they can be sent.
+
+    Under ``from __future__ import annotations`` these are strings, which cloudpickle does not parse.
+    """
+    found = {}
+    for name in {*_names_in_strings(function.__code__), *annotation_names(function)} & function.__globals__.keys():
+        with suppress(Exception):  # pickling may raise anything
+            if not isinstance(value := function.__globals__[name], Workload):
+                pack(value, annotations=False)
+                found[name] = value
+    return found
+
+
+def _names_in_strings(code: CodeType) -> Iterator[str]:
+    texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
+    for text in texts:
+        if isinstance(text, CodeType):
+            yield from _names_in_strings(text)
+        elif isinstance(text, str) and len(text) < 1000:
+            with suppress(SyntaxError, ValueError):
+                yield from (n.id for n in ast.walk(parse_expression(text.strip())) if isinstance(n, ast.Name))
+
+
+def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[str, Any]]) -> None:
+    fill, state, annotated = filled
+    fill(function, state)
+    module = sys.modules.get(function.__module__)  # where Python looks first
+    for names in (function.__globals__, {} if module is None else vars(module)):
+        names.update({name: value for name, value in annotated.items() if name not in names})
+
+
+def _remembering(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Return a function under `functools.lru_cache`, which pickle sends by name alone."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _tilelangs(one: Any) -> tuple[Any, ...] | None:
+    """Reduce a kernel of tilelang to what made it, because what it compiled cannot be sent; None for other objects."""
+    if is_compiled(one):
+        names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
+        options = {name: getattr(one, name) for name in names}
+        tuned = {name: getattr(one, name) for name in ("latency", "config", "ref_latency")}
+        again = importlib.import_module("atune.stages.frontend.jit_kernel").compiled_again
+        return again, (one.prim_func, one.out_idx, getattr(one, "roles", None), options, tuned)
+    kind = type(one)
+    if kind.__module__.startswith("tilelang.") and hasattr(kind, "__post_init__"):  # it makes the caches
+        fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+        return copyreg.__newobj__, (kind,), fields, None, None, _fill  # type: ignore[attr-defined]
+    return None
+
+
+def _fill(one: Any, fields: dict[str, Any]) -> None:
+    vars(one).update(fields)
+    one.__post_init__()
 
 
 def unpack(packed: Packed) -> Any:

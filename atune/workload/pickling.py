@@ -5,18 +5,15 @@ tilelang reads the source of every kernel, even of one typed into a notebook.
 
 from __future__ import annotations
 
-import ast
 import copy
 import hashlib
 import importlib.util
-import inspect
 import linecache
 import os
-import pickle
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -26,7 +23,6 @@ import msgspec
 from atune.errors import NoSuchWorkload, SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
 from atune.workload.definition import (
     Workload,
-    annotation_names,
     function_of,
     functions_of,
     is_autotuned,
@@ -36,8 +32,9 @@ from atune.workload.definition import (
 )
 from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import Packed, pack, unpack
+from atune.workload.sending import refusal
 from atune.workload.source_locations import located
-from atune.workload.source_text import parse_expression, show
+from atune.workload.source_text import show
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
@@ -120,17 +117,16 @@ def ship(workload: Workload) -> PickleRef:
     Large tensors, arrays and byte strings are referenced. Their contents at the time of sending count.
     """
     functions = functions_of(workload)
+    shipped = copy.copy(workload)
+    shipped.amounts = {}  # functions whose results it has
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
     with _by_value(functions):
         try:
-            packed = pack((_without_kernels(workload), _annotation_globals(functions)))
+            packed = pack(shipped)
         except Exception as error:
-            culprit = next((f"{n} {_uses(f)}" for n, f in parts_of(workload) if not can_be_sent(f)), "")
-            raise WorkloadError(
-                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}). Functions must not use "
-                "locks, files, CUDA streams or the like from outside"
-            ) from error
+            why = refusal([*parts_of(workload), *vars(shipped).items()], error)
+            raise WorkloadError(f"Workload {workload.name}: {why}") from error
     parts = [part for _, part in parts_of(workload)]
     sent_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
     # Copied in one step, because other threads add entries.
@@ -146,40 +142,20 @@ def _file_of(part: Any) -> str:
     return "" if code is None else code.co_filename
 
 
-def _without_kernels(workload: Workload) -> Workload:
-    """Return `workload` without what no worker needs: functions whose results it has, and the kernels that
-    `@tilelang.jit` compiled earlier, which cannot be sent."""
-    jit: Any = workload.kernel
-    shipped = copy.copy(workload)
-    shipped.amounts = {}
-    if not hasattr(jit, "_kernel_cache") or not hasattr(getattr(jit, "func", None), "p1_cache"):
-        return shipped
-    fresh = copy.copy(jit)
-    fresh.func = copy.copy(jit.func)
-    for part in (fresh, fresh.func):
-        part.__post_init__()  # makes empty caches
-    shipped.kernel = fresh
-    return shipped
-
-
 def ship_function(function: Callable[..., Any], where: str) -> bytes:
     """Pack a function outside a workload. Raises `UsageError`, naming `where`, if pickling fails."""
-    import cloudpickle
-
     with _by_value([function]):
         try:
-            return pickle.dumps((sys.path, cloudpickle.dumps(function, protocol=5)))
+            return msgspec.msgpack.encode((sys.path, pack(function)))
         except Exception as error:
-            raise UsageError(
-                f"{where} cannot be sent to the workers ({error}); it must not hold locks, files or the like"
-            ) from error
+            raise UsageError(refusal([(where, function)], error)) from error
 
 
-def load_function(packed: bytes) -> Callable[..., Any]:
+def load_function(shipped: bytes) -> Callable[..., Any]:
     """Return the function that `ship_function` packed."""
-    folders, pickled = pickle.loads(packed)
+    folders, packed = msgspec.msgpack.decode(shipped, type=tuple[list[str], Packed])
     sys.path += [folder for folder in folders if folder not in sys.path]
-    function: Callable[..., Any] = pickle.loads(pickled)
+    function: Callable[..., Any] = unpack(packed)
     return function
 
 
@@ -190,9 +166,7 @@ def load(ref: WorkloadRef) -> Workload:
             if entry not in sys.path:
                 sys.path.append(entry)
         show(ref.sources)
-        workload, annotations = unpack(ref.packed)
-        for function in functions_of(workload):
-            _place(function, annotations)
+        workload = unpack(ref.packed)
     else:
         workload = load_named(ref := chosen(ref))
         if is_autotuned(workload):
@@ -249,63 +223,6 @@ def _workloads_of(module: ModuleType) -> list[str]:
     return list(reversed(found.values()))
 
 
-def can_be_sent(part: Any) -> bool:
-    """Tell whether `part` can be sent to other processes. A closure over a lock, for example, cannot."""
-    try:
-        pack(part)
-    except Exception:  # pickling may raise anything
-        return False
-    return True
-
-
-def _uses(part: Any) -> str:
-    """Return which variable from outside keeps a function from being pickled; empty where none is found."""
-    with suppress(TypeError):  # no function of Python
-        used = inspect.getclosurevars(function_of(part))
-        for name, value in {**used.globals, **used.nonlocals}.items():
-            if not can_be_sent(value):
-                return f"uses {name!r} and "
-    return ""
-
-
-def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
-    """Return the globals that only annotations name.
-
-    Under ``from __future__ import annotations`` these are strings, and pickling by value does not parse them.
-    """
-    found: dict[str, Any] = {}
-
-    def names(code: CodeType) -> Iterator[str]:
-        texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
-        for text in texts:
-            if isinstance(text, CodeType):
-                yield from names(text)
-            elif isinstance(text, str) and len(text) < 1000:
-                with suppress(SyntaxError, ValueError):
-                    yield from (n.id for n in ast.walk(parse_expression(text.strip())) if isinstance(n, ast.Name))
-
-    for function in functions:
-        module = sys.modules.get(function.__module__ or "")
-        if module is not None and _importable(module) and _stands_in(module, function):
-            continue
-        for name in (*names(function.__code__), *annotation_names(function)):
-            value = function.__globals__.get(name)
-            if value is not None and not isinstance(value, Workload) and can_be_sent(value):
-                found[name] = value
-    return found
-
-
-def _place(function: Any, annotations: Mapping[str, Any]) -> None:
-    """Give an unpickled function the globals and the module that its annotations need."""
-    for name, value in annotations.items():
-        function.__globals__.setdefault(name, value)
-    name = function.__module__
-    if name and (name == "__main__" or (name not in sys.modules and not _findable(name))):
-        module = ModuleType(name)
-        module.__dict__.update(function.__globals__)
-        sys.modules[name] = module
-
-
 def _stands_in(module: ModuleType, function: Any) -> bool:
     """Tell whether a module's attribute is `function` itself, and not a decorator's replacement."""
     found: Any = module
@@ -334,13 +251,6 @@ def _importable(module: ModuleType) -> bool:
         return False
     file = getattr(top, "__file__", None)
     return found is not None and (file is None or found.origin is None or _same_file(file, found.origin))
-
-
-def _findable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from msgspec.structs import replace
 from atune.engine.plan import PARTS
 from atune.engine.search.registry import SHOWN
 from atune.errors import NoWinner, TargetError, WorkerError
+from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal
+from atune.model.folders import cache_folder
 from atune.model.options import python_ways
 from atune.model.settings import ACCELERATORS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
@@ -253,13 +256,33 @@ def test_handlers_are_put_back(engine: Any, workload: str) -> None:
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_doctor_says_what_can_be_tuned(capsys: Any) -> None:
-    status = main(["doctor"])
-    text = capsys.readouterr().out
-    assert "Python" in text and "g++" in text and "target cuda" in text
-    assert main(["doctor", "--json"]) == status
+@pytest.mark.newest
+def test_doctor_runs_a_kernel_of_a_script_for_each_target(capsys: Any) -> None:
+    """Without a GPU it compiles one for CUDA, if nvcc is there."""
+    status = main(["doctor", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert printed["ok"] == (status == 0) == any(c["ok"] for c in printed["checks"] if c["name"].startswith("target "))
+    found = {one["name"]: one["found"] for one in printed["checks"]}
+    assert status == 0 and printed["ok"] and found["target c"] == "can be tuned here: a kernel compiled and ran"
+    if "GPU" in found and shutil.which("nvcc"):
+        assert found["target cuda"] == "cannot be tuned here; a kernel compiles"
+    assert not list(cache_folder().rglob("double*"))
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ("A[bx * block + i] * 2.0", "A[bx * block + i] * missing", "NameError: name 'missing' is not defined"),
+        ("A[bx * block + i] * 2.0", "A[bx * block + i] * 3.0", "1 gave wrong outputs: output 0: 4096 of 4096"),
+        ("import atune\n", "import missing\n", "ModuleNotFoundError: No module named 'missing'"),
+    ],
+)
+def test_doctor_says_what_fails(was: str, now: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """As it would say of an installation in which no kernel can be lowered, or that computes what is wrong."""
+    monkeypatch.setattr(doctor, "SCRIPT", doctor.SCRIPT.replace(was, now))
+    monkeypatch.setattr(doctor, "_nvcc", lambda: doctor.Check("nvcc", False, "missing"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "missing  target c      a kernel of a few lines fails" in out and says in out
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

@@ -197,9 +197,10 @@ def test_progress_to_a_stream_that_is_given_stays_there(monkeypatch: pytest.Monk
     assert log == [] and "1/1 compiled" in capsys.readouterr().err
 
 
+@pytest.mark.newest
 def test_the_example_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     """Cell by cell inside a running event loop, as Jupyter runs it; the bars and pictures are those of this version."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(atune.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
     command = [sys.executable, str(ROOT / "tests" / "notebook_cells.py"), str(ROOT / "examples" / "notebook.ipynb")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)

@@ -253,24 +253,6 @@ def test_a_file_that_ends_the_program_is_named(tmp_path: Path, raised: str) -> N
         load(FileRef(str(tmp_path / "ends.py"), "WORKLOAD"))
 
 
-def locked_kernel() -> Callable[..., Any]:
-    lock = threading.Lock()
-
-    def held(N: int) -> Any:
-        return lock
-
-    return held
-
-
-def test_what_cannot_be_pickled_is_named() -> None:
-    with pytest.raises(WorkloadError, match=r"Workload held: kernel uses 'lock' and cannot be sent to the .*lock"):
-        ship(Workload(locked_kernel(), Space(N=[1])))
-    with pytest.raises(WorkloadError, match=r"Workload kernel: reference uses 'lock' and cannot be sent"):
-        ship(Workload(kernel, Space(block=[1]), arguments={"N": 1}, reference=locked_kernel()))
-    with pytest.raises(WorkloadError, match=r"Workload kernel: inputs cannot be sent"):
-        ship(Workload(kernel, Space(block=[1]), arguments={"N": 1}, inputs=[threading.Lock()]))
-
-
 def factory(value: Any, other: Any = None) -> Callable[..., Any]:
     def inner(N: int, block: int = 1) -> Any:
         def innermost() -> Any:

@@ -1,6 +1,6 @@
-"""Tell what this machine can tune, what is missing, and what to do about it.
+"""Tell what this machine can tune, what is missing, and what to do about it. Each target compiles and runs a kernel.
 
-Imports neither tilelang nor torch, and makes no CUDA context.
+This process imports neither tilelang nor torch, and makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,39 @@ if TYPE_CHECKING:
 
 NVML = "nvidia-ml-py"
 """The package that lists GPUs: the CPU is tuned without it."""
+
+
+SCRIPT = """
+import sys
+
+import tilelang.language as T
+
+sys.path.append(sys.argv[2])
+import atune
+
+
+def double(n: int = 4096, block: int = 256):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] * 2.0
+
+    return main
+
+
+if __name__ == "__main__":
+    target = sys.argv[1]
+    if target in ("c", "cuda"):
+        workload = atune.Workload(double, [{"block": 256}], reference=lambda A: A * 2)
+        atune.run(workload, target=target, progress=False)
+    else:
+        atune.compile_all(double, [{}], target=target)
+"""
+"""What a user's script does: its kernel is sent to workers, which lower, compile and run it."""
+ARCH = "sm_80"
+"""Compiled for where there is no GPU: every nvcc that tilelang supports knows it."""
+SCRIPT_S = 300
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -59,7 +93,7 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def examine() -> list[Check]:
-    """Check Python, packages, compilers, GPUs and the cache folder. The last two findings say what can be tuned."""
+    """Check Python, packages, compilers, GPUs and the cache folder, and try the targets, which the last two are."""
     checks = [
         _python(),
         *(_package(name) for name in REQUIRES if name != NVML),
@@ -72,12 +106,11 @@ def examine() -> list[Check]:
     packages = [name for name in REQUIRES if name in by_name and not by_name[name].ok]
     missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
     missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
-    gpus = [c for c in checks if c.name.startswith("GPU") and c.ok]
-    if not gpus:
-        missing_cuda.append("a GPU")
+    lacking_gpu = [] if any(c.name.startswith("GPU") and c.ok for c in checks) else ["a GPU"]
     if by_name["torch"].found.partition("+")[2].startswith("cpu"):
-        missing_cuda.append("a torch with CUDA (this one is for the CPU only)")
-    return [*checks, _target("c", missing_c), _target("cuda", missing_cuda)]
+        lacking_gpu.append("a torch with CUDA (this one is for the CPU only)")
+    cuda = ARCH if lacking_gpu else "cuda"
+    return [*checks, _target("c", "c", missing_c, []), _target("cuda", cuda, missing_cuda, lacking_gpu)]
 
 
 def render(checks: Sequence[Check]) -> str:
@@ -86,8 +119,7 @@ def render(checks: Sequence[Check]) -> str:
     lines = []
     for check in checks:
         lines.append(f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}")
-        if check.advice:
-            lines.append(f"{'':{width + 11}}{check.advice}")
+        lines += [f"{'':{width + 11}}{line}" for line in check.advice.splitlines()]
     return "\n".join(lines)
 
 
@@ -171,7 +203,29 @@ def _cache() -> Check:
     return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
 
 
-def _target(kind: str, missing: Sequence[str]) -> Check:
-    if missing:
-        return Check(f"target {kind}", False, "cannot be tuned here", f"it lacks {', '.join(missing)}")
-    return Check(f"target {kind}", True, "can be tuned here")
+def _target(kind: str, tried: str, missing: Sequence[str], lacking_gpu: Sequence[str]) -> Check:
+    """Check a target. `tried`: what the script gets, unless something is `missing` that compiling needs, too."""
+    name, found = f"target {kind}", "cannot be tuned here" if missing else "cannot be tuned here; a kernel compiles"
+    if not missing and (failed := _failed(tried)):
+        return Check(name, False, "a kernel of a few lines fails", failed)
+    if lacking := [*missing, *lacking_gpu]:
+        return Check(name, False, found, f"it lacks {', '.join(lacking)}")
+    return Check(name, True, "can be tuned here: a kernel compiled and ran")
+
+
+def _failed(target: str) -> str:
+    """Run the script, apart from the user's cache. Returns what failed; empty where nothing did."""
+    with tempfile.TemporaryDirectory(prefix="atune-doctor-") as folder:
+        script = Path(folder, "double.py")
+        script.write_text(SCRIPT)
+        command = [sys.executable, str(script), target, str(Path(__file__).parents[3])]
+        env = {**os.environ, "ATUNE_CACHE_DIR": folder}
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_S, env=env, check=True)
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in error.stderr.splitlines() if "atune show" not in line]  # its journal is gone
+            raised = max((i for i, line in enumerate(lines) if line[:1].strip()), default=0)
+            return "\n".join(lines[raised:]) or str(error)
+        except subprocess.TimeoutExpired as error:
+            return str(error)
+    return ""

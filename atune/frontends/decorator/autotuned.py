@@ -10,10 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 
 from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import with_library, with_library_async
+from atune.frontends.api.options import ListenOptions
 from atune.frontends.decorator.arguments import Entry, direct, giver, launcher, raw_key, text_of
 from atune.frontends.decorator.call import Call, TunableKernel
 from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
@@ -276,6 +278,11 @@ class Autotuned(TunedKernel):
     def __init__(self, kernel: Any, options: Options) -> None:
         super().__init__(kernel)
         self.options = options
+
+    def __reduce__(self) -> Any:
+        """Send the kernel with its options: the winners that it knows, and who listens to it, stay in this process."""
+        run = {name: value for name, value in self.options.run.items() if name not in ListenOptions.__annotations__}
+        return Autotuned, (self.kernel, msgspec.structs.replace(self.options, run=run))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.

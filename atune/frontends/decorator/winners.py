@@ -24,6 +24,7 @@ from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config, config_key, describe_config, printable
+from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 
 
@@ -98,10 +99,14 @@ class Winners:
     def find(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
         """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
 
+        A run's worker never tunes: there a reference that calls such a kernel gets the default configuration.
+
         Raises `UsageError` where a task of this very thread tunes it: waiting would block that task. Raises what a
         configuration failed with, or `SpaceError`, where a tuning in this program brought none that can be used.
         """
         on_miss = on_miss or call.options.on_miss
+        if on_miss == "tune" and in_worker():
+            on_miss = "default"
         found = self.serving(call) or self._stored(call)
         if found is not None:
             return found

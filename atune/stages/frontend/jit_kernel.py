@@ -83,22 +83,8 @@ def jit_kernel(
     options = {"target": target.tvm(), "compile_flags": chosen}
 
     def compiled() -> Any:
-        own = tuple(named) == roles.outputs and not roles.zero
-        # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
-        made = tilelang.compile(
-            function if own else function.without_attr("tilelang_out_idx"),
-            out_idx=outputs if own else None,
-            execution_backend=backend,
-            target_host=target_host,
-            verbose=verbose,
-            pass_configs=passes or None,
-            **options,
-        )
-        found = copy.copy(made)
-        if not own:
-            makes = Outputs(kernel_parameters(function), roles.outputs, target.kind, _scalars(function), roles.zero)
-            found.torch_function = _calling(makes, made.torch_function)
-        return found
+        how = {"execution_backend": backend, "target_host": target_host, "verbose": verbose}
+        return _tilelang_kernel(function, outputs, roles, target.kind, pass_configs=passes or None, **how, **options)
 
     if artifact is None:
         found = compiled()
@@ -154,6 +140,48 @@ class Measured:
 
     def export_library(self, kernel_file: str) -> None:
         self.as_tilelang().export_library(kernel_file)
+
+
+class Again(Measured):
+    """A kernel that another process compiled. This process compiles it at its first use."""
+
+    adapter = property(lambda self: self.as_tilelang().adapter)
+    torch_function = property(lambda self: self.as_tilelang().torch_function)
+
+
+def compiled_again(
+    function: Any, out_idx: Any, roles: Roles | None, options: Mapping[str, Any], tuned: Mapping[str, Any]
+) -> Any:
+    """Return the `JITKernel` of a PrimFunc, which tilelang compiles at its first use, or has in its cache.
+
+    `roles`: those of its parameters, of a tuned kernel. `options`: for `tilelang.compile`. `tuned`: the kernel's
+    latency, configuration and reference latency.
+    """
+    given = None if "tilelang_out_idx" in (function.attrs or {}) else out_idx
+    known = Roles(tuple(named_outputs(function, given))) if roles is None else roles
+    kernel = object.__new__(_over(Again, tilelang.JITKernel))
+    kind = str(getattr(options["target"], "kind", options["target"]))
+    make = functools.partial(_tilelang_kernel, function, given, known, kind, **options)
+    vars(kernel).update(options, **tuned, prim_func=function, roles=known, _tilelang_compile=make)
+    return kernel
+
+
+def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **options: Any) -> Any:
+    """Return a PrimFunc's kernel as tilelang compiles it, whose calls make the outputs that `roles` says.
+
+    `kind`: the target's. `options`: for `tilelang.compile`.
+    """
+    own = tuple(named_outputs(function, out_idx)) == roles.outputs and not roles.zero
+    made = tilelang.compile(
+        function if own else function.without_attr("tilelang_out_idx"), out_idx=out_idx if own else None, **options
+    )
+    found = copy.copy(
+        made
+    )  # tilelang keeps one kernel a code, and its latency and configuration are another tuning's too
+    if not own:
+        makes = Outputs(kernel_parameters(function), roles.outputs, kind, _scalars(function), roles.zero)
+        found.torch_function = _calling(makes, made.torch_function)
+    return found
 
 
 class MeasuredAdapter:

@@ -35,6 +35,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NoReturn
 
 FRAME = struct.Struct("!QIIQ")
@@ -325,6 +326,7 @@ class ForkServerMain:
             # If memory runs out, the kernel should kill a worker before the user's program.
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("500")
+            sys.modules["__main__"] = ModuleType("__main__")  # the program's, as far as it is sent
             os.environ.update(order["env"])
             os.environ[WORKER] = str(os.getpid())
             os.nice(order["nice"])

@@ -1,0 +1,285 @@
+"""What workers get by value: functions know their files, kernels of tilelang come along, and a refusal says where."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import linecache
+import re
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+import atune
+from atune.compat.tilelang import autotune as drop_in
+from atune.errors import UsageError, WorkloadError
+from atune.model.space import Space
+from atune.workload.fingerprint import identity
+from atune.workload.packing import LazyCallback, pack, unpack
+from atune.workload.pickling import load_function, ship_function
+from atune.workload.workload import Workload, ship
+
+CELL = '''
+import functools
+
+def function(x):
+    def inner():
+        return [lambda: x for _ in range(2)]
+    return inner
+
+class Class:
+    def method(self):
+        return lambda: self
+    @staticmethod
+    def static():
+        return 1
+    @property
+    def named(self):
+        return 2
+
+async def awaited(x):
+    return x
+
+closure = function(1)
+short = lambda x: (lambda: x)
+method = Class().method
+partial = functools.partial(function, 1)
+remembering = functools.lru_cache(maxsize=8)(function)
+listed = [short]
+'''  # fmt: skip
+
+
+def codes_of(one: Any) -> Iterator[CodeType]:
+    """Yield the code objects of a function, or of those that an object holds, with all inside them."""
+    if isinstance(one, CodeType):
+        yield one
+        yield from itertools.chain.from_iterable(map(codes_of, one.co_consts))
+    elif isinstance(one, FunctionType):
+        yield from codes_of(one.__code__)
+    elif isinstance(one, type):
+        yield from itertools.chain.from_iterable(map(codes_of, vars(one).values()))
+    elif isinstance(one, list):
+        yield from itertools.chain.from_iterable(map(codes_of, one))
+    else:
+        inner = (getattr(one, name, None) for name in ("__func__", "__wrapped__", "func", "fget"))
+        yield from itertools.chain.from_iterable(codes_of(each) for each in inner if each is not None)
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    "name",
+    ["function", "Class", "awaited", "closure", "short", "method", "partial", "remembering", "listed"],
+)
+def test_what_is_sent_by_value_has_its_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cloudpickle 3.1.3 calls every file «<dynamic-code>», and tilelang reads kernels by their files."""
+    file = "<a cell of test_sending>"
+    monkeypatch.setitem(linecache.cache, file, (len(CELL), None, CELL.splitlines(keepends=True), file))
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL, file, "exec"), cell)
+    codes = list(codes_of(unpack(pack(cell[name]))))
+    assert codes and {code.co_filename for code in codes} == {file}
+    assert [inspect.getsource(code) for code in codes] == [inspect.getsource(code) for code in codes_of(cell[name])]
+
+
+def test_a_prior_is_sent_with_the_name_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def prior(config, facts):\n    return 1 / 0\n", "<a prior>", "exec"), cell)
+    assert load_function(ship_function(cell["prior"], "prior")).__code__.co_filename == "<a prior>"
+    with pytest.raises(UsageError, match=r"^prior p → closure variable 'lock', a lock, cannot be sent to the workers"):
+        ship_function(holding(threading.Lock()), "prior p")
+
+
+def lazy() -> Any:
+    @tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")
+    def double(n: int, block: int = 32):  # type: ignore[no-untyped-def]
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(T.ceildiv(n, block)) as bx:
+                for i in T.serial(block):
+                    B[bx * block + i] = A[bx * block + i] * 2.0
+
+        return main
+
+    return double
+
+
+def eager() -> Any:
+    @tilelang.jit(target="c", execution_backend="cython")
+    def double(A, block: int = 32):  # type: ignore[no-untyped-def]
+        n = T.const("n")
+        A: T.Tensor[[n], T.float32]  # type: ignore[no-redef]
+        B = T.empty([n], "float32")
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * 2.0
+        return B
+
+    return double
+
+
+ON_CALL: dict[str, Any] = {"target": "c", "on_miss": "default", "cache": False}
+KERNELS: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any]]] = {
+    "lazy": (lazy, lambda kernel, A: kernel(64)(A)),
+    "eager": (eager, lambda kernel, A: kernel(A)),
+    "compiled": (lambda: lazy()(64), lambda kernel, A: kernel(A)),
+    "compiled eager": (lambda: eager().compile(torch.ones(64)), lambda kernel, A: kernel(A)),
+    "autotuned": (
+        lambda: atune.autotune(lazy(), space={"block": [64]}, **ON_CALL), lambda kernel, A: kernel(64)(A)
+    ),
+    "autotuned eager": (
+        lambda: atune.autotune(eager(), space={"block": [64]}, **ON_CALL), lambda kernel, A: kernel(A)
+    ),
+    "measured": (
+        lambda: atune.autotune(lazy(), space={"block": [64]}, **ON_CALL)(64), lambda kernel, A: kernel(A)
+    ),
+}  # fmt: skip
+"""Kernels of tilelang and of atune, and how each is called."""
+HELD = SimpleNamespace(kernel=None)
+
+
+class Op:
+    def __init__(self, kernel: Any, call: Any) -> None:
+        self.kernel, self.call = kernel, call
+
+    def reference(self, A: Any) -> Any:
+        return self.call(self.kernel, A)
+
+
+def holders(kernel: Any, call: Any) -> Iterator[Callable[[Any], Any]]:
+    """Yield functions that hold `kernel`, each in another way."""
+
+    def default(A: Any, kernel: Any = kernel) -> Any:
+        return call(kernel, A)
+
+    def in_global(A: Any) -> Any:
+        return call(HELD.kernel, A)
+
+    HELD.kernel = [kernel]
+    table = {"kernels": [kernel]}
+    yield lambda A: call(kernel, A)
+    yield lambda A: call(table["kernels"][0], A)
+    yield default
+    yield Op(kernel, call).reference
+    yield functools.partial(call, kernel)
+    HELD.kernel = kernel
+    yield in_global
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_kernel_is_sent_before_and_after_it_was_called(kind: str) -> None:
+    (make, call), A = KERNELS[kind], torch.randn(64)
+    kernel = make()
+    before = identity(kernel)
+    for _ in range(2):
+        for hold in holders(kernel, call):
+            assert torch.equal(unpack(pack(hold))(A), A * 2)
+            assert torch.equal(unpack(pack(LazyCallback(hold)))(A), A * 2)
+        assert torch.equal(call(kernel, A), A * 2)
+    assert identity(kernel) == before
+
+
+def test_a_kernel_that_is_sent_is_compiled_at_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile workers unpack what a kernel function holds, and need not run it."""
+    kernel = lazy()(64)
+    kernel.update_tuner_result(1.5, {"block": 32}, 3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tilelang, "compile", lambda *_, **__: pytest.fail("it is compiled"))
+        sent = unpack(pack(kernel))
+        assert isinstance(sent, tilelang.JITKernel) and sent.prim_func.script() == kernel.prim_func.script()
+    A = torch.randn(64)
+    assert torch.equal(sent(A), A * 2) and sent.out_idx == kernel.out_idx
+    assert sent.get_kernel_source() == kernel.get_kernel_source()
+    assert sent.get_tuner_result() == kernel.get_tuner_result()
+
+
+def test_other_tuners_kernels_are_sent() -> None:
+    ours = unpack(pack(drop_in(configs=[{"block": 64}])(lazy())))
+    theirs = unpack(pack(tilelang.autotuner.autotune(configs=[{"block": 64}])(lazy())))
+    assert ours.configs == theirs.configs == [{"block": 64}]
+
+
+def test_compiled_kernels_count_by_their_code() -> None:
+    kernel = lazy()
+    assert identity(kernel(64)) == identity(unpack(pack(kernel(64)))) != identity(kernel(128))
+
+
+def kernel(N: int, block: int = 1) -> Any:
+    raise AssertionError("nothing is lowered here")
+
+
+def holding(lock: Any) -> Any:
+    return lambda A: lock
+
+
+class Locked:
+    def __init__(self, lock: Any) -> None:
+        self.name, self.inner = "outer", SimpleNamespace(back=self, lock=lock)
+
+    def reference(self, A: Any) -> Any:
+        return A
+
+
+class LockedClass:
+    table: ClassVar[Any] = {"a": [1, threading.Lock()]}
+
+
+def locked_default(A: Any, *, held: Any = LockedClass.table["a"]) -> Any:
+    return A
+
+
+def locked_jit(lock: Any) -> Any:
+    plain = lazy()
+
+    @tilelang.jit(out_idx=[-1], target="c")
+    def locked(n: int) -> Any:
+        with lock:
+            return plain.get_tir(n)
+
+    return locked
+
+
+def in_this_file(A: Any) -> Any:
+    def inner() -> Any:
+        return LockedClass
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda lock: {"reference": holding(lock)}, "reference → closure variable 'lock', a lock,"),
+        (lambda lock: {"check": LazyCallback(holding([lock]))}, "check → closure variable 'lock' → [0], a lock,"),
+        (lambda lock: {"reference": Locked(lock).reference}, "→ self → attribute 'inner' → attribute 'lock', a lock,"),
+        (lambda lock: {"reference": holding(Locked(lock))}, "'lock' → attribute 'inner' → attribute 'lock', a lock,"),
+        (lambda lock: {"reference": functools.partial(holding, lock)}, "reference → [0], a lock,"),
+        (lambda lock: {"reference": functools.partial(kernel, N=lock)}, "reference → attribute 'N', a lock,"),
+        (lambda lock: {"setup": functools.lru_cache(holding(lock))}, "setup → closure variable 'lock', a lock,"),
+        (lambda lock: {"reference": in_this_file}, "→ global 'LockedClass' → attribute 'table' → ['a'] → [1], a lock,"),
+        (lambda lock: {"reference": locked_default}, "reference → default of 'held' → [1], a lock,"),
+        (
+            lambda lock: {"check": holding(locked_jit(lock))},
+            "check → closure variable 'lock' → closure variable 'lock', a",
+        ),
+        (lambda lock: {"check": holding(x for x in "ab")}, "check → closure variable 'lock', a generator,"),
+        (lambda lock: {"inputs": [lock]}, "inputs → [0], a lock,"),
+        (lambda lock: {"where": holding(lock)}, "constraint 0 → closure variable 'lock', a lock,"),
+    ],
+)
+def test_a_refusal_names_what_cannot_be_sent_and_where_it_is_held(
+    make: Callable[[Any], dict[str, Any]], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in (kernel, in_this_file, locked_default, Locked, LockedClass, holding):  # as in a script
+        monkeypatch.setattr(one, "__module__", "__main__")
+    options = make(threading.Lock())
+    space = Space(block=[1], **({"where": options.pop("where")} if "where" in options else {}))
+    with pytest.raises(WorkloadError, match=r"^Workload kernel: .* cannot be sent to the workers \(") as caught:
+        ship(Workload(kernel, space, arguments={"N": 1}, **options))
+    assert where in str(caught.value) and re.search(r"\. Make it inside the function that uses it", str(caught.value))
