@@ -374,7 +374,7 @@ def child_retime(job: dict[str, Any]) -> None:
 
 def machine() -> dict[str, Any]:
     """Say where this ran."""
-    names = ("atune", "tilelang", "torch", "apache-tvm-ffi")
+    names = ("tilelang-atune", "tilelang", "torch", "apache-tvm-ffi")
     versions = {}
     for name in names:
         try:

@@ -18,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import venv
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NAME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
+"""What the files of the distribution begin with."""
 JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
 WORKLOAD = ROOT / "examples" / "gemm_cpu.py"
 
@@ -44,11 +47,11 @@ def main() -> None:
 
 def build(out: Path) -> Path:
     """Build both into `out`, in place of older ones, and return the wheel's path."""
-    for pattern in ("atune-*.whl", "atune-*.tar.gz"):
+    for pattern in (f"{NAME}-*.whl", f"{NAME}-*.tar.gz"):
         for older in out.glob(pattern):
             older.unlink()
     subprocess.run([sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], check=True, stdout=sys.stderr)
-    (sdist,), (wheel,) = out.glob("atune-*.tar.gz"), out.glob("atune-*.whl")
+    (sdist,), (wheel,) = out.glob(f"{NAME}-*.tar.gz"), out.glob(f"{NAME}-*.whl")
     for path in (sdist, wheel):
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return wheel
@@ -58,7 +61,7 @@ def compare(wheel: Path) -> None:
     """Exit unless the wheel's package is what git tracks of it."""
     listed = subprocess.run(["git", "ls-files", "-z", "atune"], cwd=ROOT, check=True, capture_output=True, text=True)
     tracked = {name for name in listed.stdout.split("\0") if name}
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"atune-[^/]+\.dist-info/", name)}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(rf"{NAME}-[^/]+\.dist-info/", name)}
     if tracked != held:
         sys.exit(f"the wheel lacks {sorted(tracked - held)} and has {sorted(held - tracked)} that git does not track")
 
@@ -66,7 +69,7 @@ def compare(wheel: Path) -> None:
 def light_install() -> list[list[str]]:
     """Return the commands that the docs give for machines that only read journals, as lists of words."""
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
-    line = re.search(r"^    (pip install .*--no-deps \.)$", pages, re.MULTILINE)
+    line = re.search(r"^(pip install .*--no-deps \.)$", pages, re.MULTILINE)
     if line is None:
         sys.exit("docs do not say how to install without tilelang and torch: pip install … --no-deps .")
     return [shlex.split(part) for part in line[1].split("&&")]

@@ -17,7 +17,7 @@ import pytest
 def ray_cluster(nodes: int = 1, *, cpus: int = 2, **resources: Any) -> Iterator[Any]:
     """Start a cluster and join it, with `cpus` cores a node. Yields Ray's `Cluster`."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed here: pip install 'atune[ray]'")
+        pytest.skip("Ray is not installed here: pip install ray")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -15,6 +15,7 @@ from typing import get_args
 
 import pytest
 import tables
+from pages import FENCED, PAGES, ROOT, write_files
 from programs import printed_by
 
 import atune
@@ -30,8 +31,6 @@ from atune.model.artifact import FailureKind
 from atune.reporting.summary import summary
 from atune.stages.measure.check import RTOL
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = PAGES[0]
 API, OPTIONS, CONCEPTS, FAILURES, JOURNAL, DECORATOR, CACHE = (
     ROOT / "docs" / f"{name}.md" for name in ("api", "options", "concepts", "failures", "journal", "decorator", "cache")
@@ -57,7 +56,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-FENCED = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 EXAMPLES = {
     "scale.py": "block.*threads",
     "transpose.py": r"best: \{'block_M': ",
@@ -85,9 +83,7 @@ WARNINGS = ("-W", "error", "-W", "ignore:Failing to pass a value to the 'type_pa
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the pages' example files, each under the name that the page gives it."""
     files = tmp_path_factory.mktemp("readme")
-    for page in PAGES:
-        for name, text in FENCED.findall(page.read_text()):
-            (files / name).write_text(text)
+    write_files(files)
     return files
 
 
@@ -182,7 +178,7 @@ def test_every_option_of_tune_is_documented() -> None:
 
 def test_every_command_is_documented() -> None:
     there = re.findall(r"^  ([a-z]+)  ", help_of(), re.MULTILINE)
-    assert sorted(re.findall(r"^    atune ([a-z]+) ", OPTIONS.read_text(), re.MULTILINE)) == sorted(there)
+    assert sorted(re.findall(r"^\| `atune ([a-z]+)\b", OPTIONS.read_text(), re.MULTILINE)) == sorted(there)
 
 
 def test_the_readme_is_two_screens() -> None:

@@ -1,10 +1,15 @@
-"""The packages that atune runs with, and what to say where one is not installed. Imports the standard library alone."""
+"""The packages that atune runs with, and what to say where one is not installed. Imports none of them."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import sys
 from importlib.util import find_spec
+from typing import Any
+
+from atune.errors import UsageError
 
 REQUIRES = {
     "tilelang": ">=0.1.14,<0.1.16",
@@ -19,7 +24,7 @@ REQUIRES = {
 """Tested versions by package, as in pyproject.toml."""
 HEAVY = {"tilelang", "torch"}
 """What only workers import. Journals are read, shown and simulated without them."""
-_MODULES = {"nvidia-ml-py": "pynvml"}
+_MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
 """What a package is imported by, where that is not its name."""
 
 
@@ -46,3 +51,17 @@ def not_installed(module: str | None) -> str:
     absent = [name for name in absent if wanted in HEAVY or name not in HEAVY]
     command = shlex.join(["pip", "install", *(name + REQUIRES[name] for name in absent)])
     return f"not installed in this Python: {', '.join(absent)}. To install: {command}"
+
+
+def lacks(what: str, package: str, why: str = "") -> UsageError:
+    """Return the error, with what to install, where `what` lacks a `package` that nothing else needs."""
+    why = why and f" ({why})"
+    return UsageError(f"{what} needs {package}, which {sys.executable} cannot import{why}: pip install {package}")
+
+
+def optional(what: str, package: str) -> Any:
+    """Import a package that `what` alone needs. Raises `UsageError`, with what to install, where that fails."""
+    try:
+        return importlib.import_module(_MODULES.get(package, package))
+    except ImportError as error:
+        raise lacks(what, package, str(error)) from error

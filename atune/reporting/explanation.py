@@ -86,7 +86,7 @@ def _chosen(result: Result, index: int | None) -> Record:
 
 def not_tried(result: Result, index: int | None) -> UsageError:
     """Return the error that a result has no candidate `index`, or, for None, none that was measured or failed."""
-    listed = f"atune replay {result.journal} --table lists those it has"
+    listed = f"those it has: atune replay {shlex.quote(str(result.journal))} --table"
     if index is not None and 0 <= index < result.total:
         return UsageError(f"candidate {index} was not tried; {listed}")
     wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
@@ -155,7 +155,7 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
         yield f"source at  {printable(story.source)}"
     elif record.facts is not None:
         which = f"{shlex.quote(printable(story.journal))} {record.index}"
-        again = f"; atune explain {which} --source makes it again" if story.origin else ""
+        again = f"; to make it again: atune explain {which} --source" if story.origin else ""
         yield f"source at  not kept{again}"
     if story.compiler:
         yield f"compiler   {printable(story.compiler)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import math
@@ -18,6 +17,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
+from atune.model.requirements import optional
 
 FORMATS = ("csv", "t4")
 DECIMALS, MOST_DECIMALS = 4, 9
@@ -156,11 +156,7 @@ def data_frame(result: Result) -> Any:
 
     The configuration has a column ``config.NAME`` for each axis. Raises `UsageError` where pandas is not installed.
     """
-    try:
-        pandas: Any = importlib.import_module("pandas")
-    except ImportError as error:
-        raise UsageError("data_frame needs pandas, which is not installed: pip install pandas") from error
-    return pandas.DataFrame(rows(result.all_records))
+    return optional("data_frame", "pandas").DataFrame(rows(result.all_records))
 
 
 def table(result: Result) -> str:

@@ -85,7 +85,7 @@ def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: py
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
         ([WEIGHTED, "--fragment", "held_s"], "add --svg FILE"),
         ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
-        ([JOURNAL, "12345"], f"has no candidate 12345; atune replay {JOURNAL} --table lists those it has"),
+        ([JOURNAL, "12345"], f"has no candidate 12345; those it has: atune replay {JOURNAL} --table"),
     ],
 )
 def test_what_cannot_be_explained_is_said_before_anything_starts(

@@ -169,7 +169,7 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
     stream.events[0] = msgspec.structs.replace(stream.events[0], origin=origin)
     path = write(tmp_path / "j", stream.events)
     reported = list(story_lines(candidate_story(path, 0)))
-    again = f"; atune explain {path} 0 --source makes it again"
+    again = f"; to make it again: atune explain {path} 0 --source"
     assert f"source at  not kept{again if origin else ''}" in reported
     if not origin:
         assert main(["explain", str(path), "0"]) == 2

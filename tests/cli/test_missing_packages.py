@@ -18,6 +18,7 @@ from atune.model.requirements import HEAVY, REQUIRES, not_installed
 
 ROOT = Path(atune.__file__).parents[1]
 JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+GEMM = str(ROOT / "examples" / "gemm_cpu.py")
 WITHOUT = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))  # importing one of these raises ModuleNotFoundError
@@ -55,9 +56,20 @@ def test_a_missing_package_is_no_bug(command: tuple[str, ...]) -> None:
     assert "pip install 'msgspec>=0.20,<0.23'" in done.stderr and "bug" not in done.stderr
 
 
-def test_completion_says_what_it_needs() -> None:
-    done = run("shtab", "--show-completion", "bash")
-    assert done.returncode == 2 and done.stderr.endswith("not installed: pip install 'shtab>=1.7,<2'\n")
+@pytest.mark.parametrize(
+    ("module", "package", "command"),
+    [
+        ("shtab", "shtab", ("--show-completion", "bash")),
+        ("watchfiles", "watchfiles", ("tune", GEMM, "--on-save")),
+        ("ray", "ray", ("tune", GEMM, "--cluster", "auto")),
+        ("sklearn", "scikit-learn", ("tune", GEMM, "--strategy", "forest")),
+    ],
+)
+def test_what_only_one_thing_needs_is_named_itself(module: str, package: str, command: tuple[str, ...]) -> None:
+    done = run(module, *command)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"needs {package}, which {sys.executable} cannot import" in done.stderr
+    assert done.stderr.endswith(f": pip install {package}\n")
 
 
 def test_json_says_it_too() -> None:

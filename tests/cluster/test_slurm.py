@@ -41,7 +41,7 @@ exec {sys.executable} -m ray.scripts.scripts "$@" --num-cpus 2 --dashboard-agent
 def shared() -> Iterator[Path]:
     """Return the folder that all nodes share. Its path is short, because Ray's sockets are in it."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed here: pip install 'atune[ray]'")
+        pytest.skip("Ray is not installed here: pip install ray")
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

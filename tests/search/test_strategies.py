@@ -248,7 +248,7 @@ def test_a_strategy_that_learns_needs_to_measure_meanwhile() -> None:
 
 def test_without_scikit_learn_the_forest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forest, "available", lambda: False)
-    with pytest.raises(UsageError, match=r"pip install 'atune\[search\]'"):
+    with pytest.raises(UsageError, match=r"pip install scikit-learn$"):
         check_given("forest", pipeline=True)
     assert chosen(1000, 100, limited=True) == "random" and chosen(1000, 100, limited=True, prior=True) == "prior"
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from atune.engine.search.encoding import Encoding, elsewhere_column, more_columns
 from atune.engine.search.fixed_orders import first_of, spread_order
 from atune.engine.search.interface import DUPLICATE, Searched, by_prior
-from atune.errors import UsageError
+from atune.model.requirements import lacks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -252,10 +252,7 @@ def available() -> bool:
 def needs() -> None:
     """Raise `UsageError`, with what to install, if scikit-learn is missing."""
     if not available():
-        raise UsageError(
-            "strategy 'forest' needs scikit-learn, which is not installed: pip install 'atune[search]', or take prior "
-            "or random"
-        )
+        raise lacks("strategy 'forest', unlike prior and random,", "scikit-learn")
 
 
 def preload() -> None:

@@ -65,7 +65,7 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True, values=("all", "cpu", "0"),
     )]
     cluster: Annotated[str | None, Option(
-        "Run on the nodes of a Ray cluster: auto, local, or its address. Needs ``atune[ray]``. `devices` and "
+        "Run on the nodes of a Ray cluster: auto, local, or its address. Needs ``ray``. `devices` and "
         "`CompileSettings.workers` then hold for each node.",
         check=_address, flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md",
         group="where", values=("auto", "local"),

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shlex
 import tokenize
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,8 @@ def _check_place(site: KernelSite, path: str, name: str, journal: str) -> None:
     if site.default_in_decorator:
         raise UsageError(f"the default= in the decorator of {name} overrides default arguments: remove it first")
     if not os.path.exists(site.path) or not os.path.samefile(site.path, path):
-        there = f"atune apply {journal} {site.path}:{site.function}" if os.path.exists(site.path) else "edit that file"
+        command = shlex.join(["atune", "apply", journal, f"{site.path}:{site.function}"])
+        there = command if os.path.exists(site.path) else "edit that file"
         raise UsageError(f"the kernel of {name} is defined elsewhere, in {site.path}, line {site.line}: {there}")
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  atune compare old.jsonl latest          compare the last run with an older one
-  atune compare before/ after/            compare all problems of two folders of journals
+  atune compare old.jsonl latest          # compare the last run with an older one
+  atune compare before/ after/            # compare all problems of two folders of journals
 
 The exit status is 1 where a winner is gone, or its ratio's whole interval is above --fail-over. It is 0 where the
 interval leaves that open. Lines that begin with doubtful do not change it."""

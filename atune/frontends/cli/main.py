@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib.util
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from atune.frontends.cli.output import (
     print_out,
     report_error,
 )
+from atune.model.requirements import lacks
 from atune.version import __version__
 from atune.workers.system.terminal import Interrupts, discard, prepare
 
@@ -111,15 +113,13 @@ def show_kept(result: Result, arguments: argparse.Namespace) -> int:
         return show(result, arguments)
     except (BrokenPipeError, OutputLost) as error:
         if isinstance(error, OutputLost):
-            kept = "" if result.journal is None else f"; atune replay {result.journal} shows the result"
+            kept = "" if result.journal is None else f"; the result: atune replay {shlex.quote(result.journal)}"
             print_message(f"{error}{kept}", kind="")
         return OK if result.best is not None else NO_WINNER
 
 
 def _needs_shtab(shell: str) -> NoReturn:
-    raise UsageError(
-        f"a completion script for {shell} needs shtab, which is not installed: pip install 'shtab>=1.7,<2'"
-    )
+    raise lacks(f"a completion script for {shell}", "shtab")
 
 
 def _parser(word: str = "") -> Parser:
@@ -150,8 +150,8 @@ def _parser(word: str = "") -> Parser:
 
 _EXAMPLES = """\
 examples:
-  atune tune gemm.py --budget 10%    tune the workload of a file
-  atune runs                         list what was tuned
-  atune report latest                make a page of the last run
+  atune tune gemm.py --budget 10%    # tune the workload of a file
+  atune runs                         # list what was tuned
+  atune report latest                # make a page of the last run
 
 Each command has its own help, such as atune tune --help."""

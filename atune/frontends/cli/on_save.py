@@ -8,7 +8,6 @@ Libraries of unchanged code come from the artifact store.
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -20,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from atune.errors import AtuneError, TargetError, UsageError
+from atune.errors import AtuneError, TargetError
 from atune.frontends.cli.main import INTERRUPTED
 from atune.frontends.cli.output import print_lines, print_message
 from atune.journal.result import Result
 from atune.model.candidate import describe_config, printable
+from atune.model.requirements import optional
 from atune.reporting.screen import Line
 from atune.workers.processes.server import parked
 
@@ -55,10 +55,7 @@ def tune_on_save(path: str, once: Callable[[Tuning, Reporter], int], wait: Wait,
     Ends with the error if a save cannot mend it, as for a target that this machine lacks. Raises `UsageError` without
     watchfiles.
     """
-    try:
-        importlib.import_module("watchfiles")
-    except ImportError as error:
-        raise UsageError(f"--on-save needs watchfiles ({error}): pip install 'atune[watch]'") from error
+    optional("--on-save", "watchfiles")
     parked.begin_series()
     try:
         return _tune_on_save(path, once, wait, Rounds(json=json))

@@ -68,7 +68,7 @@ class PreviewOptions(TypedDict):
         flag="--compile-only", group="preview", page="#compile-only", common=True,
     )]
     on_save: Annotated[bool, Option(
-        "Tune again whenever the file, or a module next to it that it imports, is saved. Needs ``atune[watch]``.",
+        "Tune again whenever the file, or a module next to it that it imports, is saved. Needs ``watchfiles``.",
         default=False, flag="--on-save", group="search", page="#on-save", common=True,
     )]
     # fmt: on
@@ -89,9 +89,9 @@ def groups() -> dict[str, list[Field]]:
 
 _EXAMPLES = """\
 examples:
-  atune tune gemm.py                      tune the workload of a file
-  atune tune gemm.py:GEMM --budget 10%    try a tenth, the most promising first
-  atune tune gemm.py --dry-run            count the candidates, and stop"""
+  atune tune gemm.py                      # tune the workload of a file
+  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the most promising first
+  atune tune gemm.py --dry-run            # count the candidates, and stop"""
 
 
 def add_commands(commands: Any, shown: Parser) -> None:

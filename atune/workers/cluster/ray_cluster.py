@@ -26,6 +26,7 @@ import msgspec
 
 from atune.errors import MachineError, UsageError, message_of
 from atune.model.jobs import Job
+from atune.model.requirements import optional
 from atune.workers.cluster.agent import Actor, versions_here
 from atune.workers.cluster.messages import Library, Opening, Reply
 from atune.workers.cluster.nodes import Agent, NodeLost
@@ -264,10 +265,4 @@ def _ray(address: str) -> Any:
             os.environ.setdefault(name, value)
         if os.environ["RAY_AUTH_MODE"] == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise UsageError(
-            f"a cluster needs Ray, which cannot be imported by {sys.executable} ({error}): pip install 'atune[ray]'"
-        ) from error
-    return ray
+    return optional("a cluster", "ray")
