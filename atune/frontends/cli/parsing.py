@@ -90,7 +90,7 @@ def groups() -> dict[str, list[Field]]:
 _EXAMPLES = """\
 examples:
   atune tune gemm.py                      # tune the workload of a file
-  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the most promising first
+  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the likeliest first
   atune tune gemm.py --dry-run            # count the candidates, and stop"""
 
 
