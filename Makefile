@@ -44,13 +44,16 @@ test-floors: .venv-floors/installed
 	.venv-floors/bin/python $(PYTEST)
 
 # A test of each way into atune, with the newest versions of the packages that pyproject.toml admits, installed as README
-# says. torch alone keeps its tested version, because an open range brings gigabytes of CUDA.
+# says. torch alone keeps its tested version, because an open range brings gigabytes of CUDA. Then the contract with the
+# newest tilelang, whether it is admitted or not.
 test-newest:
 	test -x .venv-newest/bin/python || $(SYSTEM_PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		. $$(grep ^torch== constraints.txt) --group dev
 	.venv-newest/bin/pytest --numprocesses $(JOBS) --dist loadfile --newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade tilelang
+	.venv-newest/bin/pytest --numprocesses 0 tests/stages/test_tilelang_contract.py
 
 # The tests that need neither tilelang nor torch, in an environment without them, such as for another Python.
 test-light: .venv-light/installed

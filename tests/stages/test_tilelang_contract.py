@@ -5,10 +5,13 @@ This file alone tells whether a new tilelang fits. It needs no compiler and no G
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import tilelang.language as T
 import torch
 from tilelang import jit
 
+import atune
 from atune.compat.tilelang import install
 from atune.errors import UsageError
 from atune.model.device import Target
@@ -32,7 +36,7 @@ from atune.stages.frontend.frontend import (
     parameters_of,
     tensor_names,
 )
-from atune.stages.frontend.jit_kernel import written
+from atune.stages.frontend.roles import READ, WRITE, accesses, found_roles
 
 REPLACED = [f"{place}:{name}" for name, places in tilelang.REPLACED.items() for place in places]
 
@@ -53,6 +57,41 @@ def test_the_installed_tilelang_keeps_the_contract() -> None:
     assert tilelang.breaches() == [] and tilelang.differences(REPLACED) == []
 
 
+OPTIONAL = {
+    # swizzle_lowering, for tested versions alone
+    "tvm.tirx.stmt_functor.ir_transform", "tvm.tirx.AttrStmt",
+    # axes of atune.layout, which only their users need
+    "language.GemmWarpPolicy", "language.copy", "layout.make_linear_layout", "layout.make_full_bank_swizzled_layout",
+    "layout.make_half_bank_swizzled_layout", "layout.make_quarter_bank_swizzled_layout",
+}  # fmt: skip
+
+
+def used(source: str) -> set[str]:
+    """Return what a module takes from `atune.stages.tilelang`, as dotted names."""
+    tree, owners = ast.parse(source), {"tilelang": ""}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            text = ast.unparse(node.value)
+            if re.fullmatch(r"tilelang(\.\w+)+", text):
+                owners[node.targets[0].id] = text.partition(".")[2] + "."
+    chains = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    parts = [chain.partition(".") for chain in chains if re.fullmatch(r"\w+(\.\w+)+", chain)]
+    return {owners[owner] + rest for owner, _, rest in parts if owner in owners}
+
+
+def test_the_contract_has_all_that_is_used() -> None:
+    """A chain of attributes counts once, at its full length or where the contract ends."""
+    known = {re.split(r"[.:(]", place.partition("(")[0])[-1] for place in tilelang.NAMES} | set(vars(tilelang))
+    for place, (_, *parts) in tilelang.NAMES.items():
+        owner = "" if place == "tilelang:" else re.split("[.:]", place.partition("(")[0])[-1] + "."
+        known |= {owner + part.partition("(")[0] for part in parts}
+    texts = [path.read_text() for path in Path(atune.__file__).parent.rglob("*.py")]
+    found = set().union(*(used(text) for text in texts if "from atune.stages import tilelang\n" in text))
+    covered = {name for name in found if any(f"{name}.".startswith(f"{one}.") for one in known - {"tvm"})}
+    inner = {name for name in found if any(one.startswith(f"{name}.") for one in known)}
+    assert "tvm.tirx.PrimFunc" in covered and found - covered - inner == OPTIONAL
+
+
 @jit
 def doubled(A, threads: int = 32):  # type: ignore[no-untyped-def]
     n = T.const("n")
@@ -67,16 +106,17 @@ def doubled(A, threads: int = 32):  # type: ignore[no-untyped-def]
 def test_an_eager_kernel_is_known_by_its_sizes_and_outputs() -> None:
     assert is_jit(doubled) and is_eager(doubled, {"A": torch.zeros(64)}, [{}]) and tensor_names(doubled) == ("A",)
     sizes = eager_dimensions(doubled, {"A": torch.zeros(64)}, {}, [{"threads": 64}])
-    found = parameters_of(jit_function(doubled, eager=True), sizes, [{"threads": 64}])
-    assert sizes == {"n": 64} and found is not None and [p.shape for p in found[0]] == [(64,), (64,)]
-    assert [i % 2 for i in found[1]] == [1]
+    kernel, configs = jit_function(doubled, eager=True), [{"threads": 64}]
+    params = parameters_of(kernel, sizes, configs)
+    assert sizes == {"n": 64} and params is not None and [p.shape for p in params] == [(64,), (64,)]
+    assert found_roles(kernel, sizes, configs, None).outputs == (1,)
 
 
 @pytest.mark.parametrize("target", [Target("c"), Target("cuda", "sm_90a")], ids=str)
 def test_a_kernel_is_lowered_and_printed(target: Target) -> None:
     context, tvm, seen = steps.context_of(target, None), tilelang.tvm, Seen()
     function = elaborated(jit_function(doubled, eager=True), {"n": 256}, {"threads": 128}, context.target)
-    assert written(function) == {1}
+    assert accesses(function) == {0: READ, 1: WRITE}
     configs = tilelang.normalize_pass_configs({})
     with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
