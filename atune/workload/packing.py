@@ -159,7 +159,8 @@ def _annotation_globals(function: FunctionType) -> dict[str, Any]:
     Under ``from __future__ import annotations`` these are strings, which cloudpickle does not parse.
     """
     found = {}
-    for name in {*_names_in_strings(function.__code__), *annotation_names(function)} & function.__globals__.keys():
+    names = {*_names_in_strings(function.__code__), *annotation_names(function)}
+    for name in sorted(names & function.__globals__.keys()):
         with suppress(Exception):  # pickling may raise anything
             if not isinstance(value := function.__globals__[name], Workload):
                 pack(value, annotations=False)
@@ -199,7 +200,7 @@ def _tilelangs(one: Any) -> tuple[Any, ...] | None:
         again = importlib.import_module("atune.stages.frontend.jit_kernel").compiled_again
         return again, (one.prim_func, one.out_idx, getattr(one, "roles", None), options, tuned)
     kind = type(one)
-    if kind.__module__.startswith("tilelang.") and hasattr(kind, "__post_init__"):  # it makes the caches
+    if str(kind.__module__).startswith("tilelang.") and hasattr(kind, "__post_init__"):  # it makes the caches
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
         return copyreg.__newobj__, (kind,), fields, None, None, _fill  # type: ignore[attr-defined]
     return None
