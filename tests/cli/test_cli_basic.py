@@ -27,7 +27,6 @@ from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal
-from atune.model.folders import cache_folder
 from atune.model.options import python_ways
 from atune.model.settings import ACCELERATORS, BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
@@ -257,15 +256,18 @@ def test_handlers_are_put_back(engine: Any, workload: str) -> None:
 
 
 @pytest.mark.newest
-def test_doctor_runs_a_kernel_of_a_script_for_each_target(capsys: Any) -> None:
-    """Without a GPU it compiles one for CUDA, if nvcc is there."""
+def test_doctor_runs_a_kernel_of_a_script_for_each_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    """Without a GPU it compiles one for CUDA, if nvcc is there. Nothing of that is kept."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
     status = main(["doctor", "--json"])
     printed = json.loads(capsys.readouterr().out)
     found = {one["name"]: one["found"] for one in printed["checks"]}
     assert status == 0 and printed["ok"] and found["target c"] == "can be tuned here: a kernel compiled and ran"
     if "GPU" in found and shutil.which("nvcc"):
         assert found["target cuda"] == "cannot be tuned here; a kernel compiles"
-    assert not list(cache_folder().rglob("double*"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
