@@ -24,7 +24,6 @@ __all__ = [
     "FinalOrdered",
     "FinalStarted",
     "GroupSplit",
-    "InputsSetUp",
     "JournalRepaired",
     "ReferenceMeasured",
     "RunFinished",

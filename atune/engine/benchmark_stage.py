@@ -22,7 +22,6 @@ from atune.journal.events import (
     DeviceExcluded,
     DeviceLost,
     DeviceReady,
-    InputsSetUp,
     ReferenceMeasured,
     Warned,
 )
@@ -140,15 +139,13 @@ class BenchmarkStage:
     async def _prepare(self, worker: DeviceWorker, params: Sequence[KernelParam]) -> bool:
         for _ in range(DEVICE_STARTS):
             try:
-                prepared = await worker.run(PrepareJob(tuple(params), self.run.roles))
+                reference = (await worker.run(PrepareJob(tuple(params), self.run.roles))).reference
             except WorkerLost as error:
                 self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                 if not await self.start(worker):
                     return False
                 continue
-            if prepared.set_up and prepared.set_up != self.state.set_up:
-                self.emit(InputsSetUp, worker=worker.name, device=worker.name, inputs=prepared.set_up)
-            if (reference := prepared.reference) is not None:
+            if reference is not None:
                 self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
                 self._speeds[worker.name] = reference.latency_ms
                 if len(self._speeds) == len(self.usable()):
@@ -239,6 +236,7 @@ class BenchmarkStage:
             max_error=answer.max_error,
             seconds=answer.seconds,
             writes=answer.writes,
+            set_up=answer.set_up,
         )
         best = self.state.best
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)

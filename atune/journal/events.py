@@ -225,13 +225,6 @@ class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measure
     timing: Timing
 
 
-class InputsSetUp(Event, frozen=True, kw_only=True, tag="inputs_set_up"):
-    """The workload's `setup` changed inputs on a device, before anything was checked. `inputs`: their positions."""
-
-    device: str
-    inputs: tuple[int, ...]
-
-
 class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
     """A candidate went to a device, to be loaded, checked and timed."""
 
@@ -261,6 +254,8 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     seconds: float = 0.0
     writes: tuple[int, ...] = ()
     """Input parameters that the kernel writes into, restored before each timed call."""
+    set_up: tuple[int, ...] = ()
+    """Input parameters that the workload's `setup` changed."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -362,7 +357,7 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
-    | InputsSetUp | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed
+    | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed
     | BestChanged | FinalStarted | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed
     | JournalRepaired
 )  # fmt: skip

@@ -22,7 +22,6 @@ from atune.journal.events import (
     CandidateProposed,
     CandidatePruned,
     DeviceReady,
-    InputsSetUp,
     ReferenceMeasured,
     RunFinished,
     RunStarted,
@@ -96,7 +95,7 @@ def _kept(event: AnyEvent, state: State, own: set[int], default: dict[str, Any],
             return replace(event, **default) if first else None
         case SpaceSurveyed():
             return event if first else None
-        case DeviceReady() | InputsSetUp() | ReferenceMeasured() | Warned():
+        case DeviceReady() | ReferenceMeasured() | Warned():
             return event
         case CandidateProposed() | CandidateLowered() | CandidateAliased():
             return event if event.index in own else None

@@ -203,8 +203,10 @@ def roles_of(state: State, winner: int | None) -> Roles:
     """Return the roles of the parameters, with the inputs that the winner was seen to write into."""
     found = state.finished.roles if state.finished else Roles()
     outcome = None if winner is None else state.outcome(winner)
-    seen = outcome.writes if isinstance(outcome, CandidateMeasured) else ()
-    return msgspec.structs.replace(found, writes=tuple(sorted({*found.writes, *seen})), set_up=state.set_up)
+    if not isinstance(outcome, CandidateMeasured):
+        return found
+    writes = tuple(sorted({*found.writes, *outcome.writes}))
+    return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
 
 
 class Untried(msgspec.Struct, frozen=True):

@@ -24,7 +24,6 @@ from atune.journal.events import (
     DeviceReady,
     Event,
     FinalOrdered,
-    InputsSetUp,
     ReferenceMeasured,
     RunFinished,
     RunInterrupted,
@@ -64,8 +63,6 @@ class State:
         self.compile_s: list[float] = []
         """Seconds of each compiled candidate, in order of size: its share of its library. Reused ones do not count."""
         self.devices: dict[str, DeviceInfo] = {}
-        self.set_up: tuple[int, ...] = ()
-        """Positions of the inputs that `setup` changed."""
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
         self.final: FinalOrdered | None = None
@@ -136,8 +133,6 @@ class State:
             case DeviceExcluded():
                 self.warnings.append(f"device {event.device} is left out: {event.reason}")
                 self._forget(event.device)
-            case InputsSetUp():
-                self.set_up = event.inputs
             case ReferenceMeasured():
                 self.references[event.device] = event.timing
             case FinalOrdered():

@@ -156,13 +156,12 @@ class StartJob(Job[Started], frozen=True):
 class Prepared(msgspec.Struct, frozen=True):
     """The reference's timing, if it was timed, and the device's free memory; None on the CPU.
 
-    `loaded_as`: the fingerprint of the workload in this process. `set_up`: the inputs that `setup` changed.
+    `loaded_as`: the fingerprint of the workload in this process.
     """
 
     reference: Timing | None
     free_bytes: int | None = None
     loaded_as: str = ""
-    set_up: tuple[int, ...] = ()
 
 
 class PrepareJob(Job[Prepared], frozen=True):

@@ -85,6 +85,8 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     """Seconds that the device's process spent on it, including loading and checking."""
     writes: tuple[int, ...] = ()
     """Positions of input parameters that the kernel writes into. They were restored before each timed call."""
+    set_up: tuple[int, ...] = ()
+    """Positions of those that the workload's `setup` changed."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):

@@ -37,7 +37,6 @@ class Script:
 
     Configurations with an equal `code_key` are duplicates. `start_failures` is the number of times that a device, by
     its name, fails to start at first (`math.inf`: always). `prepare_error` makes the user's inputs or reference fail.
-    `set_up` names the inputs that the user's setup changes.
     Lowering returns `facts` of a candidate, and so does elaborating, which takes `elaborate_s`.
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
@@ -86,7 +85,6 @@ class Script:
     plain_ms: Callable[[Config], float] | None = None
     plain_fails: Mapping[int, FailureKind] = field(default_factory=dict)
     prepare_error: str = ""
-    set_up: tuple[int, ...] = ()
 
     def failure(self, index: int, stage: Stage) -> FailureKind | None:
         """Return the kind of failure scripted for candidate `index` in `stage`."""

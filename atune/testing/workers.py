@@ -177,7 +177,7 @@ class FakeDeviceWorker:
             case StartJob():
                 answer = Started(await self.start())
             case PrepareJob():
-                answer = Prepared(await self._prepare(), set_up=self.machine.script.set_up)
+                answer = Prepared(await self._prepare())
             case MeasureJob():
                 answer = await self._measure(job.artifact, job.best_ms)
             case FinalJob():

@@ -116,12 +116,12 @@ async def test_cut_after_any_event_the_run_ends_as_the_uninterrupted_one(tmp_pat
         assert not set(before) & set(machine.measured["fake-0"])
 
 
-async def test_roles_are_found_in_the_default_and_what_setup_changed_is_kept(tmp_path: Path) -> None:
+async def test_roles_are_found_in_the_default(tmp_path: Path) -> None:
     """Where the default does not elaborate, in the first of the space that does; again in each part of a run."""
-    whole, part, machine = tmp_path / "whole", tmp_path / "part", fake(script=replaced(SCRIPT, set_up=(0,)))
+    whole, part, machine = tmp_path / "whole", tmp_path / "part", fake()
     result = await tune(machine=machine, journal=whole)
-    assert machine.examined == [7] and result.roles == Roles((0,), set_up=(0,)) == replay(whole).roles
-    await until(part, nth(CandidateMeasured, 5), fake(script=replaced(SCRIPT, set_up=(0,))))
+    assert machine.examined == [7] and result.roles == Roles((0,)) == replay(whole).roles
+    await until(part, nth(CandidateMeasured, 5))
     assert (await resume(part, machine=fake())).roles == result.roles
     machine = fake(script=replaced(SCRIPT, fails={7: "lower", 0: "lower", 1: "lower"}))
     assert (await tune(machine=machine)).roles == Roles((0,)) and machine.examined == [7, 0, 1, 2]

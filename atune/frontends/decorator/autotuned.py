@@ -88,18 +88,15 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
     An eager kernel's tensors are given by each call, outputs included.
     """
     if winner is not None and winner.result is not None:
-        found: Roles = winner.result.roles
+        found = winner.result.roles
     else:
-        given = call.options.workload
-        configs = [given.get("default") or {}, {} if winner is None else call.as_given(winner.config)]
-        found = importlib.import_module("atune.stages.frontend.roles").found_roles(
-            call.kernel,
-            call.arguments,
-            configs,
-            outputs_named(call.kernel, given.get("out_idx")),
-            given.get("zero") or (),
-            given.get("restore") or (),
-        )
+        given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
+        configs = [given.get("default") or {}, config]
+        function = call.owner.frontend.first_function(call.kernel, call.arguments, configs)
+        named = outputs_named(call.kernel, given.get("out_idx"))
+        roles_of = importlib.import_module("atune.stages.frontend.roles").roles_of
+        nothing = function is None  # its compile says why
+        found = Roles() if nothing else roles_of(function, named, given.get("zero") or (), given.get("restore") or ())
     return found.where_given(range(len(call.names)))
 
 

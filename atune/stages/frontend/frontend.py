@@ -205,16 +205,21 @@ def eager_dimensions(
     return found
 
 
-def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> tuple[KernelParam, ...]:
-    """Return the kernel's parameters; none where no configuration traces."""
+def first_function(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> Any:
+    """Return the PrimFunc of the first of `configs` that elaborates; None where none does."""
     for config in configs:
         try:
             with frontend_lock:
-                function = elaborate(kernel, arguments, config)
+                return elaborate(kernel, arguments, config)
         except Exception:
             continue  # the engine records why, as this candidate's failure
-        return kernel_parameters(function)
-    return ()
+    return None
+
+
+def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> tuple[KernelParam, ...]:
+    """Return the kernel's parameters; none where no configuration elaborates."""
+    function = first_function(kernel, arguments, configs)
+    return () if function is None else kernel_parameters(function)
 
 
 def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:

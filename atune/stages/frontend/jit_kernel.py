@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import UsageError
 from atune.model.artifact import Artifact, Roles, source_path
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
@@ -20,7 +19,7 @@ from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_para
 from atune.stages.frontend.roles import WRITE, accesses
 from atune.stages.measure.loader import load
 from atune.stages.measure.tensors import Outputs, check_arguments
-from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op
+from atune.stages.measure.torch_op import op_kernel, register_op
 
 
 def jit_kernel(
@@ -175,9 +174,8 @@ def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **opt
     made = tilelang.compile(
         function if own else function.without_attr("tilelang_out_idx"), out_idx=out_idx if own else None, **options
     )
-    found = copy.copy(
-        made
-    )  # tilelang keeps one kernel a code, and its latency and configuration are another tuning's too
+    # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
+    found = copy.copy(made)
     if not own:
         makes = Outputs(kernel_parameters(function), roles.outputs, kind, _scalars(function), roles.zero)
         found.torch_function = _calling(makes, made.torch_function)
@@ -310,35 +308,19 @@ def jit_op(
     `target`: ``cuda`` or ``c``. `mutates`: positions of the parameters that it writes into in place; None: those that
     its code may write into. Other parameters, and errors: `atune.stages.measure.loader.Kernel.as_op`.
     """
-    function = kernel.prim_func
-    buffers = [function.buffer_map.get(variable) for variable in function.params]
-    params, roles = kernel_parameters(function), kernel.roles
-    own = [i for i, access in accesses(function).items() if access & WRITE and i not in roles.outputs]
-    asked = [*own, *roles.writes] if mutates is None else mutates
-    changed = positions(params, "mutates", [*roles.zero_inputs, *asked])
-    compiled = bool(kernel.adapter.result_idx) and not isinstance(kernel, Measured)
-    if compiled and (inside := sorted({*changed} & {*roles.outputs})):
-        raise UsageError(f"as_op: mutates names {inside[0]}, which this kernel makes and returns itself")
-    roles = roles.where_given(changed)
-    outputs = Outputs(params, roles.outputs, target, _scalars(function), roles.zero)
+    function, roles = kernel.prim_func, kernel.roles
+    own = {i for i, access in accesses(function).items() if access & WRITE} - {*roles.outputs}
+    roles = msgspec.structs.replace(roles, writes=tuple(sorted({*own, *roles.writes})))
+    launch = kernel.torch_function
+    if kernel.adapter.result_idx and not isinstance(kernel, Measured):
 
-    def launch(*arguments: Any) -> tuple[Any, ...]:
-        if compiled:
-            found = kernel.torch_function(*arguments)
-            return (found,) if len(roles.outputs) == 1 else tuple(found)
-        everything = outputs.complete(arguments)
-        kernel.torch_function(*everything)
-        return tuple(everything[i] for i in roles.outputs)
+        def launch(*arguments: Any) -> None:
+            """Call a kernel that makes its outputs, whatever it is given."""
+            made = kernel.torch_function(*[a for i, a in enumerate(arguments) if i not in roles.outputs])
+            for i, one in zip(roles.outputs, [made] if len(roles.outputs) == 1 else made, strict=True):
+                arguments[i].copy_(one)
 
-    names = [str(v.name) if b is None else str(b.name) for v, b in zip(function.params, buffers, strict=True)]
-    op = OpKernel(
-        params=params,
-        names=argument_names(names),
-        returned=roles.outputs,
-        mutates=changed,
-        target=target,
-        launch=launch,
-        identity=(kernel,),
-        scalars=_scalars(function),
-    )
+    names = [str(function.buffer_map.get(v, v).name) for v in function.params]
+    params, scalars = kernel_parameters(function), _scalars(function)
+    op = op_kernel(params, names, roles, mutates, target, launch, (kernel,), scalars)
     return register_op(name, op, backward=backward, setup_context=setup_context)

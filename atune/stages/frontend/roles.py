@@ -6,14 +6,13 @@ reads. Where there are none, the kernel has no outputs: what it reads holds data
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from atune.errors import WorkloadError
 from atune.model.artifact import KernelParam, Roles
-from atune.model.candidate import Config
 from atune.stages import tilelang
-from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_parameters
+from atune.stages.frontend.frontend import kernel_parameters
 
 READ, WRITE = 1, 2
 """Bits of an access, as tilelang has them."""
@@ -42,25 +41,6 @@ def roles_of(
     else:
         outputs = zeroed | {i for i in written if done[i] == WRITE and i not in kept}
     return Roles(*(tuple(sorted(each)) for each in (outputs, zeroed, (written | zeroed) - outputs)))
-
-
-def found_roles(
-    kernel: Any,
-    arguments: Mapping[str, Any],
-    configs: Iterable[Config],
-    out_idx: Sequence[int] | None,
-    zero: Sequence[int] = (),
-    restore: Sequence[int] = (),
-) -> Roles:
-    """Return the roles in the code of the first of `configs` that elaborates; those that are named where none does."""
-    for config in configs:
-        try:
-            with frontend_lock:
-                function = elaborate(kernel, arguments, config)
-        except Exception:
-            continue  # who compiles it says why
-        return roles_of(function, out_idx, zero, restore)
-    return Roles(tuple(out_idx or ()), tuple(zero))
 
 
 def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -> list[int]:

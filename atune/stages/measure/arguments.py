@@ -32,8 +32,6 @@ POISONS = (0xFF, 0x7F)
 """Bytes to fill the outputs with. What holds the one after a call, and after another call the other, was not written.
 The first is NaN in every float format, but -1 in an integer. The second is large, or NaN, so that a kernel that adds to
 it is found out, too."""
-PART = 1 << 26
-"""Elements that are looked at together."""
 _LOWEST, _HIGHEST = 0x11, 0x37
 """Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
 
@@ -138,33 +136,21 @@ class KernelArguments:
     @property
     def described(self) -> str:
         """How many outputs and inputs there are, and why, for messages."""
-        places = f" {list(self.out_idx)}" if self.out_idx else ""
-        numbers = f"{len(self.out_idx)} output(s){places} and {len(self.in_idx)} input(s)"
-        if self._work.out_idx is not None:
-            return f"{numbers}, by out_idx {list(self._work.out_idx)}"
-        if self.out_idx or not self.writes:
-            return numbers
-        return (
-            f"{numbers}: it may read what it writes, parameters {list(self.writes)}; out_idx=[…] names outputs, and "
-            "zero=[…] those that begin as zeros"
-        )
+        named, places = self._work.out_idx, f" {list(self.out_idx)}" if self.out_idx else ""
+        why = "" if named is None else f", by out_idx {list(named)}"
+        if named is None and self.writes and not self.out_idx:
+            why = f": it may read what it writes, parameters {list(self.writes)}; name outputs with out_idx= or zero="
+        return f"{len(self.out_idx)} output(s){places} and {len(self.in_idx)} input(s){why}"
 
     def kept(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
         """Return which elements of the outputs still hold `byte`, as masks by position, where there are any.
 
         `among`: masks of elements that count; None for all. Outputs that are set to zero have none.
         """
-        found: dict[int, Any] = {}
-        for i in self.out_idx if among is None else among:
-            if i in self.zero or not self.values[i].numel():
-                continue
-            bits, whole = bits_of(self.values[i]), whole_of(byte, self.values[i])
-            if among is not None:
-                mask = (bits == whole) & among[i]
-            elif not any((part == whole).any() for part in bits.split(max(1, PART // (bits.numel() // len(bits))))):
-                continue  # most hold none, and need no mask
-            else:
-                mask = bits == whole
+        found = {}
+        for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
+            mask = bits_of(self.values[i]) == whole_of(byte, self.values[i])
+            mask = mask if among is None else mask & among[i]
             if mask.any():
                 found[i] = mask
         return found

@@ -82,7 +82,7 @@ def prepare(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=PrepareJob)
     try:
-        arguments = _make_arguments(job.params, job.roles)
+        _make_arguments(job.params, job.roles)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
@@ -93,7 +93,7 @@ def prepare(payload: bytes) -> bytes:
     reference = None
     if job.timed and _gives_outputs():
         reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
-    return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as(), arguments.set_up))
+    return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
 
 
 def measure(payload: bytes) -> bytes:
@@ -178,14 +178,13 @@ def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
     return FinalEntry(entry.index, msgspec.structs.replace(timing, energy=found))
 
 
-def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> KernelArguments:
+def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
     _device.arguments = _device.expected = None  # their memory is free before new ones are made
     arguments = KernelArguments(workload(), params, roles, device, session().benchmark.input_seed)
     _device.arguments = arguments
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), arguments)
-    return arguments
 
 
 def _fit_arguments(artifact: Artifact, roles: Roles, *, anew: bool = False) -> None:
@@ -226,7 +225,8 @@ def _checked_and_timed(
     if worst is not None and worst_again is not None:
         worst = max(worst, worst_again)
     seconds = round(time.perf_counter() - started, 4)
-    return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, tuple(sorted(changed)))
+    writes, set_up = tuple(sorted(changed)), arguments.set_up
+    return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, writes, set_up)
 
 
 def _with_cause(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:

@@ -11,7 +11,7 @@ from atune.errors import AtuneError
 from atune.model.artifact import Artifact, Roles
 from atune.stages import tilelang
 from atune.stages.measure.tensors import Outputs, bind_dimensions, check_arguments, device_type
-from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op, without_gradients
+from atune.stages.measure.torch_op import op_kernel, register_op, without_gradients
 
 
 class LoadError(AtuneError):
@@ -87,7 +87,8 @@ class Kernel:
             raise TypeError(
                 f"expected {n - n_out} inputs (outputs are returned) or all {n} parameters, got {len(tensors)}"
             )
-        arguments = self._launch(self._outputs, tensors)
+        arguments = self._outputs.complete(tensors)
+        self._launch(*arguments)
         if len(tensors) == n:
             return None
         outputs = tuple(arguments[i] for i in self.roles.outputs)
@@ -116,35 +117,16 @@ class Kernel:
 
         Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
         """
-        params = self.artifact.params
-        asked = self.roles.writes if mutates is None else mutates
-        written = positions(params, "mutates", [*self.roles.zero_inputs, *asked])
-        roles = self.roles.where_given(written)
-        outputs = Outputs(params, roles.outputs, self.artifact.target, zero=roles.zero)
-
-        def launch(*tensors: Any) -> tuple[Any, ...]:
-            arguments = self._launch(outputs, tensors)
-            return tuple(arguments[i] for i in roles.outputs)
-
-        op = OpKernel(
-            params=params,
-            names=argument_names([""] * len(params)),
-            returned=roles.outputs,
-            mutates=written,
-            target=self.artifact.target,
-            launch=launch,
-            identity=(self.artifact.path, self.artifact.symbol),
-        )
+        artifact = self.artifact
+        identity, names = (artifact.path, artifact.symbol), [""] * len(artifact.params)
+        op = op_kernel(artifact.params, names, self.roles, mutates, artifact.target, self._launch, identity)
         return register_op(name, op, backward=backward, setup_context=setup_context)
 
-    def _launch(self, outputs: Outputs, given: Sequence[Any]) -> Sequence[Any]:
-        """Launch with all that is given, and outputs. Returns all arguments."""
-        arguments = outputs.complete(given)
+    def _launch(self, *arguments: Any) -> None:
         # The C function takes bare pointers: a wrong tensor would be read out of bounds.
         check_arguments(self.artifact.params, arguments, device_type(self.artifact.target))
-        outputs.zero_inputs(arguments)
+        self._outputs.zero_inputs(arguments)
         self._function(*arguments)
-        return arguments
 
     def __repr__(self) -> str:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atune.errors import UsageError
-from atune.model.artifact import KernelParam
+from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure.tensors import Outputs, check_arguments, device_type
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
@@ -39,6 +39,33 @@ class OpKernel:
     @property
     def given(self) -> tuple[int, ...]:
         return tuple(i for i in range(len(self.params)) if i not in self.returned)
+
+
+def op_kernel(
+    params: tuple[KernelParam, ...],
+    names: Sequence[str],
+    roles: Roles,
+    mutates: Sequence[int] | None,
+    target: str,
+    launch: Callable[..., Any],
+    identity: tuple[Any, ...],
+    scalars: Mapping[int, str] | None = None,
+) -> OpKernel:
+    """Return the operator of a kernel. `launch` takes every parameter.
+
+    `mutates`: positions that it writes into, outputs that are given among them; None: the inputs that it may write
+    into. Raises `UsageError` for one that no tensor has.
+    """
+    changed = positions(params, "mutates", [*roles.zero_inputs, *(roles.writes if mutates is None else mutates)])
+    roles = roles.where_given(changed)
+    outputs = Outputs(params, roles.outputs, target, scalars, roles.zero)
+
+    def run(*given: Any) -> tuple[Any, ...]:
+        arguments = outputs.complete(given)
+        launch(*arguments)
+        return tuple(arguments[i] for i in roles.outputs)
+
+    return OpKernel(params, argument_names(names), roles.outputs, changed, target, run, identity, scalars or {})
 
 
 _registered: dict[str, tuple[tuple[Any, ...], Any, Any]] = {}
