@@ -30,13 +30,14 @@ from atune.stages.compile.inferred_layouts import Seen, instruments
 from atune.stages.frontend.frontend import (
     eager_dimensions,
     elaborated,
+    first_function,
     is_eager,
     is_jit,
     jit_function,
     parameters_of,
     tensor_names,
 )
-from atune.stages.frontend.roles import READ, WRITE, accesses, found_roles
+from atune.stages.frontend.roles import READ, WRITE, accesses, roles_of
 
 REPLACED = [f"{place}:{name}" for name, places in tilelang.REPLACED.items() for place in places]
 
@@ -109,7 +110,7 @@ def test_an_eager_kernel_is_known_by_its_sizes_and_outputs() -> None:
     kernel, configs = jit_function(doubled, eager=True), [{"threads": 64}]
     params = parameters_of(kernel, sizes, configs)
     assert sizes == {"n": 64} and params is not None and [p.shape for p in params] == [(64,), (64,)]
-    assert found_roles(kernel, sizes, configs, None).outputs == (1,)
+    assert roles_of(first_function(kernel, sizes, configs), None).outputs == (1,)
 
 
 @pytest.mark.parametrize("target", [Target("c"), Target("cuda", "sm_90a")], ids=str)
