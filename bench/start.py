@@ -37,8 +37,6 @@ NOT_EARLY = {"ATUNE_WARM": "off"}
 FILE = "tuned.py"
 EDITED = 20
 """Configurations of the file that is edited and run again."""
-PAUSE_S = 1.0
-"""Between a result of `--on-save` and the next save."""
 
 
 class Folder:
@@ -101,41 +99,6 @@ class Folder:
         began = time.time()
         wall_s = self.run(*ATUNE, "tune", workload, "--journal", str(journal), "--json", *more, **env)
         events = [json.loads(line)["event"] for line in journal.read_text().splitlines()]
-        return {"wall_s": wall_s, **figures(events, began)}
-
-    def tune_on_save(self, name: str, edited: str, *more: str) -> dict[str, float]:
-        """Run `atune tune --on-save`, save the text `edited` once it has a winner, and return figures from the save on.
-
-        Raises `SystemExit`, with what it said, where one of the two runs has no winner.
-        """
-        with (self.path / "output.txt").open("w+") as said, (self.path / "results.txt").open("w+") as output:
-            process = subprocess.Popen(
-                [*ATUNE, "tune", f"{name}:WORKLOAD", "--on-save", "--json", *more],
-                env=self.env, cwd=self.path / "work", stdin=subprocess.DEVNULL, stdout=output, stderr=said,
-                start_new_session=True,
-            )  # fmt: skip
-
-            def ended(runs: int) -> list[dict[str, Any]]:
-                until = time.monotonic() + RUN_S
-                while time.monotonic() < until and process.poll() is None:
-                    lines = (self.path / "results.txt").read_text().splitlines(keepends=True)
-                    if len(lines) == runs and lines[-1].endswith("\n"):
-                        return [json.loads(line) for line in lines]
-                    time.sleep(0.005)
-                said.seek(0)
-                raise SystemExit(f"atune tune --on-save: no {runs} results within {RUN_S:g} s\n{said.read()[-3000:]}")
-
-            try:
-                ended(1)
-                time.sleep(PAUSE_S)
-                began = time.time()
-                Path(name).write_text(edited)
-                _, result = ended(2)
-                wall_s = time.time() - began
-            finally:
-                process.send_signal(signal.SIGINT)
-                process.wait(RUN_S)
-        events = [json.loads(line)["event"] for line in Path(result["journal"]).read_text().splitlines()]
         return {"wall_s": wall_s, **figures(events, began)}
 
 
@@ -217,7 +180,6 @@ def rows(target: str) -> dict[str, Row]:
         ),
         "edit": edit_row(target),
         "hit": hit_row(target),
-        "on-save": on_save_row(target),
         "warm": Row(
             {name: program(programs.warmed(target, warm=name == "warm()")) for name in ("late", "warm()")},
             "warm() / late", ratio("warm()", "late"),
@@ -268,21 +230,6 @@ def edit_row(target: str) -> Row:
         {"cold": tuned_file(target, EDITED), "edited": again},
         "edited / cold", ratio("edited", "cold"),
         beside={"edited, to the winner / cold": lambda p: p["edited"]["winner_s"] / p["cold"]["wall_s"]},
-    )  # fmt: skip
-
-
-def on_save_row(target: str) -> Row:
-    """Return the row of a file that is saved with another kernel body under `--on-save`, beside a cold tuning."""
-
-    def again(folder: Folder) -> dict[str, float]:
-        folder.empty_caches()
-        name = folder.write(FILE, programs.workload_file(target, EDITED))
-        return folder.tune_on_save(name, programs.workload_file(target, EDITED, edited=True))
-
-    return Row(
-        {"cold": tuned_file(target, EDITED), "on save": again},
-        "on save, to the winner / cold", lambda p: p["on save"]["winner_s"] / p["cold"]["wall_s"], "at most 0.35",
-        beside={"on save / cold": ratio("on save", "cold")},
     )  # fmt: skip
 
 

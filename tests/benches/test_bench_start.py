@@ -65,11 +65,3 @@ def test_variants_run_in_turn_and_begin_in_turn() -> None:
 def test_a_process_that_fails_ends_the_bench_with_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"exit status 1.*\n(.*\n)*ValueError: mine"):
         start.Folder(tmp_path).program("raise ValueError('mine')")
-
-
-def test_a_save_is_timed_to_its_winner(tmp_path: Path) -> None:
-    folder = start.Folder(tmp_path)
-    name = folder.write("tuned.py", programs.workload_file("c", 2))
-    found = folder.tune_on_save(name, programs.workload_file("c", 2, edited=True), "--target", "c")
-    assert 0 < found["start_s"] < found["winner_s"] <= found["wall_s"]
-    assert "tuned.py was saved: tuning again" in (tmp_path / "output.txt").read_text()

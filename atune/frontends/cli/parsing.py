@@ -56,7 +56,7 @@ class ProblemOptions(TypedDict):
 
 
 class PreviewOptions(TypedDict):
-    """Options that leave parts of a run out, or repeat it."""
+    """Options that leave parts of a run out."""
 
     # fmt: off
     dry_run: Annotated[bool, Option(
@@ -66,10 +66,6 @@ class PreviewOptions(TypedDict):
     compile_only: Annotated[bool, Option(
         "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
         flag="--compile-only", group="preview", page="#compile-only", common=True,
-    )]
-    on_save: Annotated[bool, Option(
-        "Tune again whenever the file, or a module next to it that it imports, is saved. Needs ``watchfiles``.",
-        default=False, flag="--on-save", group="search", page="#on-save", common=True,
     )]
     # fmt: on
 

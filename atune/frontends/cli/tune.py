@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,31 +65,11 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         if arguments.dry_run:
             return dry_run_command(workload, arguments.journal, options, arguments)
         return compile_only_command(workload, options, arguments)
-    if arguments.on_save:
-        if arguments.journal is not None:
-            raise UsageError("--journal: with --on-save each save is a run with a journal of its own: leave one out")
-        from atune.frontends.cli.on_save import tune_on_save
-
-        once = partial(_tune_once, workload, budget, arguments, interrupts)
-        return tune_on_save(workload.path, once, partial(_awaited, interrupts), json=arguments.json)
     return _tune_once(workload, budget, arguments, interrupts)
 
 
-Tuning = Callable[[Callable[[], Awaitable[Result]]], Awaitable[Result]]
-"""Awaits a run that it is given, or ends it early."""
-Reporter = Callable[[Result | BaseException | None, int, Callable[[], int]], int]
-"""Gets how a run ended, how many candidates have an outcome, and the function that reports that in the usual way."""
-
-
-def _tune_once(
-    workload: FileRef,
-    budget: Budget,
-    arguments: argparse.Namespace,
-    interrupts: Interrupts,
-    tuning: Tuning = lambda tune: tune(),
-    report: Reporter = lambda ended, tried, usual: usual(),
-) -> int:
-    """Tune once, and return the exit status."""
+def _tune_once(workload: FileRef, budget: Budget, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Tune, and return the exit status."""
     journal = default_journal(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
@@ -104,13 +83,11 @@ def _tune_once(
     def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return tune(workload, **options, on_event=on_event)
 
-    return drive(lambda on_event: tuning(partial(call, on_event)), budget, journal, arguments, interrupts, report)
+    return drive(call, budget, journal, arguments, interrupts)
 
 
 def _check_no_run(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for an option that ``--dry-run`` or ``--compile-only`` ignores."""
-    if arguments.on_save:
-        raise UsageError("--on-save: --dry-run and --compile-only end by themselves: leave one of them out")
     if arguments.dry_run and arguments.compile_only:
         raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
     if arguments.compile_only and arguments.journal is not None:
@@ -144,7 +121,6 @@ def drive(
     journal: str,
     arguments: argparse.Namespace,
     interrupts: Interrupts,
-    report: Reporter = lambda ended, tried, usual: usual(),
 ) -> int:
     """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
     state, since, begun = State(), time.time(), False
@@ -172,13 +148,7 @@ def drive(
 
         with interrupts.counted():
             ended = anyio.run(interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
-            return report(ended, state.settled, lambda: _report(ended, state, journal, arguments, begun=begun))
-
-
-def _awaited(interrupts: Interrupts, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Await `call` as `interruptible` does, outside a run."""
-    with interrupts.counted():
-        return anyio.run(interruptible, call, interrupts, lambda: None, backend="asyncio")
+            return _report(ended, state, journal, arguments, begun=begun)
 
 
 async def interruptible(

@@ -40,7 +40,7 @@ def tune_set_command(
     interrupts: Interrupts,
 ) -> int:
     """Tune each of `problems` and print the table. Returns 0 if each has a winner. Raises `UsageError`."""
-    for option in ("dry_run", "compile_only", "on_save"):
+    for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
     folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))

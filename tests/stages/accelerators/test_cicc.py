@@ -352,7 +352,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 async def test_the_next_run_has_the_headers_if_it_follows_unless_they_or_the_device_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under `--on-save`. The service stays in each case, and ends with the program's idle processes."""
+    """As in a set. The service stays in each case, and ends with the program's idle processes."""
     templates = tmp_path / "src"
     shutil.copytree(f"{paths().TILELANG_TEMPLATE_PATH}/tl_templates", templates / "tl_templates")
     monkeypatch.setenv("TL_TEMPLATE_PATH", str(templates))
