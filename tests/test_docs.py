@@ -187,7 +187,7 @@ def test_the_readme_is_two_screens() -> None:
 
 
 def test_every_option_of_the_journal_commands_is_documented() -> None:
-    commands = ("runs", "resume", "replay", "watch", "report", "export", "merge", "apply", "compare")
+    commands = ("runs", "resume", "replay", "watch", "report", "export", "merge", "compare")
     there = flags_of("".join(map(help_of, commands)))
     assert flags_of(" ".join(first_column(section(JOURNAL, "## Commands")))) == there
 

@@ -11,12 +11,12 @@ from atune.journal.reader import is_journal
 from atune.model.folders import whole_file
 
 
-def write_output(path: str, data: bytes, *, private: bool = True, source: bool = False) -> None:
+def write_output(path: str, data: bytes, *, private: bool = True) -> None:
     """Write `data` to a temporary file, then rename it to `path`. On failure, the old file stays.
 
     An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
-    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable, and
-    if it is a source file of Python, unless `data` is such a `source`.
+    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal, a source file of
+    Python, or not writable.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link
@@ -27,7 +27,7 @@ def write_output(path: str, data: bytes, *, private: bool = True, source: bool =
             return
         if is_journal(real):
             raise UsageError(f"{path} is a journal, which is never overwritten: give another file")
-        if there is not None and real.endswith(".py") and not source:
+        if there is not None and real.endswith(".py"):
             raise UsageError(f"{path} is a source file of Python, which is not overwritten: give another file")
         with whole_file(Path(real)) as part:
             with open(part, "wb") as file:

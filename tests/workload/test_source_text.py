@@ -114,7 +114,7 @@ def test_a_keywords_default_that_is_a_name_counts_by_its_value(loaded: Callable[
     assert prints(loaded(text)) != prints(loaded(text.replace("STAGES = 2", "STAGES = 3")))
 
 
-def test_defaults_that_apply_writes_can_be_left_out(loaded: Callable[[str], Any]) -> None:
+def test_defaults_of_what_is_tuned_can_be_left_out(loaded: Callable[[str], Any]) -> None:
     forms = ("block=32, *, stages=2", "block=64, *, stages=3", "block, *, stages")
     kernels = [loaded(KERNEL.replace(forms[0], form)).KERNEL for form in forms]
     assert len({kernel_fingerprint(kernel, without_defaults={"block", "stages"}) for kernel in kernels}) == 1

@@ -1,4 +1,4 @@
-"""The commands that take a journal. Only ``resume`` and ``apply`` run code of the workload, in workers.
+"""The commands that take a journal. Only ``resume`` runs code of the workload, in workers.
 
 Each command imports what it needs itself.
 """
@@ -94,12 +94,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
     add_journal(merge, nargs="+")
     merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
     add_options(merge, [table])
-
-    apply = add("apply", _apply, "Write a winner into its kernel's default arguments")
-    apply.add_argument("kernel", metavar="FILE.py[:NAME]", help="the Workload that was tuned, or its kernel")
-    apply.add_argument("--write", action="store_true", help="write the file [default: only print the diff]")
-    forced = "apply even if the kernel differs from the one that was tuned"
-    apply.add_argument("--force", action="store_true", help=forced)
 
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -314,9 +308,3 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.output is None:
         print_message("nothing was written: add -o FILE to write the journal", kind="")
     return show(result, arguments)
-
-
-def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.apply import apply_command
-
-    return apply_command(arguments)

@@ -18,7 +18,6 @@ import msgspec
 
 from atune.model.candidate import Candidate, Config
 from atune.workers.processes.messages import LoadSpace, Session, SpacePart
-from atune.workload.kernel_defaults import Sought, locate
 from atune.workload.pickling import FileRef, WorkloadRef, chosen
 from atune.workload.source_text import keep_texts, written_since
 from atune.workload.workload import Candidates, Workload, WorkloadSpec, fingerprint, head, load, survey
@@ -139,11 +138,6 @@ def _telling(deadline_s: float) -> Generator[None, None, None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def locate_kernel(payload: bytes) -> bytes:
-    """Load what `payload` (`Sought`) names and return its `KernelSite`. Raises `WorkloadError`."""
-    return msgspec.msgpack.encode(locate(msgspec.msgpack.decode(payload, type=Sought)))
 
 
 def survey_space(payload: bytes) -> bytes:

@@ -15,8 +15,7 @@ from atune.model.folders import run_folder
 from atune.model.jobs import Explained, ExplainJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.workers import Workers, fork_server, how_it_ended, process_folders
-from atune.workers.processes.messages import DISCOVER, EXPLAIN, LOCATE, SURVEY_SPACE, Discovery, Session
-from atune.workload.kernel_defaults import KernelSite, Sought
+from atune.workers.processes.messages import DISCOVER, EXPLAIN, SURVEY_SPACE, Discovery, Session
 from atune.workload.workload import FileRef, SpaceSurvey, WorkloadRef
 
 
@@ -50,13 +49,6 @@ async def _discovered(workers: Workers, target: str, devices: Sequence[str], com
     question = (target, tuple(devices), compile)
     reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
     return msgspec.msgpack.decode(reply, type=Discovery)
-
-
-async def locate_kernel(sought: Sought) -> KernelSite:
-    """Return the place of a kernel's definition, from a worker that runs its file. Raises `WorkloadError`."""
-    async with asking(sought.ref) as (workers, _):
-        reply = await workers.ask_once("locate", LOCATE, msgspec.msgpack.encode(sought))
-    return msgspec.msgpack.decode(reply, type=KernelSite)
 
 
 Answer = Explained | Failure

@@ -17,7 +17,6 @@ LOAD = "atune.stages.session.session:load_workload"
 WRITTEN = "atune.stages.session.session:written"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
-LOCATE = "atune.stages.session.session:locate_kernel"
 SURVEY_SPACE = "atune.stages.session.session:survey_space"
 DISCOVER = "atune.stages.accelerators.registry:discover"
 
