@@ -19,12 +19,12 @@ from functools import cache, partial
 from typing import Any
 
 from common import options
+from recording import Recording
+from simulate import simulate_seeds
 from spaces import SPACES
 from strategies import recorded
 
-from atune.engine.search.recording import Recording
 from atune.engine.search.registry import make_strategy
-from atune.engine.search.simulation import simulate_seeds
 from atune.engine.search.survey_columns import fields_of_facts, figures_for
 from atune.frontends.sets.budget import shares
 

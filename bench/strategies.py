@@ -24,12 +24,12 @@ from pathlib import Path
 
 import msgspec
 from prior import facts_of
+from recording import Recording, read_recording
+from simulate import Summary, Trial, regrets, simulate
 from spaces import FOLDER, SPACES, SUFFIX
 
 from atune.engine.search.interface import AHEAD, Guarded, Searched
-from atune.engine.search.recording import Recording, read_recording
 from atune.engine.search.registry import make_strategy
-from atune.engine.search.simulation import Summary, Trial, regrets, simulate
 from atune.model.candidate import Config
 from atune.model.settings import Budget
 

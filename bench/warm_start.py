@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from recording import Recording
+from simulate import Summary, simulate_seeds, summary_of
 from strategies import RESULTS, interval, recorded
 
 from atune.engine.search.fixed_orders import first_of
-from atune.engine.search.recording import Recording
 from atune.engine.search.registry import make_strategy
-from atune.engine.search.simulation import Summary, simulate_seeds, summary_of
 from atune.engine.search.survey_columns import fields_of_facts, figures_for
 from atune.engine.search.warm_start import elsewhere
 from atune.model.candidate import Advice, config_key

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atune.engine.search.interface import Guarded, Searched, Strategy
+from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN
-from atune.engine.search.recording import latency_or_reason
 from atune.engine.search.registry import make_strategy, uses_prior
 from atune.engine.search.survey_columns import survey_fields
 from atune.engine.search.warm_start import elsewhere, failed_elsewhere

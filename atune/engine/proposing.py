@@ -17,9 +17,8 @@ from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.search.interface import AHEAD, Guarded
+from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
 from atune.engine.search.prior import OwnPrior, check_answers, estimates
-from atune.engine.search.recording import latency_or_reason
 from atune.engine.search.registry import EXHAUSTIVE, learns
 from atune.engine.search.survey_columns import columns
 from atune.engine.start import Start

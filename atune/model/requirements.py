@@ -23,7 +23,7 @@ REQUIRES = {
 }
 """Tested versions by package, as in pyproject.toml."""
 HEAVY = {"tilelang", "torch"}
-"""What only workers import. Journals are read, shown and simulated without them."""
+"""What only workers import. Journals are read and shown without them."""
 _MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
 """What a package is imported by, where that is not its name."""
 

@@ -67,9 +67,9 @@ def test_shells_complete_values(capsys: Any) -> None:
     pytest.importorskip("shtab")
     script = printed(capsys, "--show-completion", "bash")
     ask = 'COMP_WORDS=(atune {}); COMP_CWORD={}; _shtab_atune; echo "${{COMPREPLY[@]}}"'
-    asked = [ask.format("tune --strategy ", 3), ask.format("tune --target sm_9", 3), ask.format("simulate j --stra", 3)]
+    asked = [ask.format("tune --strategy ", 3), ask.format("tune --target sm_9", 3), ask.format("replay j --tab", 3)]
     found = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, check=True)
     strategies, target, option = found.stdout.splitlines()
-    assert strategies.split() == list(SHOWN) and target == "sm_90a" and option == "--strategy"
+    assert strategies.split() == list(SHOWN) and target == "sm_90a" and option == "--table"
     assert main(["tune", "/none.py", "--target", "sm_75"]) == 2  # others than those are taken
     assert "there is no file" in capsys.readouterr().err

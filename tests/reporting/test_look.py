@@ -1,4 +1,4 @@
-"""Merge, export, report, watch and simulation: what is made of journals, none of which runs anything of them."""
+"""Merge, export, report and watch: what is made of journals, none of which runs anything of them."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import itertools
 from functools import partial
 
 import pytest
+from recording import Recording, Tried
+from simulate import simulate_run, summary_of
 
 from atune.engine.search.fixed_orders import FIRST, AdvisedFirst, Random, first_of
 from atune.engine.search.forest import POLISHED
 from atune.engine.search.interface import Searched
-from atune.engine.search.recording import Recording, Tried
 from atune.engine.search.registry import MAKERS, make_strategy
-from atune.engine.search.simulation import simulate_run, summary_of
 from atune.model.candidate import Config
 
 CONFIGS: dict[int, Config] = {

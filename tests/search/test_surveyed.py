@@ -9,16 +9,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from recording import Recording, Tried, read_recording
+from simulate import main, simulate
 
 from atune import tune
 from atune.engine.search.fixed_orders import Ranked
 from atune.engine.search.interface import Searched
 from atune.engine.search.prior import estimates
-from atune.engine.search.recording import Recording, Tried, read_recording
-from atune.engine.search.simulation import simulate
 from atune.engine.search.survey_columns import columns, fields_of_facts, figures_for, survey_fields
 from atune.errors import UsageError
-from atune.frontends.cli.main import main
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.device import DeviceInfo, Target
@@ -108,8 +107,9 @@ async def test_the_command_has_the_prior_too(tmp_path: Path, capsys: pytest.Capt
     """A candidate that moves fewer bytes is faster, and its estimate lower; the one with the last index moves least."""
     script = Script(latency_ms=lambda config: 99.0 - config["x"], facts=lambda config: facts(96 - config["x"]))
     await tune(machine=FakeMachine(20, script, target="sm_90a"), journal=tmp_path / "j", prior=False)
-    command = ["simulate", str(tmp_path / "j"), "--strategy", "prior", "--budget", "1", "--seeds", "3", "--json"]
-    assert main(command) == main([*command, "--no-prior"]) == 0
+    command = [str(tmp_path / "j"), "--strategy", "prior", "--budget", "1", "--seeds", "3", "--json"]
+    main(command)
+    main([*command, "--no-prior"])
     with_it, without = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert with_it["within_1pct"] == 1.0 > without["within_1pct"]
 

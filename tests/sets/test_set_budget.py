@@ -14,12 +14,12 @@ import anyio
 import msgspec
 import pytest
 from event_streams import Stream
+from recording import Recording, read_recording
+from simulate import simulate_seeds
 
 import atune
 from atune import Problems
-from atune.engine.search.recording import Recording, read_recording
 from atune.engine.search.registry import make_strategy
-from atune.engine.search.simulation import simulate_seeds
 from atune.frontends.sets import tuning
 from atune.frontends.sets.budget import HELD_FROM, LEAST, lacking, rest, shares
 from atune.frontends.sets.tuning import resume_set

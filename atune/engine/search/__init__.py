@@ -1,1 +1,1 @@
-"""Chooses candidates: strategies with ask and tell, and the simulation that compares them on recordings."""
+"""Chooses candidates: strategies with ask and tell."""

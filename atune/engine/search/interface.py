@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from atune.errors import StrategyError, UsageError, name_and_message
+from atune.journal.events import CandidateMeasured
+from atune.journal.state import State
 from atune.model.candidate import Config
 
 AHEAD = 2
@@ -85,7 +87,7 @@ def check_strategy(strategy: object) -> None:
 
 
 class Guarded:
-    """Forwards calls of the engine and of simulations to `strategy`, and checks the answers.
+    """Forwards calls of the engine to `strategy`, and checks the answers.
 
     `known`: the indices that it may propose. `first`: the default configuration, which comes before all that it
     proposes; None where the space holds none. `last`: those that come after all that it proposes.
@@ -151,3 +153,16 @@ class Guarded:
 
     def _error(self, message: str) -> StrategyError:
         return StrategyError(f"strategy {self.name!r}: {message}. A journal keeps all measurements")
+
+
+def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
+    """Return what strategies get of candidate `index`: its latency, ms, or why it has none of its own.
+
+    The reason is a failure's kind; ``pruned``; or `DUPLICATE`, also while another with its code is still measured.
+    """
+    outcome = state.outcome(index)
+    if outcome is None or state.first(index).index != index:
+        return None, DUPLICATE
+    if isinstance(outcome, CandidateMeasured):
+        return outcome.timing.latency_ms, ""
+    return None, getattr(outcome, "kind", "pruned")

@@ -7,42 +7,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from atune.engine.search.registry import AUTO
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, with_flags
 from atune.frontends.cli.runs import add_journal
-from atune.model.options import Option, options_of
+from atune.model.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atune.engine.search.recording import Recording
-    from atune.engine.search.simulation import Summary
     from atune.journal.events import Event
     from atune.journal.result import Result
     from atune.workers.system.terminal import Interrupts
-
-
-class SimulateOptions(TypedDict):
-    """What ``simulate`` plays, in addition to the options of a run."""
-
-    # fmt: off
-    seeds: Annotated[int, Option(
-        "Number of runs, with seeds from 0.", default=100, flag="--seeds", metavar="N", unit="seeds",
-    )]
-    workers: Annotated[int, Option(
-        "Number of simulated compile workers.", default=16, flag="--workers", metavar="N", unit="workers",
-    )]
-    devices: Annotated[int, Option(
-        "Number of simulated devices.", default=1, flag="--devices", metavar="N", unit="devices",
-    )]
-    prior: Annotated[bool, Option(
-        "Begin with the candidates that the prior estimates to be fastest.", default=True, flag="--prior",
-    )]
-    # fmt: on
 
 
 def add_commands(commands: Any, shown: Parser) -> None:
@@ -83,11 +61,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
     export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
     export.values["to"] = ("csv", "t4")
     export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
-
-    simulate = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
-    add_options(simulate, [of_run["strategy"]], unset=AUTO)
-    add_options(simulate, [of_run["budget"]], unset=SIMULATED)
-    add_options(simulate, options_of(SimulateOptions).values())
 
     text = "Merge several journals of the same work into one; runs no code"
     merge = add_command(commands, shown, "merge", _merge, text)
@@ -245,58 +218,6 @@ def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -
         write_output(output, data)
         print_out(json.dumps({"output": output}) if arguments.json else f"{done}   {output}")
     return 0
-
-
-def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    import json
-
-    import msgspec
-
-    from atune.engine.search.recording import read_recording
-    from atune.engine.search.simulation import simulate
-    from atune.frontends.cli.output import print_out
-    from atune.model.settings import Budget
-    from atune.workers.system.resources import usable_cores
-
-    recording = read_recording(arguments.journal)
-    budget = Budget.parse(arguments.budget or SIMULATED)
-    summary, _ = simulate(
-        recording,
-        arguments.strategy or AUTO,
-        budget=budget.most(len(recording.configs)),
-        seeds=arguments.seeds,
-        workers=arguments.workers,
-        devices=arguments.devices,
-        prior=arguments.prior,
-        seconds=budget.seconds,
-        processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
-    )
-    print_out(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
-    return 0
-
-
-SIMULATED = "10%"
-"""Budget of a simulation that is given none."""
-MANY_SEEDS = 8
-"""Number of seeds from which several processes share the runs."""
-
-
-def _simulated(summary: Summary, recording: Recording) -> str:
-    """Return a simulation's summary as text."""
-    to_2pct = summary.evaluations_to_2pct_median
-    candidates = "candidate" if to_2pct == 1 else "candidates"
-    reached = f"after {to_2pct:g} {candidates}" if to_2pct is not None else "not reached"
-    return "\n".join(
-        (
-            f"strategy   {summary.strategy}: {summary.evaluations} of {len(recording.configs)} candidates, "
-            f"{summary.seeds} seeds",
-            f"within     1 % of the best: {summary.within_1pct:.0%} of seeds; 2 %: {summary.within_2pct:.0%}; "
-            f"5 %: {summary.within_5pct:.0%}",
-            f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; "
-            f"{summary.evaluations_median:g} tried, {summary.device_s_median:.1f} s of devices, "
-            f"{summary.wall_s_median:.1f} s",
-        )
-    )
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

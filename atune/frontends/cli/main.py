@@ -35,7 +35,7 @@ OK, INTERRUPTED = 0, 130
 _COMMANDS = {
     "parsing": ("tune",),
     "runs": ("runs",),
-    "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge"),
+    "journal": ("resume", "replay", "watch", "report", "export", "merge"),
     "explain": ("show", "explain"),
     "compare": ("compare",),
     "bundle": ("bundle",),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from atune.engine.search.interface import DUPLICATE
+from atune.engine.search.interface import DUPLICATE, latency_or_reason
 from atune.errors import UsageError
 from atune.journal.events import (
     ArtifactBuilt,
@@ -127,16 +127,3 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
         state.header.target, tuple(state.devices.values()),
         default if default in configs else None,
     )  # fmt: skip
-
-
-def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
-    """Return what strategies get of candidate `index`: its latency, ms, or why it has none of its own.
-
-    The reason is a failure's kind; ``pruned``; or `DUPLICATE`, also while another with its code is still measured.
-    """
-    outcome = state.outcome(index)
-    if outcome is None or state.first(index).index != index:
-        return None, DUPLICATE
-    if isinstance(outcome, CandidateMeasured):
-        return outcome.timing.latency_ms, ""
-    return None, getattr(outcome, "kind", "pruned")

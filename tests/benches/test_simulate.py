@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from recording import Recording, Tried, read_recording
+from simulate import main, simulate, simulate_run
 
 from atune import replay, tune
 from atune.engine.search.interface import Searched
-from atune.engine.search.recording import Recording, Tried, read_recording
 from atune.engine.search.registry import make_strategy
-from atune.engine.search.simulation import simulate, simulate_run
 from atune.errors import JournalError, UsageError
-from atune.frontends.cli.main import main
 from atune.journal.writer import Journal
 from atune.testing import FakeMachine, Script
 
@@ -91,7 +90,7 @@ async def test_compressed_journals_are_read_and_not_written(tmp_path: Path) -> N
 
 async def test_the_command_prints_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(await recorded(tmp_path / "j"))
-    assert main(["simulate", journal, "--strategy", "random", "--budget", "50%", "--seeds", "9", "--json"]) == 0
+    main([journal, "--strategy", "random", "--budget", "50%", "--seeds", "9", "--json"])
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(data) == [
         "strategy", "evaluations", "seeds", "within_1pct", "within_2pct", "within_5pct", "regret_median",
@@ -103,7 +102,7 @@ async def test_the_command_prints_its_keys(tmp_path: Path, capsys: pytest.Captur
 
 async def test_seconds_end_a_simulated_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(await recorded(tmp_path / "j"))
-    assert main(["simulate", journal, "--strategy", "random", "--budget", "0.5s", "--seeds", "3", "--json"]) == 0
+    main([journal, "--strategy", "random", "--budget", "0.5s", "--seeds", "3", "--json"])
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < data["evaluations_median"] < data["evaluations"]
 
