@@ -5,10 +5,6 @@ const D = JSON.parse(document.getElementById("data").textContent);
 const byId = id => document.getElementById(id);
 const say = x => x === null || x === undefined ? "–" : Math.abs(x) >= 100 ? x.toFixed(1) : String(Number(x.toPrecision(4)));
 
-// What the reader chose. A page that follows its run loads itself again, and keeps it.
-const kept = (() => { try { return JSON.parse(sessionStorage.getItem(location.pathname)) || {}; } catch { return {}; } })();
-const keep = chosen => { try { sessionStorage.setItem(location.pathname, JSON.stringify(Object.assign(kept, chosen))); } catch { /* for this page alone */ } };
-
 function add(parent, name, attributes, text) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
@@ -72,28 +68,22 @@ function sortable(table, example) {
     for (const other of heads) other.removeAttribute("aria-sort");
     heads[i].setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
     body.append(...rows.map(row => [value(row.cells[i]), row]).sort((a, b) => compare(a[0], b[0], sign)).map(pair => pair[1]));
-    keep({ sort: [titles[i], sign] });
   };
   heads.forEach((head, i) => {
     head.textContent = "";
     add(head, "button", { type: "button" }, titles[i]).addEventListener("click", () => sort(i, head.getAttribute("aria-sort") === "ascending" ? -1 : 1));
   });
-  if (kept.sort && titles.includes(kept.sort[0])) sort(titles.indexOf(kept.sort[0]), kept.sort[1]);
   const label = document.createElement("label"), found = document.createElement("p");
   found.className = "soft"; found.setAttribute("aria-live", "polite");
   label.textContent = `Show only rows with all of these words${example ? `, such as ${example}` : ""}`;
   const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
-  input.value = kept.filter || "";
   box.before(label, found);
-  if (kept.typing) input.focus({ preventScroll: true });
-  addEventListener("pagehide", () => keep({ typing: document.activeElement === input }));
   const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
   const count = document.createElement("span"); count.className = "word";
   const apply = () => {
     const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean).map(w => w.includes("=") ? w + " " : w);
     for (const row of rows) row.hidden = !wanted.every(w => words.get(row).includes(w));
     count.textContent = ` ${rows.filter(row => !row.hidden).length} of ${rows.length} rows `;
-    keep({ filter: input.value });
   };
   input.addEventListener("input", apply); apply();
   for (const how of ["Python", "JSON"]) copies(add(found, "button", { type: "button" }, `Copy rows as ${how}`), () =>

@@ -34,13 +34,14 @@ function maps(width, what, fill, text, known) {
   return all;
 }
 
+let metric;
 const PLOTS = {
   map(width, box) {
-    const chosen = shownMetrics.includes(kept.metric) ? kept.metric : shownMetrics[0];
+    const chosen = shownMetrics.includes(metric) ? metric : shownMetrics[0];
     if (!chosen) return maps(width, "problems", () => "none", () => "", () => false);
     const label = add(box, "label", {}, "Show "), select = add(label, "select", { id: "metric" });
     for (const name of shownMetrics) add(select, "option", { value: name, ...(name === chosen ? { selected: "" } : {}) }, METRICS[name]);
-    select.addEventListener("change", () => { keep({ metric: select.value }); drawAll(); byId("metric").focus(); });
+    select.addEventListener("change", () => { metric = select.value; drawAll(); byId("metric").focus(); });
     return maps(width, METRICS[chosen], colours(chosen), p => chosen === "ms" ? say(Number(p.ms.toPrecision(2))) : p[chosen].toFixed(2), p => p[chosen] !== null);
   },
 

@@ -121,25 +121,20 @@ const sortedBy = () => all("#candidates th[aria-sort]").map(h => [h.textContent,
 const lines = () => all('#parallel .lines path:not([visibility="hidden"])').length;
 const filter = document.getElementById("filter"), shown = () => all("#candidates tbody tr:not([hidden])").length;
 const seen = () => JSON.stringify([sortedBy(), filter.value, shown(), lines()]);
-if (!sessionStorage.again) {
-  all("#candidates th button").find(b => b.textContent.startsWith("registers")).click();
-  filter.value = "threads=64"; filter.dispatchEvent(new Event("input"));
-  const axis = document.querySelector("#parallel .brush .overlay"), box = axis.getBoundingClientRect();
-  for (const [type, y] of [["mousedown", 1], ["mousemove", box.height / 3], ["mouseup", box.height / 3]])
-    (type === "mousedown" ? axis : window).dispatchEvent(
-      new MouseEvent(type, { view: window, bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + y }));
-  sessionStorage.again = seen();
-  location.reload();
-} else document.body.dataset.seen = JSON.stringify([JSON.parse(sessionStorage.again), JSON.parse(seen())]);
+all("#candidates th button").find(b => b.textContent.startsWith("registers")).click();
+filter.value = "threads=64"; filter.dispatchEvent(new Event("input"));
+const axis = document.querySelector("#parallel .brush .overlay"), box = axis.getBoundingClientRect();
+for (const [type, y] of [["mousedown", 1], ["mousemove", box.height / 3], ["mouseup", box.height / 3]])
+  (type === "mousedown" ? axis : window).dispatchEvent(
+    new MouseEvent(type, { view: window, bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + y }));
+document.body.dataset.seen = seen();
 });</script></body>"""
 
 
-def test_a_page_that_is_loaded_again_keeps_what_the_reader_chose(tmp_path: Path) -> None:
+def test_a_reader_sorts_filters_and_brushes(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(report(LAYOUTS).replace("</body>", CHOOSE))
     [found] = re.findall(r'data-seen="([^"]*)"', opened(tmp_path / "page.html", "--virtual-time-budget=10000").stdout)
-    before, after = json.loads(html.unescape(found))
-    assert after == before
-    order, words, rows, lines = after
+    order, words, rows, lines = json.loads(html.unescape(found))
     total = len(replay(LAYOUTS).records)
     assert order == [["registers", "ascending"]] and words == "threads=64" and 0 < rows < total and 0 < lines < total
 

@@ -53,9 +53,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
     report.add_argument(
         "-o", "--output", metavar="FILE", help="the page's path, - for stdout [default: the journal's name, .html]"
     )
-    report.add_argument(
-        "--serve", action="store_true", help="show it on this machine, again whenever the journal grows"
-    )
 
     export = add("export", _export, "Write a journal's records for other tools; runs no code")
     export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
@@ -166,8 +163,6 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
     journal = Path(arguments.journal)
-    if arguments.serve:
-        return _serve(arguments)
     if journal.is_dir():
         from atune.reporting.sets.page import set_report
 
@@ -178,25 +173,6 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         page, output = report(journal), str(journal.with_suffix(".html"))
     output = arguments.output or output
     return _write(page.encode(), output, "report  ", arguments)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    import json
-    from contextlib import suppress
-    from pathlib import Path
-
-    from atune.frontends.cli.output import print_out
-    from atune.reporting.server import ReportServer, served_run
-    from atune.reporting.sets.page import served_set
-
-    journal = Path(arguments.journal)
-    made = served_set if journal.is_dir() else served_run
-    with ReportServer(journal, made=made) as server, suppress(KeyboardInterrupt):
-        server.page()  # a journal that cannot be read is an error now
-        text = f"report     {server.url} (Ctrl-C ends it)"
-        print_out(json.dumps({"url": server.url}) if arguments.json else text)
-        server.serve_forever()
-    return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

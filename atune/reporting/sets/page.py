@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from atune.errors import UsageError
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, is_set_written, tuned_problems
+from atune.journal.set_folder import TunedProblem, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.page import (
     breakable,
@@ -53,12 +53,6 @@ class SetFindings(NamedTuple):
 def set_report(folder: Path) -> str:
     """Return the page for a set's folder. Raises `UsageError` if it is no such folder, and `JournalError`."""
     return set_page(tuned_problems(folder), folder)
-
-
-def served_set(folder: Path) -> tuple[str, bool]:
-    """Return the page for a set's folder, and whether no run writes it any more."""
-    ended = not is_set_written(folder)
-    return set_report(folder), ended
 
 
 def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:

@@ -19,11 +19,9 @@ from atune.errors import UsageError
 from atune.frontends.cli.main import main
 from atune.frontends.sets.tuning import read_set
 from atune.journal.set_folder import entered
-from atune.journal.writer import Journal
 from atune.model.problem import Problem
 from atune.reporting.report import LIBRARIES
-from atune.reporting.server import ReportServer
-from atune.reporting.sets.page import served_set, set_report
+from atune.reporting.sets.page import set_report
 
 STORED = Path(__file__).parents[3] / "bench" / "results" / "sets" / "whole"
 """A set of 56 problems, of an H200."""
@@ -229,14 +227,3 @@ def test_a_result_and_the_command_line_write_the_same_page(
     assert main(["report", ".", "-o", "-"]) == 0 and "problems have a winner" in capsys.readouterr().out
     with pytest.raises(UsageError, match="no folder of a set's journals"):
         set_report(tmp_path)
-
-
-def test_it_is_served_again_whenever_a_journal_of_the_set_grows(tmp_path: Path) -> None:
-    folder = made(tmp_path / "s", [*THREE[:2], ({"M": 4, "N": 8}, {})])
-    with ReportServer(folder, made=served_set) as server:
-        with Journal.create(folder / "set.lock"):
-            page, ended = server.page()
-            assert b"2 of 3" in page and not ended and server.page()[0] is page
-        write(folder / "0002.jsonl", stream_of(*THREE[2]).events)
-        page, ended = server.page()
-        assert b"3 of 3" in page and ended
