@@ -1,8 +1,7 @@
-"""The events of a run, as `on_event=`, `Tuner.events` and a journal have them, and `play`, which plays a journal's."""
+"""The events of a run, as `on_event=`, `Tuner.events` and a journal have them."""
 
 # ruff: noqa: F403, F405 - so that each name stands once, in `__all__`
 from atune.journal.events import *
-from atune.journal.replay import play
 
 __all__ = [
     "ArtifactBuilt",
@@ -33,7 +32,6 @@ __all__ = [
     "SpaceSurveyed",
     "Warned",
     "WinnerProven",
-    "play",
 ]
 
 

@@ -103,7 +103,7 @@ def result() -> str:
 def terminal() -> str:
     """Return the recording of a terminal as SVG, which asks no server for a font: its frames, shown in turn."""
     events, console = read(ROOT / JOURNAL), Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    command = Text("$ ", "green") + Text(f"atune watch {JOURNAL} --speed 1\n")
+    command = Text("$ ", "green") + Text(f"atune watch {JOURNAL}\n")
     shown = [progress(events[: len(events) * n // MOMENTS]) for n in range(1, MOMENTS + 1)] + [result()]
     frames = [Text.assemble(command, Text.from_ansi(text)).wrap(console, COLUMNS) for text in shown]
     rows = max(map(len, frames)) + 1  # without it, underscores of the last line would be cut

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 
-from atune.errors import UsageError
-from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, RunStarted
+from atune.journal.events import AnyEvent, RunFinished, RunInterrupted, RunStarted
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed, parse_line
 from atune.journal.result import Result
 
@@ -24,23 +22,6 @@ def replay(path: str | Path) -> Result:
     before its last line.
     """
     return Result.from_events(JournalReader(path), Path(path), replayed=True)
-
-
-async def play(path: str | Path, speed: float = 1.0) -> AsyncIterator[Event]:
-    """Yield the events of the journal at `path` at the times at which they happened, `speed` times as fast.
-
-    The time between two parts of a run is left out. ``math.inf`` does not wait. Raises `JournalError` as `replay`.
-    """
-    if not speed > 0:
-        raise UsageError(f"speed must be above zero, got {speed!r}")
-    started = anyio.current_time()
-    first: float | None = None
-    for event in JournalReader(path):
-        first = event.mono if first is None else first
-        at = started + (event.mono - first) / speed
-        if not math.isinf(speed) and at > anyio.current_time():
-            await anyio.sleep_until(at)
-        yield event
 
 
 async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:

@@ -23,7 +23,7 @@ from atune.model.artifact import (
 )
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Occupancy
-from atune.model.layouts import Layouts, Picture
+from atune.model.layouts import Layouts
 from atune.model.measurement import FinalEntry, Measurement, Timing
 
 A = TypeVar("A")
@@ -218,11 +218,10 @@ DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob
 
 
 class ExplainJob(msgspec.Struct, frozen=True):
-    """A configuration to compile and explain. `picture`: the fragment to draw; empty: the largest; None: none."""
+    """A configuration to compile and explain."""
 
     candidate: Candidate
     path: str
-    picture: str | None = None
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
@@ -241,7 +240,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     spill_load_bytes: int | None = None
     """Bytes of spill loads, counted the same way."""
     occupancy: Occupancy | None = None
-    picture: Picture | None = None
     choice: str = ""
     """Of a journal's candidate: what it was preferred to, or passed over for, and why, where layouts were chosen."""
 

@@ -111,19 +111,6 @@ MOST = 64
 """Limit for each kind, because a journal keeps a candidate's facts in one line."""
 
 
-class Picture(msgspec.Struct, frozen=True):
-    """Which thread holds which element of a fragment: its first rows and columns.
-
-    `threads`, `slots`: by row and column. If several threads hold an element, the first of them counts.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    replication: int
-    threads: tuple[tuple[int, ...], ...]
-    slots: tuple[tuple[int, ...], ...]
-
-
 def written_threads(threads: Iterable[int]) -> str:
     """Return threads as text, such as ``0-3 64-124:4``: first, last and step; empty where that takes many ranges."""
     left, parts = sorted(set(threads)), list[str]()

@@ -1,4 +1,4 @@
-"""Records for people and other tools: a table of text, a data frame, CSV, and the T4 format."""
+"""Records for people and other tools: a table of text, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -7,42 +7,32 @@ import io
 import json
 import math
 from collections.abc import Container, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from atune.errors import UsageError
-from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateLowered, CandidateMeasured, CandidatePruned
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
-from atune.model.requirements import optional
 
-FORMATS = ("csv", "t4")
+FORMATS = ("csv", "json")
 DECIMALS, MOST_DECIMALS = 4, 9
 """Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
 
 LIKELY = "likely: "
 """How the reason of a candidate that was passed over begins."""
-INVALIDITY = {
-    "lower": "compile", "codegen": "compile", "compile": "compile", "crash": "compile",
-    "timeout": "timeout", "hopeless": "timeout",
-    "mismatch": "correctness", "non_finite": "correctness", "unwritten": "correctness",
-    "out_of_bounds": "correctness", "pruned": "constraints",
-}  # fmt: skip
-"""T4's name for each kind of failure; any other kind is ``runtime``."""
 
 
 def export(journal: str | Path, to: str) -> bytes:
-    """Return the journal's records in the format `to`: ``csv`` or ``t4``.
+    """Return the journal's records in the format `to`: ``csv`` or ``json``.
 
     Raises `UsageError` for another format, and `JournalError`.
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
     result = Result.from_events(JournalReader(journal), Path(journal), replayed=True)
-    return _csv(result) if to == "csv" else _t4(result, journal)
+    return _csv(result) if to == "csv" else f"{json.dumps(rows(result.all_records), indent=1)}\n".encode()
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -86,62 +76,6 @@ def _csv(result: Result) -> bytes:
     return text.getvalue().encode()
 
 
-def _t4(result: Result, journal: str | Path) -> bytes:
-    """T4 auto-tuning results, schema 1.0.0, with the further fields of Kernel Tuner's `store_output_file`."""
-    times: dict[int, tuple[float, float, float]] = {}
-    lowered: dict[int, float] = {}
-    credited = {one.index: one.index if one.same_as is None else one.same_as for one in result.all_records}
-    for event in JournalReader(journal):
-        if isinstance(event, CandidateLowered):
-            lowered[event.index] = event.seconds
-        elif isinstance(event, CandidateMeasured | CandidatePruned | BuildFailed | BenchmarkFailed):
-            seconds = event.seconds if isinstance(event, CandidateMeasured) else 0.0
-            times[credited.get(event.index, event.index)] = (lowered.get(event.index, 0.0), seconds, event.time)
-    entries = []
-    for record in result.records:
-        if record.status == "remaining":
-            continue
-        built_s, ran_s, at = times.get(credited[record.index], (0.0, 0.0, 0.0))
-        runtimes = [] if record.timing is None else [sample / 1e3 for sample in record.timing.samples_us]
-        invalid = record.kind or ("pruned" if record.status == "pruned" else "")
-        worked = record.latency_ms is not None
-        entries.append(
-            {
-                "timestamp": datetime.fromtimestamp(at, UTC).isoformat(),
-                "configuration": record.config,
-                "objectives": ["time"],
-                "times": {
-                    "compilation_time": built_s * 1e3,  # the schema's name, and Kernel Tuner's
-                    "compilation": built_s * 1e3,
-                    "framework": 0,
-                    "search_algorithm": 0,
-                    "validation": 0,
-                    "benchmark": ran_s * 1e3,
-                    "runtimes": runtimes,
-                },
-                "invalidity": "correct" if worked else INVALIDITY.get(invalid, "runtime"),
-                "correctness": 1 if worked else 0,
-                "measurements": _measurements(record),
-            }
-        )
-    document = {"schema_version": "1.0.0", "metadata": {"timeunit": "milliseconds"}, "results": entries}
-    return (json.dumps(document, indent=1) + "\n").encode()
-
-
-def _measurements(record: Record) -> list[dict[str, Any]]:
-    worked = record.latency_ms is not None
-    found: list[dict[str, Any]] = [{"name": "time", "value": record.latency_ms if worked else "", "unit": "ms"}]
-    seen = None if record.timing is None else record.timing.conditions
-    if seen is not None:
-        readings = (
-            ("sm_clock", seen.sm_mhz, "MHz"),
-            ("memory_clock", seen.memory_mhz, "MHz"),
-            ("temperature", seen.temperature_c, "°C"),
-        )
-        found += [{"name": name, "value": value, "unit": unit} for name, value, unit in readings if value is not None]
-    return found
-
-
 def _flat(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
@@ -149,14 +83,6 @@ def _flat(value: Any) -> Any:
 def _safe(value: Any) -> Any:
     # A spreadsheet takes text that begins like this for a formula, and a journal may come from a stranger.
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
-def data_frame(result: Result) -> Any:
-    """Return a pandas DataFrame with a row for each record, as `atune export` writes them.
-
-    The configuration has a column ``config.NAME`` for each axis. Raises `UsageError` where pandas is not installed.
-    """
-    return optional("data_frame", "pandas").DataFrame(rows(result.all_records))
 
 
 def table(result: Result) -> str:

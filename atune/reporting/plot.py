@@ -1,10 +1,10 @@
-"""Pictures as SVG: latencies by rank, which thread holds which element of a fragment, and round values for axes."""
+"""Pictures as SVG: latencies by rank, and round values for axes."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import msgspec
 
 from atune.journal.result import Record, Result
 from atune.model.candidate import describe_config
-from atune.model.layouts import Picture
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 14, 30
@@ -134,46 +133,3 @@ def log_ticks(low: float, high: float) -> list[float]:
     if len(found) > MOST_TICKS:
         found = found[:: -(-len(found) // MOST_TICKS)]
     return found if len(found) > 1 else linear_ticks(low, high, 4)
-
-
-SIDE = 34
-"""Side of a square, in pixels."""
-HEAD = 44
-
-
-def fragment_svg(picture: Picture) -> str:
-    """Return the drawing as SVG text. Each square names its element, thread and slot."""
-    columns = max((len(row) for row in picture.threads), default=0)
-    width, height = max(360, columns * SIDE + 2), HEAD + len(picture.threads) * SIDE + 2
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        f'font-size="10"><text x="2" y="16" font-size="13">{escape(_fragment_title(picture))}</text>'
-        f'<text x="2" y="34">in each square: thread, and slot of that thread</text>'
-    )
-    return "\n".join([head, *_squares(picture), "</svg>", ""])
-
-
-def _fragment_title(picture: Picture) -> str:
-    shape = "×".join(map(str, picture.shape))
-    drawn = sum(map(len, picture.threads))
-    part = (
-        ""
-        if drawn == math.prod(picture.shape)
-        else f", its first {len(picture.threads)} rows and {len(picture.threads[0])} columns"
-    )
-    held = "" if picture.replication == 1 else f"; {picture.replication} threads hold each element, the first is shown"
-    return f"{picture.name}, {shape}{part}{held}"
-
-
-def _squares(picture: Picture) -> Iterator[str]:
-    for i, (threads, slots) in enumerate(zip(picture.threads, picture.slots, strict=True)):
-        for j, (thread, slot) in enumerate(zip(threads, slots, strict=True)):
-            x, y = j * SIDE + 1, HEAD + i * SIDE
-            hue = thread * 137 % 360  # far apart for neighbours
-            yield (
-                f'<g data-thread="{thread}" data-slot="{slot}"><title>row {i}, column {j}: thread {thread}, slot {slot}'
-                f'</title><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="hsl({hue},60%,82%)" '
-                'stroke="#555"/>'
-                f'<text x="{x + SIDE / 2:g}" y="{y + 15}" text-anchor="middle">{thread}</text>'
-                f'<text x="{x + SIDE / 2:g}" y="{y + 28}" text-anchor="middle" fill="#555">{slot}</text></g>'
-            )

@@ -27,7 +27,6 @@ from atune.stages.accelerators import registry
 from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.facts import foreseen
-from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import Steps, backend_context
 from atune.stages.frontend.frontend import elaborated
@@ -117,7 +116,7 @@ def explain(payload: bytes) -> bytes:
     job = msgspec.msgpack.decode(payload, type=ExplainJob)
     candidate = msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config))
     check_config(workload(), candidate.config)
-    return msgspec.msgpack.encode(_guarded(candidate, lambda one: explain_plain(one, job.path, job.picture)))
+    return msgspec.msgpack.encode(_guarded(candidate, lambda one: explain_plain(one, job.path)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
@@ -176,10 +175,10 @@ VERBOSE = "TILELANG_VERBOSE"
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def explain_plain(candidate: Candidate, path: str, picture: str | None = None) -> Explained | Failure:
+def explain_plain(candidate: Candidate, path: str) -> Explained | Failure:
     """Lower and compile a configuration by the plain steps, and read its facts. Raises what lowering raises."""
-    seen, plain = Seen(picture), Steps()
-    lowered = lowering.lower(candidate, plain, seen=seen)
+    plain = Steps()
+    lowered = lowering.lower(candidate, plain)
     with ptxas_log() as log:
         (built,) = answer([lowered], path, plain)
     if isinstance(built, Failure):
@@ -192,7 +191,6 @@ def explain_plain(candidate: Candidate, path: str, picture: str | None = None) -
         facts=facts,
         source=source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel"),
         machine=machine,
-        picture=seen.picture,
     )
     if machine is None:
         return explained

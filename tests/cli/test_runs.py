@@ -113,7 +113,7 @@ def test_words_that_stand_for_none(folder: Path, text: str, why: str) -> None:
         find_journal(text)
 
 
-@pytest.mark.parametrize("command", ["replay", "show", "report", "watch --speed 1000"])
+@pytest.mark.parametrize("command", ["replay", "show", "report", "watch"])
 def test_commands_take_them(folder: Path, command: str, capsys: Any) -> None:
     assert main([*command.split(), "latest", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -64,7 +64,7 @@ def test_an_output_that_cannot_show_a_character_shows_its_escape(
     done = shell(f"{tune} --table", tmp_path, **env)
     assert done.returncode == 0 and rb"\u2013\U0001f600'" in done.stdout and rb"4.00\u20134.00)" in done.stdout
     assert b"best 1 ms (first timing): mode=" in done.stderr and b"rror" not in done.stderr
-    for command in ("replay {} --json", "report {} -o r.html", "export {} --to csv", "export {} --to t4"):
+    for command in ("replay {} --json", "report {} -o r.html", "export {} --to csv", "export {} --to json"):
         done = shell(f"{sys.executable} -m atune {command.format(tmp_path / 'j')}", tmp_path, **env)
         assert (done.returncode, done.stderr) == (0, b"")
         if "--json" in command:

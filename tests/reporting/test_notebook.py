@@ -19,11 +19,9 @@ import pytest
 from event_streams import Stream
 
 import atune
-from atune.errors import UsageError
 from atune.journal.events import BuildFailed
 from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.reporting.export import data_frame
 from atune.reporting.notebook import ROWS, enable, record_html, result_html, space_html, workload_html
 from atune.reporting.plot import rank_plot
 from atune.reporting.progress import Progress
@@ -136,20 +134,6 @@ def test_a_plot_has_a_point_for_each_code_and_can_be_saved(tmp_path: Path) -> No
     heights = [float(point.get("cy") or 0) for point in points]
     assert heights == sorted(heights, reverse=True)
     assert "reference" in plot.svg and "0.02 ms" in plot.svg and repr(plot).startswith("<Plot")
-
-
-def test_a_result_becomes_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))  # type: ignore[arg-type]
-    result = replay(LAYOUTS)
-    rows = data_frame(result)
-    assert len(rows) == 72
-    assert [row["config.threads"] for row in rows] == [record.config["threads"] for record in result.records]
-
-
-def test_without_pandas_a_data_frame_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="pip install pandas"):
-        data_frame(replay(LAYOUTS))
 
 
 def test_a_result_whose_kernel_was_loaded_pickles_without_it() -> None:

@@ -57,8 +57,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
     )
     add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
-    parser.add_argument("--svg", metavar="FILE", help="draw which thread holds which element of a fragment")
-    parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw [default: the largest]")
     add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
 
 
@@ -98,21 +96,16 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.model.device import parse_target
     from atune.workers.local.workload_queries import explain
 
-    if arguments.fragment is not None and arguments.svg is None:
-        raise UsageError("--fragment needs --svg: add --svg FILE")
     ref, configs, target, choices = _asked(arguments)
     parse_target(target)
-    picture = None if arguments.svg is None else (arguments.fragment or "")
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
-    on_cpu, answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
+    on_cpu, answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings))
     if on_cpu:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):
         return _failed([answer for answer in answers if isinstance(answer, Failure)], configs, arguments)
     found = [msgspec.structs.replace(one, choice=choice) for one, choice in zip(found, choices, strict=True)]
-    if arguments.svg is not None:
-        _draw(found[0], arguments)
     _show(found, arguments)
     return 0
 
@@ -182,18 +175,6 @@ def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
 
     where = msgspec.to_builtins(place_in(failure.detail))
     return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}
-
-
-def _draw(found: Explained, arguments: argparse.Namespace) -> None:
-    from atune.journal.output import write_output
-    from atune.reporting.plot import fragment_svg
-
-    if found.picture is None:
-        layouts = found.facts.layouts
-        names = ", ".join(one.name for one in layouts.fragments) if layouts is not None else ""
-        what = f"no fragment {arguments.fragment}; it has {names}" if names else "no fragment to draw"
-        raise UsageError(f"--svg: the kernel has {what}")
-    write_output(arguments.svg, fragment_svg(found.picture).encode())
 
 
 def _show(found: list[Explained], arguments: argparse.Namespace) -> None:

@@ -45,8 +45,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     replay = add("replay", _replay, "Show a journal's result; runs no code")
     add_options(replay, [table])
 
-    watch = add("watch", _watch, "Follow a run that another process writes; or play its recording; runs no code")
-    watch.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
+    watch = add("watch", _watch, "Follow a run that another process writes; runs no code")
     add_options(watch, [table])
 
     report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
@@ -55,8 +54,8 @@ def add_commands(commands: Any, shown: Parser) -> None:
     )
 
     export = add("export", _export, "Write a journal's records for other tools; runs no code")
-    export.add_argument("--to", required=True, metavar="csv|t4", help="the format")
-    export.values["to"] = ("csv", "t4")
+    export.add_argument("--to", required=True, metavar="csv|json", help="the format")
+    export.values["to"] = ("csv", "json")
     export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
 
     text = "Merge several journals of the same work into one; runs no code"
@@ -120,7 +119,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.frontends.cli.main import show
     from atune.frontends.cli.output import print_message
-    from atune.journal.replay import follow, play
+    from atune.journal.replay import follow
     from atune.journal.result import Result
     from atune.journal.state import State
     from atune.journal.writer import is_written
@@ -133,11 +132,6 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     state = State()
 
     async def look(progress: Progress) -> None:
-        if arguments.speed is not None:
-            async for event in play(arguments.journal, arguments.speed):
-                state.apply(event)
-                progress.on_event(event)
-            return
         last, noted = time.time(), False
         async for each in follow(arguments.journal):
             if each is not None:

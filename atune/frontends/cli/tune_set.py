@@ -71,8 +71,6 @@ def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], i
 def watch_set_command(arguments: argparse.Namespace) -> int:
     """Print a line for each problem as its run ends, and the table when no run writes the set any more."""
     folder = Path(arguments.journal)
-    if arguments.speed is not None:
-        raise UsageError(f"--speed plays one journal: give one of those in {folder}")
     first, ended = True, set[str]()
     while True:
         written, problems = is_set_written(folder), listed(folder)

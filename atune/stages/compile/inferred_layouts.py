@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, Picture, SharedFacts, written_threads
+from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, SharedFacts, written_threads
 from atune.stages import tilelang
 from atune.stages.compile.tir import bits_of
 
@@ -16,25 +16,19 @@ WIDEST = 16
 """Neighbours that are examined for a loop's width."""
 WIDEST_BITS = 128
 """Of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
-DRAWN = 64
-"""Maximum of rows and columns in the picture of a fragment."""
 
 
 class Seen:
     """A kernel's layouts. `layouts` is None until layout inference is over, and if they are not understood."""
 
-    def __init__(self, picture: str | None = None) -> None:
+    def __init__(self) -> None:
         self.layouts: Layouts | None = None
-        self.picture: Picture | None = None
-        self._wanted = picture
 
     def read(self, module: Any) -> None:
         """Read a module after layout inference. It never raises, because the kernel is lowered in any case."""
         try:
             buffers, loops = _annotated(module)
             self.layouts = layouts_of(buffers, loops)
-            if self._wanted is not None:
-                self.picture = picture_of(buffers, self._wanted)
         except Exception:
             return
 
@@ -58,25 +52,6 @@ def layouts_of(buffers: Sequence[tuple[Any, Any]], loops: Sequence[tuple[Any, An
         fragments=tuple(fragments[:MOST]),
         loops=tuple(_loop(loop, layout) for loop, layout in loops[:MOST]),
         shared=tuple(shared[:MOST]),
-    )
-
-
-def picture_of(buffers: Sequence[tuple[Any, Any]], name: str) -> Picture | None:
-    """Return the picture of the fragment `name`, or of the one with most elements; None if there is none."""
-    found = [(b, one) for b, one in buffers if _is_fragment(one) and name in ("", str(b.name))]
-    if not found:
-        return None
-    buffer, layout = max(found, key=lambda pair: math.prod(_ints(pair[0].shape)))
-    shape = _ints(buffer.shape)
-    *outer, columns = shape
-    rows = [_place(number, outer) for number in range(min(math.prod(outer), DRAWN))]
-    held = [[_holder(layout, (*row, j)) for j in range(min(columns, DRAWN))] for row in rows]
-    return Picture(
-        name=str(buffer.name),
-        shape=shape,
-        replication=_replication(layout),
-        threads=tuple(tuple(thread for thread, _ in row) for row in held),
-        slots=tuple(tuple(slot for _, slot in row) for row in held),
     )
 
 

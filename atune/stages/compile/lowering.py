@@ -45,11 +45,10 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no accelerator had a part in lowering."""
 
 
-def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
+def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    `seen` receives its layouts, for callers that need more of them than the facts have. If an earlier run's answer is
-    `known`, nothing is lowered, and the answer has no blob.
+    If an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
@@ -61,7 +60,7 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
-    seen = seen or Seen()
+    seen = Seen()
     with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         modules = steps.lower(LowerTask(function, symbol, repr(how.key())))
         lowered = _generated(candidate, function, modules, how)

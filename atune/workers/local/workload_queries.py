@@ -57,23 +57,23 @@ N_STEPS = 2
 
 
 async def explain(
-    ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings, picture: str | None = None
+    ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings
 ) -> tuple[bool, list[Answer]]:
     """Compile each of `configs` for `target` and return its facts or its failure; before them, whether that is the CPU
     only because there is no GPU.
 
-    `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
+    Raises `TargetError`, `WorkloadError` and `WorkerError`.
     """
     async with asking(ref) as (workers, run_dir):
         found = await _discovered(workers, target, (), compile)
         session = Session(ref, found.target, compile, BenchmarkSettings(), run_dir)
-        answers = [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
+        answers = [await _one(workers, session, index, config) for index, config in enumerate(configs)]
         return bool(found.fallback), answers
 
 
-async def _one(workers: Workers, session: Session, index: int, config: Config, picture: str | None) -> Answer:
+async def _one(workers: Workers, session: Session, index: int, config: Config) -> Answer:
     candidate = Candidate(index, config_key(config), config)
-    job = ExplainJob(candidate, os.path.join(session.run_dir, f"explained-{index}.so"), picture)
+    job = ExplainJob(candidate, os.path.join(session.run_dir, f"explained-{index}.so"))
     worker = await workers.loaded("explain", session)
     limit = N_STEPS * session.compile.compile_timeout_s
     try:

@@ -15,7 +15,6 @@ from atune.model.jobs import Explained
 from atune.model.layouts import Alternative, choose, contained
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
-from atune.stages.compile.inferred_layouts import Seen
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import Steps
 from atune.stages.compile_jobs import explain_plain, ptxas_log, spills
@@ -27,22 +26,20 @@ GEMM = FileRef(str(ROOT / "examples" / "gemm.py"), "WORKLOAD")
 SOFTMAX = FileRef(str(ROOT / "examples" / "softmax.py"), "WORKLOAD")
 
 
-def explained(candidate: Candidate, folder: Path, picture: str | None = None) -> Explained:
-    found = explain_plain(candidate, str(folder / "library.so"), picture)
+def explained(candidate: Candidate, folder: Path) -> Explained:
+    found = explain_plain(candidate, str(folder / "library.so"))
     assert not isinstance(found, Failure), found
     return found
 
 
 def test_rows_held_by_one_thread_each_take_four_slots_of_every_fragment(tmp_path: Path) -> None:
     with session_of(WEIGHTED, tmp_path) as candidates:
-        seen = Seen(picture="held_s")
-        layouts = lower(candidates[0], Steps(), seen=seen).facts.layouts
+        layouts = lower(candidates[0], Steps()).facts.layouts
     assert layouts is not None
     assert {one.name: one.slots for one in layouts.fragments} == {"held_s": 4, "held_a": 4, "held_b": 4}
     assert {one.name: one.replication for one in layouts.fragments} == {"held_s": 1, "held_a": 128, "held_b": 1}
     assert [(one.slots, one.redundant, one.width, one.uneven) for one in layouts.loops] == [(4, 0, 4, False)] * 2
     assert layouts.loops[1].stores == ("out (global)",)
-    assert seen.picture is not None and seen.picture.threads[5] == (5,) * 4 and seen.picture.slots[5] == (0, 1, 2, 3)
 
 
 def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
