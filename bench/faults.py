@@ -69,7 +69,7 @@ def tuned(name: str, benchmark: BenchmarkSettings, journal_path: str | None, kil
 
 def main() -> None:
     arguments = options(__doc__ or "", 300, deadline=5.0)
-    benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, n_repeat=50, standby=True)
+    benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, n_repeat=50)
     clean, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean"), kill=False)
     faulty, events = tuned("FAULTY", benchmark, journal(arguments, "faults"), kill=True)
     second, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean-again"), kill=False)
@@ -77,7 +77,7 @@ def main() -> None:
     kinds |= {e.index: "measured" for e in events if isinstance(e, CandidateMeasured)}
     kinds |= {r.index: r.kind for r in faulty.records if r.index not in kinds}
     repeated = {e.index for e in events if isinstance(e, BenchmarkRepeated)}
-    rows: list[list[Any]] = [["fault", "named", "right", "kill s", "ready s", "by standby", "again s", "words"]]
+    rows: list[list[Any]] = [["fault", "named", "right", "kill s", "ready s", "again s", "words"]]
     wrong = []
     for index, (fault, want) in FAULTS.items():
         at = next(
@@ -96,7 +96,7 @@ def main() -> None:
         record = next((r for r in faulty.records if r.index == index), None)
         words = (record.message if record else "not proposed")[:70]
         kill_s = f"{lost.kill_s:.3f}" if lost else "-"
-        took = [f"{ready.start_s:.3f}", ready.standby] if ready else ["-", "-"]
+        took = [f"{ready.start_s:.3f}"] if ready else ["-"]
         rows.append([fault, kinds.get(index), "yes" if right else "NO", kill_s, *took, again, words])
     before, after, third = first_timings(clean), first_timings(faulty), first_timings(second)
     ratios, clean_ratios = compared(before, after), compared(before, third)

@@ -124,9 +124,7 @@ def settled_twice(events: Sequence[Event]) -> list[int]:
 def apart(arguments: Any, make: Make = local) -> dict[str, Any]:
     """Do the first part; return and print what it found."""
     devices = arguments.devices.split(",")
-    benchmark = BenchmarkSettings(
-        benchmark_timeout_s=arguments.deadline, n_repeat=50, adaptive=False, standby=True, n_final=0
-    )
+    benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, n_repeat=50, adaptive=False, n_final=0)
 
     def tuned(on: Sequence[str], name: str, as_: str) -> list[Event]:
         events: list[Event] = []

@@ -75,7 +75,7 @@ async def measured(worker: LocalDeviceWorker, artifact: Artifact) -> tuple[float
 
 async def compared(name: str, n: int, load: LocalMachine) -> list[dict[str, Any]]:
     file = FileRef(str(ROOT / "bench" / "kernels.py"), name)
-    benchmark = BenchmarkSettings(n_repeat=ROUNDS, standby=False)
+    benchmark = BenchmarkSettings(n_repeat=ROUNDS)
     machine = LocalMachine(file, target="cuda", devices=("0",), compile=CompileSettings(workers=1), benchmark=benchmark)
     async with machine.open():
         artifact = await one_artifact(machine)

@@ -5,7 +5,7 @@
 A memory-bound call (out = 2 a over 128 MiB, the traffic of the fault matrix' kernels) and a compute-bound one (bf16
 product of 2048²) are timed again and again, 50 samples each time, with a pause before each as a candidate's loading and
 checking would make: with the L2 cache emptied by writing or by reading, in one burst of samples or in several, with
-longer warm-up; and all of that once more while another process makes a context on the GPU over and over, as a standby
+longer warm-up; and all of that once more while another process makes a context on the GPU over and over, as a new run
 does. Of each way: the scatter of the medians and of the means, and how far the farthest of them lies from the middle.
 """
 

@@ -43,7 +43,7 @@ from atune.workload.workload import FileRef
 COUNTS = (1, 2, 4, 8)
 GOALS = {2: 1.95, 4: 3.8}
 GROUP = 8
-BENCHMARK = BenchmarkSettings(adaptive=False, standby=False)
+BENCHMARK = BenchmarkSettings(adaptive=False)
 Make = Callable[[Sequence[str]], Machine]
 """Makes a machine on the devices so named; on all for ``("all",)``."""
 

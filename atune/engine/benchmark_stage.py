@@ -270,8 +270,7 @@ class BenchmarkStage:
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
             else:
                 took = round(self.run.recorder.elapsed_s - began, 4)
-                ready = {"device": started.device, "standby": started.standby}
-                self.emit(DeviceReady, worker=worker.name, start_s=took, **ready)
+                self.emit(DeviceReady, worker=worker.name, start_s=took, device=started.device)
                 return True
         return False
 

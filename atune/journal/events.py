@@ -197,8 +197,6 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
 
     device: DeviceInfo
     start_s: float = 0.0
-    standby: bool = False
-    """Whether a standby process took over; otherwise a new one was started."""
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):

@@ -140,27 +140,22 @@ CompileJob = ElaborateJob | RolesJob | LowerJob | RankJob | FindJob | BuildJob |
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A device whose process is ready. `standby`: whether the process was started before it was needed."""
+    """A device whose process is ready."""
 
     device: DeviceInfo
-    standby: bool = False
 
 
 class StartJob(Job[Started], frozen=True):
-    """Start the device's process and make its context, or take the standby.
+    """Start the device's process and make its context.
 
     If an earlier process had inputs, they are made again, so that the new one can measure. Raises `WorkerError`.
     """
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The reference's timing, if it was timed, and the device's free memory; None on the CPU.
-
-    `loaded_as`: the fingerprint of the workload in this process.
-    """
+    """The reference's timing, if it was timed. `loaded_as`: the fingerprint of the workload in this process."""
 
     reference: Timing | None
-    free_bytes: int | None = None
     loaded_as: str = ""
 
 

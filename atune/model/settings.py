@@ -292,11 +292,6 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     n_final_limit: Annotated[int, Option(
         "Maximum of rounds. While the order is unclear, the best few get as many rounds again.", zero=False,
     )] = 200
-    standby: Annotated[bool | None, Option(
-        "Keep a second process with a context on each GPU, which takes over when the first one is lost. None keeps one "
-        "after 32 candidates, on GPUs with enough free memory, unless only two cores can compile. It keeps none on the "
-        "CPU, where a new process starts at once.",
-    )] = None
     energy: Annotated[bool, Option(
         "Measure the finalists' power and energy, where the GPU counts it. Each runs 0.3 s longer.",
         page="concepts.md#energy",

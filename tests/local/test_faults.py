@@ -1,4 +1,4 @@
-"""Faults on the CPU with real processes: each is named, costs no other candidate, and a standby takes over."""
+"""Faults on the CPU with real processes: each is named, costs no other candidate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import struct
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.artifact import Artifact, Failure, Roles
+from atune.model.artifact import Artifact, Roles
 from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local import device_worker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.workload import parse_file_ref
@@ -66,9 +64,8 @@ def watched(**options: Any) -> Watched:
     return Watched(parse_file_ref(f"{KERNELS}:WORKLOAD"), target="c", compile=settings, benchmark=benchmark)
 
 
-@pytest.mark.parametrize("standby", [True, False])
-async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, tmp_path: Path) -> None:
-    machine = watched(standby=standby)
+async def test_every_fault_is_named_and_costs_no_good_candidate(tmp_path: Path) -> None:
+    machine = watched()
     events: list[Event] = []
     slow = next(x for x, fault in FAULTS.items() if fault == "slow")
 
@@ -93,7 +90,6 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
     lost = [e for e in events if isinstance(e, DeviceLost)]
     ready = [e for e in events if isinstance(e, DeviceReady)]
     assert len(lost) == 8 and len(ready) == 9  # abort, segv and killed twice, endless and slow once
-    assert [e.standby for e in ready] == [False, *[standby] * 8]
     [late] = [e.kill_s for e in lost if e.reason.startswith("timeout")]
     assert 0 < late < 1 and all(0 < e.start_s < 10 for e in ready)
     assert Result.from_events(read(tmp_path / "j")).records == result.records
@@ -107,60 +103,6 @@ async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
     await worker.run(StartJob())
     await worker.run(PrepareJob(artifact.params, OUT))
     return worker, artifact
-
-
-async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
-    machine = watched(standby=True)
-    async with machine.open():
-        worker, artifact = await prepared(machine)
-        assert worker._standby is not None
-        standby = await worker._standby.taken()
-        assert standby is not None and standby.alive
-        os.kill(standby.pid, signal.SIGKILL)
-        await standby._exited.wait()
-        machine.kill_device()
-        started = await worker.run(StartJob())
-        assert worker.alive and not started.standby
-        assert isinstance(await worker.run(MeasureJob(artifact, OUT)), Measurement)
-
-
-async def test_a_standby_is_made_while_a_candidate_hangs() -> None:
-    """It waits for what is measured, but not to the end of a hang: that is when it is needed."""
-    machine = watched(standby=True)
-    async with machine.open():
-        await machine.discover()
-        hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
-        good, endless = await built_by(machine.compile_workers()[0], {"x": 0}, {"x": hanging})
-        [worker] = machine.device_workers()
-        await worker.run(StartJob())
-        await worker.run(PrepareJob(good.params, OUT))
-        answer = await worker.run(MeasureJob(endless, OUT))
-        assert isinstance(answer, Failure) and answer.kind == "timeout"
-        assert worker._standby is not None and worker._standby.made
-        assert (await worker.run(StartJob())).standby
-        assert isinstance(await worker.run(MeasureJob(good, OUT)), Measurement)
-
-
-async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing else is asked for, it comes once several candidates were measured, and outlives the process."""
-    monkeypatch.setattr(device_worker, "STANDBY_AFTER", 3)
-    monkeypatch.setattr(device_worker, "usable_cores", lambda: [0, 1, 2, 3])
-    machine = watched(standby=None)
-    async with machine.open():
-        worker, artifact = await prepared(machine)
-        worker._free_bytes = device_worker.STANDBY_FREE_BYTES  # a CPU has no memory of its own
-        for _ in range(2):
-            assert isinstance(await worker.run(MeasureJob(artifact, OUT)), Measurement) and worker._standby is None
-        await worker.run(MeasureJob(artifact, OUT))
-        assert worker._standby is not None and await worker._standby.taken() is not None
-
-
-async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
-    machine = watched(standby=True)
-    async with machine.open():
-        await prepared(machine)
-        closed = time.monotonic()
-    assert time.monotonic() - closed < 1 and not machine.server.pids()
 
 
 async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restored() -> None:

@@ -78,10 +78,10 @@ def test_a_process_in_which_a_candidate_failed_serves_no_other_problem(
     events, served, passed_on = list[Event](), list[int](), list[int]()
     begin, pass_on = LocalDeviceWorker._begun, Workers.pass_on
 
-    async def noting(device: LocalDeviceWorker, worker: Worker, *, warm: bool) -> Worker:
+    async def noting(device: LocalDeviceWorker, worker: Worker) -> Worker:
         if device.context.session.ref.arguments["n"] == 256:  # type: ignore[union-attr]
             served.append(worker.pid)
-        return await begin(device, worker, warm=warm)
+        return await begin(device, worker)
 
     def passing(workers: Workers, role: str, worker: Worker) -> None:
         passed_on.append(worker.pid)

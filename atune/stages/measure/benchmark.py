@@ -14,24 +14,17 @@ import msgspec
 
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles
+from atune.model.device import DeviceInfo
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, Guards, KernelArguments
+from atune.stages.measure.arguments import POISONS, KernelArguments
 from atune.stages.measure.causes import with_cause
-from atune.stages.measure.check import (
-    Expected,
-    Mismatch,
-    expected_outputs,
-    judged,
-    reference_arguments,
-    scale_of,
-)
+from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, energy_of, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
 from atune.stages.session.session import forget_workload, loaded_as, session, workload
-from atune.workers.processes.messages import Begin
 from atune.workers.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
@@ -54,9 +47,8 @@ _device = _Device()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: `Begin` → `DeviceInfo`: make the device's context, before any artifact exists."""
-    job = msgspec.msgpack.decode(payload, type=Begin)
-    info = job.device
+    """Entry point: `DeviceInfo` → `DeviceInfo`: make the device's context, before any artifact exists."""
+    info = msgspec.msgpack.decode(payload, type=DeviceInfo)
     import torch
 
     if info.id == "cpu":
@@ -69,9 +61,6 @@ def begin(payload: bytes) -> bytes:
             raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
         _device.observer = Observer(visible)
     _device.timer = make_timer("cpu" if info.id == "cpu" else "cuda", session().benchmark.method)
-    if job.warm:
-        workload()
-        _warm_up()
     return msgspec.msgpack.encode(info)
 
 
@@ -93,7 +82,7 @@ def prepare(payload: bytes) -> bytes:
     reference = None
     if job.timed and _gives_outputs():
         reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
-    return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
+    return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 
 def measure(payload: bytes) -> bytes:
@@ -322,16 +311,10 @@ def _release() -> None:
         torch.cuda.empty_cache()
 
 
-def _free_bytes() -> int | None:
-    import torch
-
-    return None if session().device == "cpu" else int(torch.cuda.mem_get_info()[0])
-
-
 def _others(message: str) -> str:
     """Say how much of the device's memory others use; empty where that is little, or where all of it were too little.
 
-    A process of our own that stands by is another, too. `message`: torch's, of what could not be allocated.
+    `message`: torch's, of what could not be allocated.
     """
     import torch
 
@@ -343,22 +326,3 @@ def _others(message: str) -> str:
     if tried and float(tried[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[tried[2]] > total:
         return ""
     return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""
-
-
-def _warm_up() -> None:
-    """Have torch and the driver load what making inputs and comparing outputs will need."""
-    import torch
-
-    if session().device == "cpu":
-        return
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        one = torch.randn(64, 64, device="cuda").to(dtype)
-        two = (one @ one.T).to(torch.float64)
-        bad = ~((two - one.to(torch.float64)).abs() <= 1.0)
-        bad.sum().item(), bad.nonzero(), torch.equal(one.view(torch.uint8), one.clone().view(torch.uint8))
-        scale_of(two)
-    guards = Guards("cuda", 1)
-    guards.allocate(0, 1, torch.float32)
-    guards.damage()
-    _device.timer.samples(_device.timer.ready(Timed(lambda: one.fill_(0))), 1, 1)
-    torch.cuda.synchronize()

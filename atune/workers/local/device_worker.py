@@ -1,19 +1,17 @@
-"""A device's process on this machine, its standby, and warnings about other users of the device."""
+"""A device's process on this machine, and warnings about other users of the device."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-import anyio
 import msgspec
 
 from atune.errors import (
-    AtuneError,
     DevicesLost,
     RemoteError,
     ServerLost,
@@ -41,17 +39,10 @@ from atune.model.jobs import (
 from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.retry import Patience
 from atune.workers.local.workers import LOAD_TIMEOUT_S, SharedPlace, Workers, how_it_ended
-from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Begin, Neighbours, Session
+from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Neighbours, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.system.locks import DeviceLock
-from atune.workers.system.resources import usable_cores
 
-STANDBY_FREE_BYTES = 4 << 30
-"""Free memory that a GPU with its inputs needs for a standby process, whose context takes 0.6 GiB."""
-STANDBY_AFTER = 32
-"""Candidates after which a device gets a standby. Making its context delays measuring by a third of a second."""
-STANDBY_PATIENCE_S = 1.0
-"""Seconds that a starting standby waits for its device, and the final for it. Most candidates take less."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
@@ -79,14 +70,12 @@ class DeviceContext:
 
 
 class LocalDeviceWorker:
-    """One device's process. A `StartJob` replaces it, with the standby if there is one."""
+    """One device's process, which a `StartJob` replaces."""
 
     def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
         self.context, self.info, self.cpus = context, info, cpus
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
-        self._standby: _Standby | None = None
-        self._room_for_two = True
         self._inputs: PrepareJob | None = None
         """What made the inputs. A new process makes them at once."""
         self._prepared = False
@@ -96,8 +85,6 @@ class LocalDeviceWorker:
         """Whether one failed in it."""
         self._tried = 0
         """Candidates that the device has been asked to measure."""
-        self._free_bytes: int | None = None
-        """Free memory of a GPU with the inputs on it."""
         self._lock = DeviceLock(info.uuid or info.id)
         self._called = 0.0
         self._noted = False
@@ -131,19 +118,16 @@ class LocalDeviceWorker:
                 self.context.workers.pass_on(self._role, self._worker)
                 self._worker = None
         await self._stop()
-        await self._dismiss()
 
     async def _start(self) -> Started:
         await self._stop()
         if self.context.place is not None:
             await self.context.place.take()
-        standby, self._standby = self._standby, None
-        worker = await standby.taken() if standby is not None else None
-        self._worker = worker or await self.context.patience.until_it_works(self._new)
-        self._used = self._worker is not None and self._worker.passed_on
+        self._worker = await self.context.patience.until_it_works(self._new)
+        self._used = self._worker.passed_on
         if self._inputs is not None:
             await self._prepare(self._inputs)
-        return Started(self.info, standby=worker is not None)
+        return Started(self.info)
 
     async def _measure(self, job: MeasureJob) -> Measurement | Failure:
         if not self._prepared:
@@ -160,11 +144,6 @@ class LocalDeviceWorker:
                 answered = time.monotonic()
                 await self._stop()
                 answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
-            if answer.kind == "out_of_memory" and answer.doubt and self._standby is not None:
-                self._room_for_two = False
-                await self._dismiss()
-        else:
-            self._keep_standby()
         return answer
 
     async def _measured(self, job: MeasureJob) -> Measurement | Failure:
@@ -183,9 +162,6 @@ class LocalDeviceWorker:
             raise translated(error) from error
 
     async def _final(self, job: FinalJob) -> Finals:
-        if self._standby is not None:
-            with anyio.move_on_after(STANDBY_PATIENCE_S):
-                await self._standby.taken()  # so that no context is made while finalists are timed
         self._used = True
         await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
         finals = await self._call(job, self.context.limit_s * (len(job.artifacts) + 1))
@@ -222,45 +198,27 @@ class LocalDeviceWorker:
         assert self._worker is not None
         await self.context.workers.agree(self._worker, prepared.loaded_as)
         self._prepared, self._inputs = True, msgspec.structs.replace(job, timed=False)
-        self._free_bytes = prepared.free_bytes
-        self._keep_standby()
         return prepared
 
-    def _keep_standby(self) -> None:
-        """Begin to start a standby process if it pays, and the settings and the resources allow one."""
-        if self._standby is not None or not self._room_for_two:
-            return
-        wanted, free_bytes = self.context.session.benchmark.standby, self._free_bytes
-        if wanted is None:
-            room = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES
-            wanted = room and self._tried >= STANDBY_AFTER and len(usable_cores()) > 2
-        if wanted:
-            standby = _Standby(lambda: self._new(warm=True))
-            if self.context.workers.start_soon(standby.make):
-                self._standby = standby
-
-    async def _new(self, *, warm: bool = False) -> Worker:
-        """Fork a process, pin it to the device and make its context. `warm`: also load the code for measuring.
+    async def _new(self) -> Worker:
+        """Fork a process, pin it to the device and make its context.
 
         At first one is taken that an earlier run passed on; what repeats a candidate is fresh.
         """
-        while not (warm or self._tried) and (idle := self.context.workers.taken(self._role)) is not None:
+        while not self._tried and (idle := self.context.workers.taken(self._role)) is not None:
             with suppress(WorkerError):  # it has ended, or does not answer
-                return await self._begun(idle, warm=warm)
+                return await self._begun(idle)
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
-        return await self._begun(await self.context.workers.spawn(self._role, env=env, cpus=self.cpus), warm=warm)
+        return await self._begun(await self.context.workers.spawn(self._role, env=env, cpus=self.cpus))
 
-    async def _begun(self, worker: Worker, *, warm: bool) -> Worker:
+    async def _begun(self, worker: Worker) -> Worker:
         """Send the session and the device to a process. Kills it if it refuses them."""
         try:
             session = msgspec.structs.replace(self.context.session, device=self.info.id)
             await self.context.workers.begin(worker, session)
-            payload = msgspec.msgpack.encode(Begin(device=self.info, warm=warm))
-            # Making a context may disturb a timing on the device, but must not wait for a candidate that hangs.
-            async with self._lock.held(STANDBY_PATIENCE_S if warm else None) as waited_s:
-                if not warm:
-                    self._note(waited_s)
-                reply = await worker.call(f"{MEASURE}begin", payload, LOAD_TIMEOUT_S)
+            async with self._lock.held() as waited_s:  # making a context may disturb a timing on the device
+                self._note(waited_s)
+                reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S)
         except WorkerError:
             await worker.kill()
             raise
@@ -286,12 +244,11 @@ class LocalDeviceWorker:
 
     def _note(self, waited_s: float | None) -> None:
         """Warn, once, that the device is shared."""
-        own = self._standby is not None and not self._standby.made  # this run's own standby holds the device
         if waited_s is None:
             message = (
                 f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not (own or self._noted or self.context.place):
+        elif waited_s > SHARED_S and not (self._noted or self.context.place):
             message = f"another run also measures on device {self.name}: they take turns"
         else:
             return
@@ -303,37 +260,6 @@ class LocalDeviceWorker:
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None
-
-    async def _dismiss(self) -> None:
-        standby, self._standby = self._standby, None
-        if standby is not None and (worker := await standby.taken()) is not None:
-            await worker.kill()
-
-
-class _Standby:
-    """A standby process, or one that is starting."""
-
-    def __init__(self, new: Callable[[], Awaitable[Worker]]) -> None:
-        self._new = new
-        self._worker: Worker | None = None
-        self._made = anyio.Event()
-
-    @property
-    def made(self) -> bool:
-        return self._made.is_set()
-
-    async def make(self) -> None:
-        """Start the process. A failure makes `taken` return None; the next regular start reports the reason."""
-        try:
-            with suppress(AtuneError):
-                self._worker = await self._new()
-        finally:
-            self._made.set()
-
-    async def taken(self) -> Worker | None:
-        """Wait until the process has started, and return it. Returns None if it failed to start or has died."""
-        await self._made.wait()
-        return self._worker if self._worker is not None and self._worker.alive else None
 
 
 def _lost(index: int, error: WorkerLost) -> Failure:

@@ -85,13 +85,6 @@ class ServiceReady(msgspec.Struct, frozen=True):
     header_s: float = 0.0
 
 
-class Begin(msgspec.Struct, frozen=True):
-    """The device of a new process. `warm`: it will stand by, so it loads everything that it will need."""
-
-    device: DeviceInfo
-    warm: bool = False
-
-
 class Neighbours(msgspec.Struct, frozen=True):
     """Ask who else uses the GPU `uuid`. `program`: the process of the run."""
 

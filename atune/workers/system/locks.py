@@ -71,15 +71,14 @@ class DeviceLock:
         self._folder = folder
 
     @asynccontextmanager
-    async def held(self, patience_s: float | None = None) -> AsyncGenerator[float | None, None]:
+    async def held(self) -> AsyncGenerator[float | None, None]:
         """Hold the device. Yields the seconds of waiting, or None if the wait was given up.
 
-        `patience_s` replaces the lock's own. Each entering holds the lock separately, in one task or in many.
+        Each entering holds the lock separately, in one task or in many.
         Cancelling the wait leaves nothing behind.
         """
         folder = self._folder or private_root()
-        patience_s = self.patience_s if patience_s is None else patience_s
-        deadline, began = Deadline(patience_s), time.monotonic()
+        deadline, began = Deadline(self.patience_s), time.monotonic()
         with ExitStack() as turn, ExitStack() as lock:
             got = await _locked(folder / f"device-{self.device}.turn", turn, deadline)
             got = got and await _locked(folder / f"device-{self.device}.lock", lock, deadline)
