@@ -171,7 +171,7 @@ class FinalStage:
                 break
             if default is not None and default in timings:
                 playing = list(dict.fromkeys([*playing, default]))
-            found, more = await self._timed(worker, playing, rounds, first_look=False)
+            found, more = await self._timed(worker, playing, rounds)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
             reference = reference.and_more(more) if reference is not None and more is not None else reference
         keys = {i: self.state.entries[i].key for i in timings}
@@ -180,10 +180,10 @@ class FinalStage:
         return entries, tuple(e.index for e in entries[1:] if e.index in equals), reference
 
     async def _timed(
-        self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, *, first_look: bool = True
+        self, worker: DeviceWorker, finalists: Sequence[int], rounds: int
     ) -> tuple[list[FinalEntry], Timing | None]:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)
-        found = await worker.run(FinalJob(artifacts, self.run.roles, rounds, first_look))
+        found = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
         if found.failures:
             raise _FinalistsFailed(found.failures)
         return list(found.entries), found.reference

@@ -20,7 +20,7 @@ from atune.journal.state import State
 from atune.model.artifact import Artifact, Roles, source_path, what_failed
 from atune.model.candidate import BASELINE, Config
 from atune.model.folders import cache_folder, is_cached, is_stored
-from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
 __all__ = ["Record", "Result", "State", "TuneResult"]
@@ -141,11 +141,6 @@ class Result:
         return None if self._reference is None else self._reference.latency_ms
 
     @property
-    def energy(self) -> Energy | None:
-        """The winner's power and energy; None where it was not asked for, or its device does not report it."""
-        return None if self.best is None or self.best.timing is None else self.best.timing.energy
-
-    @property
     def failures(self) -> tuple[Record, ...]:
         """The records of candidates that failed, by index; those that were pruned are not among them."""
         return tuple(r for r in self.records if r.status == "failed")
@@ -225,11 +220,6 @@ class Result:
     def roofline(self) -> Roofline | None:
         """How near the winner comes to its device's peaks; None where the work of the problem is not known."""
         return None if self.best is None else self.best.roofline
-
-    @property
-    def reference_roofline(self) -> Roofline | None:
-        """As `roofline`, of the reference, on the winner's device: the same work in its latency."""
-        return None if self.best is None else self._roofline(self._reference, self.best.device)
 
     @property
     def artifact(self) -> Artifact | None:

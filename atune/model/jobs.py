@@ -202,8 +202,6 @@ class FinalJob(Job[Finals], frozen=True):
     artifacts: tuple[Artifact, ...]
     roles: Roles
     rounds: int
-    first_look: bool = True
-    """Whether it is the final's first call, which measures energy, too, if that was asked for."""
 
 
 DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob

@@ -22,17 +22,6 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why its clocks were lowered; empty if they were not."""
 
 
-class Energy(msgspec.Struct, frozen=True, gc=False):
-    """What calls back to back take of a GPU, idle power included. Their data may stay in the L2 cache."""
-
-    power_w: float
-    """Average power, W."""
-    call_j: float
-    """Energy a call, J."""
-    calls: int
-    """How many calls it is an average of."""
-
-
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Samples of one kernel's time on one device, and the method.
 
@@ -48,8 +37,6 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``cuda_graph``: the same
     with a graph of the call. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
-    energy: Energy | None = None
-    """Of a finalist, where it was asked for and the device reports it."""
 
     @property
     def n_samples(self) -> int:
@@ -66,8 +53,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     def and_more(self, other: Timing) -> Timing:
         """Return this timing with the samples of `other` appended. `other` was taken later; its conditions count."""
-        both = Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
-        return msgspec.structs.replace(both, energy=self.energy or other.energy)
+        return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):

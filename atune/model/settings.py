@@ -292,10 +292,6 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     n_final_limit: Annotated[int, Option(
         "Maximum of rounds. While the order is unclear, the best few get as many rounds again.", zero=False,
     )] = 200
-    energy: Annotated[bool, Option(
-        "Measure the finalists' power and energy, where the GPU counts it. Each runs 0.3 s longer.",
-        page="concepts.md#energy",
-    )] = False
     # fmt: on
 
 

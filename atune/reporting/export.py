@@ -42,13 +42,11 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 def _flat_row(record: Record) -> dict[str, Any]:
     timing, facts = record.timing, record.facts
-    energy = timing.energy if timing is not None else None
     layouts = facts.layouts if facts is not None else None
     return {
         **{name: getattr(record, name) for name in ("index", "key", "status", "latency_ms")},
         "spread": None if timing is None else timing.spread,
         "n_samples": None if timing is None else len(timing.samples_us),
-        **_fields(energy, "power_w", "call_j"),
         "device": record.device or None,
         "same_as": record.same_as,
         "instead": record.instead,

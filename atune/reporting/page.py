@@ -83,8 +83,6 @@ def winner_figures(result: Result) -> list[tuple[str, str]]:
     known.append((f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing"))
     if (ratio := over_reference(result)) is not None:
         known.append(_compared(ratio, "the reference", result.reference_ms))
-    if (energy := result.energy) is not None:
-        known.append((f"{energy.call_j:.3g} J", f"a call, at {energy.power_w:.0f} W"))
     return known
 
 
@@ -245,7 +243,7 @@ def environment_section(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def kernel_section(result: Result) -> str:
-    """Return the facts, layouts and rooflines of the winner; empty where none is known."""
+    """Return the facts, layouts and roofline of the winner; empty where none is known."""
     best, header = result.best, result.header
     if best is None or header is None:
         return ""
@@ -259,16 +257,15 @@ def kernel_section(result: Result) -> str:
 
 
 def _rooflines(result: Result) -> str:
-    """Return how near winner and reference come to the device's peaks, as a table with bars."""
-    named = [("winner", result.roofline), ("reference", result.reference_roofline)]
-    rows = [row for name, found in named if found is not None for row in _roofline_rows(name, found)]
+    """Return how near the winner comes to the device's peaks, as a table with bars."""
+    rows = [] if result.roofline is None else _roofline_rows(result.roofline)
     if not rows:
         return ""
     heads = "".join(f'<th scope="col">{text}</th>' for text in ("roofline", "rate", "of the device's nominal peak"))
     return f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
 
 
-def _roofline_rows(name: str, found: Roofline) -> list[str]:
+def _roofline_rows(found: Roofline) -> list[str]:
     rates = (("tensor cores", found.gflops_s, "FLOP/s", found.compute_share, "compute"),
              ("memory", found.gbytes_s, "B/s", found.memory_share, "memory"))  # fmt: skip
     rows = []
@@ -280,7 +277,7 @@ def _roofline_rows(name: str, found: Roofline) -> list[str]:
         if share is not None:
             bar = f'<i style="--of: {min(1.0, share):.3f}"></i>\u00a0{100 * share:.0f}\u00a0%{limit}'
         shown = rate_text(rate, unit).replace(" ", "\u00a0")
-        rows.append(f'<tr><th scope="row">{name}, {what}</th><td>{shown}</td><td class="bar">{bar}</td></tr>')
+        rows.append(f'<tr><th scope="row">{what}</th><td>{shown}</td><td class="bar">{bar}</td></tr>')
     return rows
 
 

@@ -23,8 +23,8 @@ from atune.workload.source_locations import Place, place_in
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
-    "energy", "stages", "cache_hit",
+    "roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
+    "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 NAMED_TIES = 5
@@ -91,12 +91,11 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
 
 
 def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
-    """Return what else is known: ties, energy, rooflines, the axes that mattered, what was pruned and reused."""
+    """Return what else is known: ties, the roofline, the axes that mattered, what was pruned and reused."""
     lines = [] if (known := known_line(result)) is None else [f"known      {known}"]
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
-    if (energy := result.energy) is not None:
-        lines.append(f"energy     {energy.power_w:.0f} W, {energy.call_j:.3g} J a call")
-    lines += [f"{'' if n else 'roofline':11}{line}" for n, line in enumerate(roofline_lines(result))]
+    if result.roofline:
+        lines.append(f"roofline   {result.roofline.describe()}")
     if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
         lines.append(f"axes       {printable(text)}")
     pruned = group_lines([group for group in groups if group.kind == PRUNED])
@@ -388,13 +387,3 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:
     rest = sum(group.count for group in groups[limit:])
     more = [f"{rest} more, for {len(groups) - limit} other reasons"] if rest else []
     return [*(shortened(group.line, LINE_CHARACTERS) for group in groups[:limit]), *more]
-
-
-def roofline_lines(result: Result) -> list[str]:
-    """Return the rooflines of winner and reference, a line each. Empty if the winner's is unknown."""
-    if not result.roofline:
-        return []
-    lines = [result.roofline.describe()]
-    if result.reference_roofline:
-        lines.append(f"reference {result.reference_roofline.describe()}")
-    return lines

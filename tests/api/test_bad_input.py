@@ -132,7 +132,7 @@ async def test_options_that_do_not_exist(options: dict[str, Any], error: type[Ex
         (lambda: CompileSettings(pass_configs=3), r"pass_configs must be a dict, such as .*, got 3"),
         (lambda: CompileSettings(pass_configs={3: 1}), r"CompileSettings: pass_configs must be a dict"),
         (lambda: BenchmarkSettings(adaptive="perhaps"), r"adaptive must be True or False, got 'perhaps'$"),
-        (lambda: BenchmarkSettings(energy=0), r"energy must be .*, got 0: did you mean False?"),
+        (lambda: BenchmarkSettings(adaptive=0), r"adaptive must be .*, got 0: did you mean False?"),
         (lambda: BenchmarkSettings(early_stop_factor=0.5), r"early_stop_factor must be 1 or more, got 0.5"),
         (lambda: BenchmarkSettings(input_seed="x"), r"BenchmarkSettings: input_seed must be a whole number, got 'x'"),
         (lambda: BenchmarkSettings(method=["events"]), r"method \['events'\] is unknown: use auto"),

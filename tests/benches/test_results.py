@@ -298,8 +298,6 @@ def test_unfiltered() -> None:
 
 def test_conditions() -> None:
     alone, beside = (journal(f"conditions/{name}.jsonl.xz") for name in ("alone", "beside"))
-    assert alone.energy is not None and beside.energy is not None
-    says("conditions", f"{alone.energy.power_w:.0f} W", f"{alone.energy.call_j:.3f} J", f"{beside.energy.call_j:.3f} J")
     assert not alone.warnings and not alone.noise
     noise = " ".join(beside.noise)
     assert "is also used by process" in noise and "(power cap)" in noise

@@ -91,11 +91,11 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     assert printed["stages"]["compile_s"] >= printed["stages"]["compile_wall_s"] > 0
     assert {**printed, "best_over_time": [], "stages": {}} == {
         "best_over_time": [], "axis_importance": None, "stages": {},
-        "roofline": None, "reference_roofline": None,
+        "roofline": None,
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "default_ms": 4.0, "default_ratio": 4.0, "no_default": "",
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
-        "untried": [], "reference_ratio": 3.0, "ties": [], "noise": [], "energy": None, "cache_hit": False,
+        "untried": [], "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False,
         "warnings": [],
         "failures": [{
             "kind": "mismatch", "count": 1, "message": "wrong", "where": None,

@@ -22,7 +22,7 @@ from atune.stages.measure.arguments import POISONS, KernelArguments
 from atune.stages.measure.causes import with_cause
 from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
-from atune.stages.measure.telemetry import Observer, energy_of, kind_of
+from atune.stages.measure.telemetry import Observer, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
 from atune.stages.session.session import forget_workload, loaded_as, session, workload
 from atune.workers.system.resources import Resource, check_machine
@@ -134,8 +134,6 @@ def final(payload: bytes) -> bytes:
         calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
-    if job.first_look and session().benchmark.energy:
-        entries = [_with_energy(entry, timed) for entry, timed in zip(entries, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments, expected = kept[artifact.params]
@@ -156,15 +154,6 @@ def release(_: bytes) -> bytes:
     forget_workload()
     _release()
     return b""
-
-
-def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
-    """Return `entry` with its power and energy; as it is where inputs must be restored between calls."""
-    if _device.observer is None or timed.before is not None:
-        return entry
-    timer, timing = _device.timer, entry.timing
-    found = energy_of(timed.call, timer.synchronise, _device.observer.energy_mj, timing.latency_ms)
-    return FinalEntry(entry.index, msgspec.structs.replace(timing, energy=found))
 
 
 def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> None:

@@ -1,12 +1,10 @@
-"""What a device tells: its clocks and temperature, energy, other processes that use it, and errors of calls."""
+"""What a device tells: its clocks and temperature, other processes that use it, and errors of calls."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import re
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +15,7 @@ import msgspec
 from atune.errors import name_and_message
 from atune.model.artifact import FailureKind
 from atune.model.folders import SERVER_FOLDER
-from atune.model.measurement import Conditions, Energy
+from atune.model.measurement import Conditions
 from atune.workers.processes.messages import Around, Neighbour, Neighbours
 
 THROTTLE = {
@@ -50,62 +48,11 @@ class Observer:
             throttle=tuple(name for bit, name in THROTTLE.items() if reasons and reasons & bit),
         )
 
-    def energy_mj(self) -> int | None:
-        """Return the energy that the GPU has taken since its driver was loaded, in mJ; None where it does not tell."""
-        return None if self._nvml is None else self._ask("nvmlDeviceGetTotalEnergyConsumption")
-
     def _ask(self, name: str, *arguments: Any) -> int | None:
         try:
             return int(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception:  # not supported here, or not by this version of the bindings
             return None
-
-
-BATCH_S = 0.005
-"""Seconds of calls between two looks at the counter, which steps every 20 to 100 ms."""
-WINDOW_S = 0.3
-"""Seconds that are measured at least, from one step of the counter to another."""
-PATIENCE_S = 2.0
-"""Seconds after which a counter that has not stepped often enough counts as none."""
-
-Counter = Callable[[], int | None]
-"""Returns millijoules since some moment; None where the device does not tell."""
-
-
-def energy_of(
-    call: Callable[[], object],
-    synchronise: Callable[[], object],
-    counter: Counter,
-    latency_ms: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Energy | None:
-    """Repeat `call`, which takes about `latency_ms`, and return what it takes; None where the counter does not tell.
-
-    What counts lies between two steps of the counter, so that its period falsifies nothing.
-    """
-    batch = max(1, int(BATCH_S / max(latency_ms / 1e3, 1e-6)))
-    known = counter()
-    if known is None:
-        return None
-    began, calls = clock(), 0
-    first: tuple[float, int, int] | None = None
-    while clock() - began < PATIENCE_S:
-        for _ in range(batch):
-            call()
-        synchronise()
-        calls += batch
-        now = counter()
-        if now is None or now < known:
-            return None
-        if now == known:
-            continue
-        known, moment = now, clock()
-        if first is None:
-            first = moment, known, calls
-        elif moment - first[0] >= WINDOW_S:
-            seconds, joules, counted = moment - first[0], (known - first[1]) / 1e3, calls - first[2]
-            return Energy(power_w=round(joules / seconds, 2), call_j=float(f"{joules / counted:.5g}"), calls=counted)
-    return None
 
 
 def neighbours(payload: bytes) -> bytes:
