@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     # Kernels that tune themselves
     from atune.frontends.decorator.decorator import autotune as autotune
     from atune.frontends.decorator.decorator import tunings as tunings
-    from atune.workers.storage.shared_cache import set_shared_cache as set_shared_cache
 
     # Results
     from atune.errors import NoWinner as NoWinner
@@ -69,7 +68,6 @@ _HOME = {
     "atune.frontends.sets.tuning": ("run_set", "tune_set"),
     "atune.workers.processes.server": ("shutdown", "warm"),
     "atune.frontends.decorator.decorator": ("autotune", "tunings"),
-    "atune.workers.storage.shared_cache": ("set_shared_cache",),
     "atune.errors": ("NoWinner",),
     "atune.journal.replay": ("replay",),
     "atune.journal.result": ("TuneResult",),

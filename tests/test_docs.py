@@ -197,7 +197,7 @@ def test_every_preset_is_documented() -> None:
 
 
 def test_every_option_of_the_cache_commands_is_documented() -> None:
-    commands = ("ls", "show", "clear", "export", "import")
+    commands = ("ls", "clear", "export")
     there = flags_of("".join(help_of("cache", command) for command in commands))
     column = first_column(section(CACHE, "## Commands"))
     assert flags_of(" ".join(column)) == there

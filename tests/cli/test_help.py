@@ -43,7 +43,7 @@ def test_all_options_of_tune_are_thirty_at_most(capsys: Any) -> None:
 def test_without_a_command_there_is_help(capsys: Any) -> None:
     bare = printed(capsys)
     assert bare == printed(capsys, "--help") and "  tune  " in bare and "atune report latest" in bare
-    assert "  import  " in printed(capsys, "cache")
+    assert "  export  " in printed(capsys, "cache")
 
 
 @pytest.mark.parametrize(

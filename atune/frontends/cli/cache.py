@@ -1,15 +1,14 @@
-"""``atune cache``: list, show, clear, export and import the results of tunings. Runs no code of a workload."""
+"""``atune cache``: list, clear and export the results of tunings. Runs no code of a workload."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.cli.help import Parser
-from atune.frontends.cli.output import print_bytes, print_message, print_out, read_input
+from atune.frontends.cli.output import print_bytes, print_message, print_out
 from atune.frontends.cli.parsing import add_command
 from atune.journal.output import write_output
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
-    text = "List, show, clear, export or import the results of tunings"
+    text = "List, clear or export the results of tunings"
     cache = commands.add_parser("cache", help=f"{text[0].lower()}{text[1:]}", description=f"{text}.")
     inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -35,14 +34,10 @@ def add_commands(commands: Any, shown: Parser) -> None:
         parser.add_argument("--key", metavar="KEY", help="only results whose key begins with this")
 
     choose(add("ls", _ls, "List the results, newest first"))
-    show = add("show", _show, "Show one result with everything that it depends on")
-    show.add_argument("key", metavar="KEY", help="the key, or its beginning")
     choose(add("clear", _clear, "Remove results and their measurements; all of them without --kernel or --key"))
-    export = add("export", _export, "Write results as JSON, to ship them or to import them elsewhere")
+    export = add("export", _export, "Write results as JSON, to ship them")
     choose(export)
     export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
-    imported = add("import", _import, "Import what export wrote, or what journals found")
-    imported.add_argument("files", metavar="FILE", nargs="+", help="a journal, a set's folder, or a file of export")
 
 
 def _cache(arguments: argparse.Namespace) -> ResultCache:
@@ -71,32 +66,6 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.errors import UsageError
-    from atune.model.candidate import printable
-    from atune.reporting.export import table
-
-    cache = _cache(arguments)
-    found = cache.entries(key=arguments.key)
-    if len(found) != 1:
-        raise UsageError(
-            f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls lists them"
-        )
-    [entry] = found
-    if arguments.json:
-        print_out(json.dumps(_plain(entry)))
-        return 0
-    result = cache.find(entry.parts)
-    plain = _plain(entry)
-    lines = [f"{name:12}  {printable(_text(value))}" for name, value in plain.items()]
-    if result is None:
-        lines.append("The result was imported: its other candidates are not known.")
-    else:
-        lines += ["", *(printable(line) for line in table(result).splitlines())]
-    print_out("\n".join(lines))
-    return 0
-
-
 def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     removed = _cache(arguments).clear(kernel=arguments.kernel, key=arguments.key)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"{_results(removed)} removed")
@@ -115,32 +84,6 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_out(json.dumps({"exported": count, "file": arguments.output}))
     else:
         print_message(f"{_results(count)} exported to {arguments.output}", kind="")
-    return 0
-
-
-def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.errors import UsageError
-    from atune.frontends.cli.runs import find_journal
-    from atune.journal.reader import is_journal, read
-    from atune.journal.set_folder import journals_in
-
-    cache, count = _cache(arguments), 0
-    for path in map(Path, map(find_journal, arguments.files)):
-        journals = journals_in(path) if path.is_dir() else [path] if is_journal(path) else []
-        if path.is_dir() and not journals:
-            raise UsageError(f"{path} has no journals: give a journal, a set's folder, or a file of export")
-        if not journals:
-            data = read_input(str(path))
-            try:
-                count += cache.merge(data)
-            except UsageError as error:
-                raise UsageError(f"{path}: {error}") from error
-        for journal in journals:
-            why = cache.put_run(read(journal))
-            count += not why
-            if why:
-                print_message(f"{journal} is left out: {why}", kind="")
-    print_out(json.dumps({"imported": count}) if arguments.json else f"{_results(count)} imported")
     return 0
 
 

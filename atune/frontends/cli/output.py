@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
@@ -123,11 +122,3 @@ def _print_error_data(error: BaseException, result: Result | None) -> None:
         print_out(json_text.dumps({**known, "error": error_data(error)}))
     except (BrokenPipeError, OutputLost):
         pass  # stderr has it
-
-
-def read_input(path: str) -> bytes:
-    """Return the bytes of the file at `path`. Raises `UsageError`."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error

@@ -111,7 +111,7 @@ class Winners:
         if found is not None:
             return found
         if on_miss == "error":
-            raise CacheMiss(f"{self._missing(call)}. Tune it, or import results (atune cache import)")
+            raise CacheMiss(f"{self._missing(call)}. Tune it, or ship a result (shipped=)")
         known = self.known.get(call.key_text, {})
         if on_miss == "default":
             default = Winner(_default(call), "default")

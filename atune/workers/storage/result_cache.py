@@ -37,12 +37,10 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.settings import Budget
-from atune.workers.storage import shared_cache
 from atune.workers.storage.result_key import (
     CacheEntry,
     ResultKey,
     exported,
-    read_exported,
     result_key,
     same_problem,
     served_to,
@@ -108,10 +106,7 @@ class ResultCache:
         self.path = self.folder / "results.sqlite3"
 
     def find(self, key: ResultKey, header: RunStarted | None = None) -> TuneResult | None:
-        """Return the result under `key`, with `cache_hit` set, here or in the shared cache, which is then copied.
-
-        Returns None if it is missing or was imported. `header`: as for `events`.
-        """
+        """Return the result under `key`, with `cache_hit` set; None if it is missing. `header`: as for `events`."""
         events = self.events(key, header)
         result = Result.from_events(events, replayed=True) if events else None
         if not isinstance(result, TuneResult):
@@ -133,7 +128,7 @@ class ResultCache:
             return []
 
     def find_entry(self, key: ResultKey) -> CacheEntry | None:
-        """Return the entry under `key`, even if it was imported."""
+        """Return the entry under `key`."""
         return next(iter(self.entries(key=key.text)), None)
 
     def _packed(self, key: ResultKey) -> bytes | None:
@@ -144,18 +139,7 @@ class ResultCache:
             db.execute("UPDATE results SET used = ? WHERE key = ?", (time.time(), key.text))
             return bytes(row[0])
 
-        return self._ask(ask, None) or self._shared(key)
-
-    def _shared(self, key: ResultKey) -> bytes | None:
-        """Copy the result under `key` from the shared cache, and return its events, packed. None: it has none."""
-        if (found := shared_cache.find(key.text)) is None:
-            return None
-        try:
-            events = found.unpacked(_unpacked(found.events))
-        except (zlib.error, msgspec.MsgspecError, ValueError):
-            return None  # of another version
-        self.put(key, events, share=False)
-        return _packed(events)
+        return self._ask(ask, None)
 
     def put_run(self, events: Sequence[Event]) -> str:
         """Store what a run found, under the key in its header. Returns why its result is not kept, or an empty text."""
@@ -166,10 +150,10 @@ class ResultCache:
             return "the run was continued with other work than it began with (accept)"
         return self.put(key, events)
 
-    def put(self, key: ResultKey, events: Sequence[Event], *, share: bool = True) -> str:
+    def put(self, key: ResultKey, events: Sequence[Event]) -> str:
         """Store all measurements of a run, and its result if it has a winner, unless it or a later one is there.
 
-        `share`: in the shared cache, too. Returns why the result is not kept, or an empty text.
+        Returns why the result is not kept, or an empty text.
         """
         state = State.of(events)
         result, now = Result.of(state, replayed=True), events[-1].time  # an imported journal may be a stranger's
@@ -195,10 +179,7 @@ class ResultCache:
             db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
             return ""
 
-        why = self._use(write, UNUSABLE)
-        if share and row is not None and why in ("", THERE, UNUSABLE):
-            shared_cache.share(key.text, row[-1], result.artifact)
-        return why
+        return self._use(write, UNUSABLE)
 
     def known(self, key: ResultKey, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
@@ -259,26 +240,6 @@ class ResultCache:
     def export(self, *, kernel: str | None = None, key: str | None = None) -> bytes:
         """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
         return exported(self.entries(kernel=kernel, key=key))
-
-    def merge(self, data: bytes) -> int:
-        """Import results that `export` wrote, and return the number of new ones. Results tuned here stay unchanged.
-
-        Raises `UsageError` if `data` is not an exported file.
-        """
-        entries = read_exported(data)
-
-        def write(db: sqlite3.Connection) -> int:
-            new = 0
-            for e in entries:
-                row = (
-                    e.key, e.parts.work, _text(e.parts), e.parts.kernel, _text(e.config), e.latency_ms, e.reference_ms,
-                    e.created, time.time(), None,
-                )  # fmt: skip
-                statement = f"INSERT OR IGNORE INTO results VALUES ({', '.join('?' * len(row))})"
-                new += db.execute(statement, row).rowcount
-            return new
-
-        return self._use(write, 0)
 
     def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Do what `_use` does, for reading: a missing database is not created."""

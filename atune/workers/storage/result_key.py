@@ -129,7 +129,7 @@ def same_problem(one: Any, other: Any) -> bool:
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One result in the cache, as in `atune cache show` and in exported files. Data only."""
+    """One result in the cache, as in `atune cache ls` and in exported files. Data only."""
 
     parts: ResultKey
     config: Config

@@ -63,7 +63,7 @@ def _say(folder: str) -> None:
 
 _TILELANGS = frozenset({"TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH"})
 """Variables that tilelang's import sets if they are unset."""
-_OWN = frozenset({VARIABLE, CACHE_VARIABLE, "ATUNE_SHARED_CACHE", "TILELANG_DISABLE_CACHE"})
+_OWN = frozenset({VARIABLE, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE"})
 """Variables that workers get from a run, whatever their server has, or do not read."""
 _SKLEARNS = {("KMP_DUPLICATE_LIB_OK", "True"), ("KMP_INIT_AT_FORK", "FALSE")}
 """What scikit-learn's import sets if it is unset: the strategy `forest` imports it during the first run."""
