@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import tilelang.language as T
@@ -10,7 +9,6 @@ import torch
 
 import atune
 
-PIDS = "pids-of-noted"
 ROWS = 16 << 20
 """The rows of `ANY`, unless a problem gives others."""
 
@@ -49,13 +47,6 @@ def random_rows(rows: int) -> list[torch.Tensor]:
     return [torch.randn(rows)]
 
 
-def noted(n: int, block: int = 64) -> Any:
-    """`scale`, which notes the process that asks for it, in the tests' cache folder."""
-    with open(os.path.join(os.environ["XDG_CACHE_HOME"], PIDS), "a") as file:
-        file.write(f"{os.getpid()}\n")
-    return scale(n, block)
-
-
 SCALE = atune.Workload(
     scale, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, flops=lambda n: n, name="scale"
 )
@@ -63,7 +54,6 @@ ANY = atune.Workload(
     any_size, atune.Space(block=[16, 64]), arguments={"rows": ROWS}, inputs=random_rows, reference=doubled, name="any"
 )
 FREE = atune.Workload(scale, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="free")
-NOTED = atune.Workload(noted, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="noted")
 
 
 def bad(n: int, mode: str, block: int = 64) -> Any:

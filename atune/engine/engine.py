@@ -115,7 +115,7 @@ class Engine:
             timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, proofs, machine.rest)
+        final = FinalStage(run, settings.benchmark, measuring, proofs)
 
         async def find_and_compile(worker: CompileWorker) -> None:
             await find_roles(run, worker, [*plan.default, *plan.candidates.values()])

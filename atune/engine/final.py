@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import anyio
 
@@ -40,7 +40,6 @@ class FinalStage:
     """Re-benchmarks finalists on one device, while the leader is proven. Gets libraries for those that an earlier part
     of the run measured.
 
-    `rest` tells the machine that nothing is measured any more.
     """
 
     def __init__(
@@ -49,10 +48,9 @@ class FinalStage:
         benchmark: BenchmarkSettings,
         measuring: BenchmarkStage,
         proofs: Proofs,
-        rest: Callable[[], Awaitable[None]],
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.proofs, self.rest = measuring, proofs, rest
+        self.measuring, self.proofs = measuring, proofs
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self) -> None:
@@ -63,7 +61,6 @@ class FinalStage:
         """
         while await self._hold():
             await self.run.outcomes.acknowledge()
-        await self.rest()  # also where there was no final
 
     async def _hold(self) -> bool:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
@@ -95,8 +92,6 @@ class FinalStage:
         async with anyio.create_task_group() as proving:
             proving.start_soon(self.proofs.begin, leader)
             again = await self._time(worker, chosen, contenders)
-            if not again:
-                await self.rest()  # the proof takes long, and needs no device
             if self.state.winner != leader.index:
                 proving.cancel_scope.cancel()
         return again

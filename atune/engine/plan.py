@@ -18,7 +18,7 @@ from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
 from atune.journal.events import RunStarted
 from atune.journal.state import State
-from atune.model.candidate import BASELINE, Advice, Candidate, Config, config_key, thaw
+from atune.model.candidate import BASELINE, Advice, Candidate, config_key, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import MEASURING, Budget
 from atune.workload.workload import WorkloadSpec
@@ -39,7 +39,6 @@ class Search:
     default: int | None = None
     """The default configuration's index."""
     advice: Sequence[Advice] = ()
-    also: Sequence[Config] = ()
     """Configurations to try before what the strategy proposes."""
 
     @property
@@ -67,8 +66,6 @@ class Plan:
     """Candidates that an earlier part proposed and that have no outcome."""
     begun: list[int] = field(default_factory=list)
     """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
-    also: list[Candidate] = field(default_factory=list)
-    """Candidates that were asked for and not yet proposed."""
     suspects: dict[int, str] = field(default_factory=dict)
     """Candidates that must not be tried again, with their device."""
     codes: dict[str, int] = field(default_factory=dict)
@@ -126,11 +123,11 @@ class Plan:
     @property
     def to_compile(self) -> int:
         """How many candidates will be compiled, at most."""
-        return len(self.redo) + len(self.also) + self.proposable + self.baseline_left
+        return len(self.redo) + self.proposable + self.baseline_left
 
     @property
     def empty(self) -> bool:
-        return not (self.proposable or self.redo or self.also or self.suspects or self.baseline_left)
+        return not (self.proposable or self.redo or self.suspects or self.baseline_left)
 
 
 def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) -> Plan:
@@ -154,9 +151,6 @@ def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) ->
         baseline is not None and not used_up and not tried.key,
         to_survey=prior and state.surveyed is None and uses_prior(search.strategy, total),
     )
-    asked = set() if used_up else {config_key(config) for config in search.also}
-    plan.also = [one for one in candidates.values() if one.key in asked and not state.entry(one.index).key]
-    plan.proposable = max(0, plan.proposable - len(plan.also))
     _sort_out(plan, state, [*before, tried] if tried.key else before)
     last = [entry.index for entry in before if not entry.further_layout][-1:]
     plan.begun = [*(candidate.index for candidate in plan.redo), *last]

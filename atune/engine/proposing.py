@@ -108,8 +108,6 @@ class ProposeStage:
                 run.wake()
             for index in plan.begun:
                 await self._propose_further_layouts(index, propose)
-            for candidate in plan.also:
-                await self._propose(candidate, propose)
             if driver.strategy is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)

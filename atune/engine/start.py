@@ -22,7 +22,7 @@ from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.engine.search.survey_columns import figures_for, there_is
 from atune.engine.search.warm_start import no_advice
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
-from atune.model.candidate import Advice, Config
+from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -58,7 +58,6 @@ class EngineSettings:
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise = no_advice
-    also: Sequence[Config] = ()
     """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
     recall: Recall | None = None
 
@@ -187,7 +186,7 @@ class Start:
             accepted = check_same_work(state, started, devices, settings.accept)
         own = None if isinstance(settings.strategy, str) else settings.strategy
         default = spec.default if before is None else before.default
-        search = Search(own or name, self._drawn_by, settings.budget, default, advice, settings.also)
+        search = Search(own or name, self._drawn_by, settings.budget, default, advice)
         plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
         most = settings.compile.layouts
         self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)

@@ -39,10 +39,6 @@ class Budget(Settings, frozen=True, kw_only=True):
     percent: Annotated[float | None, Option(
         "How many candidates are tried, in percent of the space.", zero=False, check=_percent,
     )] = None
-    share: Annotated[float, Option(
-        "A set's problem tries so many times as many candidates; its result is kept as that of the whole budget.",
-        zero=False,
-    )] = 1.0
     # fmt: on
 
     @property
@@ -51,13 +47,9 @@ class Budget(Settings, frozen=True, kw_only=True):
         return any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
-        """Return how many of `total` candidates it admits, at least one; None without such a limit.
-
-        Shares that are 1 on average admit no more together than as many whole budgets.
-        """
+        """Return how many of `total` candidates it admits, at least one; None without such a limit."""
         share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
-        most = min((most for most in (self.candidates, share) if most is not None), default=None)
-        return most if most is None or most == 1 else max(1, math.floor(round(most * self.share, 6)))
+        return min((most for most in (self.candidates, share) if most is not None), default=None)
 
     def used_up(self, wall_s: float) -> bool:
         """Tell whether the time limit is reached, from the run's wall seconds."""

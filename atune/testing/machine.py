@@ -201,9 +201,6 @@ class FakeMachine:
         """Return the devices' workers, ``fake-0`` first."""
         return self._device_workers
 
-    async def rest(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
     def versions(self) -> dict[str, str]:
         """Return the version of the fakes, for a run's header."""
         return {"fake": "1"}

@@ -143,17 +143,6 @@ def test_effort() -> None:
     says("effort", f"{adaptive['samples'] / fixed['samples']:.2f} of the samples")
 
 
-def test_set_budget() -> None:
-    rows = stored("set_budget/set_budget.json")["rows"]
-    for row in rows:
-        assert row["weight"]["to_equal"] < 0 if row["sigma"] else row["weight"]["to_equal"] == 0
-        if row["set"] == "all" and row["sigma"]:
-            says("set_budget", f"{row['equal']['regret']:.2%}"[:-1], f"{row['weight']['regret']:.2%}"[:-1])
-    worse = [row["gain"]["to_equal"] > 0 for row in rows if "gain" in row]
-    assert (sum(worse), len(worse)) == (6, 8)
-    says("set_budget", f"{rows[-1]['weight']['standard_error']:.2%}"[:-1])
-
-
 def test_scaling() -> None:
     found = stored("scaling/scaling.json")
     stage, engine = found["stage"], found["engine"]

@@ -18,7 +18,6 @@ from typing import Any
 import fake_cuda
 import msgspec
 import pytest
-import torch
 from event_streams import Stream
 from processes import environment
 
@@ -316,24 +315,13 @@ def test_on_a_gpu_it_serves_without_tilelang_and_compilers(tmp_path: Path, monke
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_rule_serves_what_was_not_tuned_and_a_bundle_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A set of any number of rows: served between, missed beyond, and tuned into the bundle that is in use."""
+def test_on_a_gpu_a_rule_serves_what_was_not_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set of any number of rows: served between, and missed beyond."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     work = atune.Workload(any_rows, {"block": [64, 128]}, arguments={"M": 64}, out_idx=-1)
     folder, misses = tmp_path / "b", tmp_path / "m.jsonl"
-    options: Any = {"target": "cuda", "into": folder}
-    found = atune.run_set(work, atune.Problems(M=[64, 256, 1024]), journal=tmp_path / "first", **options)
+    found = atune.run_set(work, atune.Problems(M=[64, 256, 1024]), journal=tmp_path / "first", target="cuda")
+    digest = found.save_bundle(folder)
     code = WITHOUT + ANY.replace("sys.argv[2]", repr(str(misses)))
     assert run(code, folder, PATH="/nowhere").endswith("served\n")
-    old = atune.bundle.load(folder)
-    assert old.digest == found.digest
-    missed = atune.Problems(misses)
-    assert sorted(one.arguments["M"] for one in missed) == [65, 100, 700, 1000, 1025]
-    grown = atune.run_set(work, missed, journal=tmp_path / "second", **options)
-    new = atune.bundle.load(folder)
-    assert new.digest == grown.digest != old.digest and len(new.problems) == 8
-    A, B = (torch.randn(n, 512, dtype=torch.float16, device="cuda") for n in (100, 512))
-    assert torch.allclose(old(A, B), new(A, B), rtol=1e-2, atol=1e-1)
-    assert len(old.misses()) == 1 and new.misses() == []
+    assert atune.bundle.load(folder).digest == digest

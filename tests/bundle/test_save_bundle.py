@@ -23,7 +23,6 @@ from atune.bundle import OutsideProblems, load
 from atune.errors import UsageError
 from atune.frontends.api import save_bundle as writer
 from atune.frontends.cli.main import main
-from atune.frontends.sets import tuning as set_tuning
 from atune.frontends.sets.tuning import read_set
 from atune.journal.result import Result
 from atune.model.folders import artifacts_folder
@@ -258,83 +257,16 @@ def test_what_does_not_fit_a_bundle_is_not_added(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = read_set(doubled).results
-    digest = save_bundle(tmp_path / "b", results)
-    found = load(tmp_path / "b")
+    save_bundle(tmp_path / "b", results)
     with pytest.raises(UsageError, match=r"M=32, N=16 \(.*\) is of another than those in it"):
         save_bundle(tmp_path / "b", replayed(journals, "SMALL"), add=True)
-    with pytest.raises(UsageError, match="into: the bundle is for c and has problems of double, and this is other"):
-        atune.run_set(SMALL, [{"M": 32, "N": 16}], target="c", into=tmp_path / "b", journal=tmp_path / "s")
-    with pytest.raises(UsageError, match="exists and is not empty: give a new folder"):
-        atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=doubled.parent, journal=tmp_path / "s")
-    command = [
-        "tune",
-        f"{KERNELS}:SMALL",
-        "--arg",
-        "M=32",
-        "--arg",
-        "N=16",
-        "--into",
-        str(tmp_path / "b"),
-        "--target",
-        "c",
-    ]
-    assert main([*command, "--journal", str(tmp_path / "s"), "--quiet"]) == 2
-    printed = capsys.readouterr().err
-    assert "and this is other work" in printed and "the journals are kept" not in printed
-    assert not list((tmp_path / "s").glob("*.jsonl"))
-    assert load(tmp_path / "b").digest == digest
     with monkeypatch.context() as elsewhere, pytest.raises(UsageError, match="and this machine is arm"):
         elsewhere.setattr(writer, "this_cpu", lambda: {"machine": "arm", "name": "", "features": []})
         save_bundle(tmp_path / "b", results, add=True)
-    with monkeypatch.context() as elsewhere, pytest.raises(UsageError, match="cannot be written: write a new bundle"):
-        elsewhere.setattr("os.access", lambda path, mode: False)  # as on a disk that is mounted read-only
-        atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=tmp_path / "b", journal=tmp_path / "t")
-    assert not (tmp_path / "t").exists()
-    monkeypatch.setattr(set_tuning, "extensible", lambda folder: found.manifest | {"target": "cuda", "arch": "sm_80"})
-    with pytest.raises(UsageError, match=r"into: the bundle is for cuda \(sm_80\) and has problems"):
-        atune.run_set(f"{KERNELS}:DOUBLE", [{"n": 32}], target="c", into=tmp_path / "b", journal=tmp_path / "t")
     [library, *_] = (tmp_path / "b").glob("*.so")
     library.write_bytes(b"damaged")
     with pytest.raises(UsageError, match=r"\.so is damaged"):
         save_bundle(tmp_path / "b", results, add=True)
-
-
-def test_misses_are_tuned_into_the_bundle(
-    doubled: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As a nightly job would: what production missed, and the second time nothing."""
-    folder, misses = tmp_path / "b", tmp_path / "misses.jsonl"
-    read_set(doubled).save_bundle(folder)
-    serving = load(folder, misses=misses)
-    command = [
-        "tune",
-        f"{KERNELS}:DOUBLE",
-        "--problems",
-        str(misses),
-        "--into",
-        str(folder),
-        "--target",
-        "c",
-        "--quiet",
-    ]
-    assert main(command) == 0 and "nothing is tuned" in capsys.readouterr().err
-    for n in (64, 100, 100, 3000):
-        serving(torch.ones(n))
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    found = load(folder)
-    assert f"bundle     {folder}, 5 problems" in printed and f"digest     {found.digest}" in printed
-    rule = found.manifest["rule"][0]
-    assert found.problems == [*SIZES, {"n": 100}, {"n": 3000}] and rule["tested"] + rule["unmeasured"] == 5
-    assert [one["weight"] for one in found.manifest["problems"]] == [1, 2, 3, 2, 1]
-    found(torch.ones(100))
-    assert found.misses() == [] and serving.digest != found.digest
-    serving(torch.ones(4096))
-    assert main([*command, "--json"]) == 0
-    shown = capsys.readouterr()
-    assert f"every problem is in {folder}" in shown.err
-    assert json.loads(shown.out)["problems"] == [] and json.loads(shown.out)["digest"] == found.digest
-    assert load(folder).digest == found.digest
 
 
 @pytest.mark.parametrize("add", [False, True])

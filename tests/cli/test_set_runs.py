@@ -122,11 +122,6 @@ def test_where_one_journal_is_wanted_a_set_names_one(folder: Path, command: str,
     assert f"it is a folder: give a journal in it, such as {folder / '0000.jsonl'}" in capsys.readouterr().err
 
 
-def test_a_bundle_of_a_set_needs_problems(capsys: Any) -> None:
-    assert main(["tune", __file__, "--into", "b"]) == 2
-    assert "--into b: say which problems it gets" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["replay", "bundle -o b", "compare soft"])
 def test_shells_offer_sets(folder: Path, command: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("shtab")

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from bundle_kernels import EVEN
 from processes import environment
-from set_kernels import ANY, FREE, PIDS, SCALE
+from set_kernels import ANY, FREE, SCALE
 
 import atune
 from atune import Problems
@@ -32,6 +33,8 @@ from atune.frontends.sets.tuning import read_set
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import TunedProblem, entered, journals_in
+from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.worker import Worker
 
 pytestmark = pytest.mark.timeout(170)
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
@@ -85,13 +88,24 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
     assert most == 2
 
 
-def test_compile_workers_serve_one_problem_after_another(tuned: Any, tmp_path: Path) -> None:
-    """Two problems at a time have workers; so may one or two more, whose winner is being proven."""
-    pids = Path(os.environ["XDG_CACHE_HOME"], PIDS)
-    pids.unlink(missing_ok=True)
-    atune.run_set(f"{KERNELS}:NOTED", Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "s", **FAST)
-    lowered = pids.read_text().split()
-    assert len(lowered) >= 10 and len(set(lowered)) <= 4 * max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
+def test_no_process_outlives_its_problem_and_the_compile_workers_are_as_many_as_the_cores_bear(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked, most = list[Worker](), 0
+    spawn = ForkServer.spawn
+
+    async def counting(server: ForkServer, role: str, **how: Any) -> Worker:
+        nonlocal most
+        worker = await spawn(server, role, **how)
+        forked.append(worker)
+        most = max(most, sum(one.alive for one in forked))
+        return worker
+
+    monkeypatch.setattr(ForkServer, "spawn", counting)
+    atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400, 4800]), journal=tmp_path / "s", **FAST)
+    each = max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
+    assert len(forked) >= 10 and most <= 2 * (each + 3)  # and a device's process, and one that answers a question
+    assert not any(worker.alive for worker in forked)
 
 
 def test_a_later_problem_begins_with_what_an_earlier_one_found(tuned: Any) -> None:
@@ -310,8 +324,8 @@ def test_an_error_is_raised_as_it_is_also_from_the_coroutine(tmp_path: Path) -> 
 def test_where_several_problems_fail_at_once_the_first_error_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(self: Any, index: int, place: Any, config: Any) -> None:
-        place.leave()
+    async def failing(self: Any, index: int, free: anyio.Semaphore) -> None:
+        free.release()
         await asyncio.sleep(0.05)
         raise ZeroDivisionError
 

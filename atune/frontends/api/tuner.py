@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -33,13 +32,12 @@ from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.candidate import Config
 from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
 from atune.workers.local.machine import LocalMachine
-from atune.workers.local.workers import SharedPlace
+from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import keep as keep_library
 from atune.workers.storage.result_cache import ResultCache
@@ -164,14 +162,10 @@ class Tuner:
         self._engine: Engine | None = None
         self._stopped = self._entered = False
 
-    def share(self, place: SharedPlace) -> None:
-        """Run on an open shared server, with other runs at the same time. On a cluster this changes nothing."""
+    def share(self, server: ForkServer) -> None:
+        """Run on an open fork server, with other runs at the same time."""
         if isinstance(self._machine, LocalMachine):
-            self._machine.place = place
-
-    def also(self, config: Config) -> None:
-        """Try `config` before all others, also beyond a number of candidates. To be called before entering."""
-        self._settings = replace(self._settings, also=(config,))
+            self._machine.shared = server
 
     def keep_nothing(self) -> None:
         """Leave it to the caller to put the result into the result cache."""

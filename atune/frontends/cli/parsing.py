@@ -48,10 +48,6 @@ class ProblemOptions(TypedDict):
         "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments and, optionally, a weight.",
         flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
     )]
-    into: Annotated[str | None, Option(
-        "Add the winners of the set to this bundle, or make it. Problems that it has are not tuned again.",
-        flag="--into", metavar="DIR", group="where", page="how/ship.md#what-production-missed",
-    )]
     # fmt: on
 
 

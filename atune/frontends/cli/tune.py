@@ -46,14 +46,10 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     workload = parse_file_ref(arguments.workload, "atune tune")
     sizes = parse_sizes(arguments.arg, "--arg")
     several = any(len(values) > 1 for values in sizes.values())
-    set_too = arguments.into or (sizes and is_set(Path(arguments.journal or "")))
+    set_too = sizes and is_set(Path(arguments.journal or ""))
     if arguments.problems is not None or several or set_too:
-        from atune.frontends.cli.tune_set import nothing_missed, tune_set_command
+        from atune.frontends.cli.tune_set import tune_set_command
 
-        if arguments.problems is None and not sizes:
-            raise UsageError(f"--into {arguments.into}: say which problems it gets: --arg NAME=1,2, or --problems FILE")
-        if arguments.into and arguments.problems and nothing_missed(arguments):
-            return 0
         problems = Problems(() if arguments.problems is None else arguments.problems, **sizes)
         return tune_set_command(workload, problems, _options(arguments, budget, ""), arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})

@@ -16,7 +16,6 @@ import anyio
 
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.default_journal import default_journal
-from atune.frontends.cli.bundle import bundle_lines
 from atune.frontends.cli.main import INTERRUPTED, OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out, report_error
 from atune.frontends.cli.tune import interruptible
@@ -46,17 +45,8 @@ def tune_set_command(
     folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))
     if is_set(Path(folder)):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
-    options |= {"journal": folder, "into": arguments.into}
+    options["journal"] = folder
     return drive_set(partial(tune_set, workload, problems), options, folder, arguments, interrupts)
-
-
-def nothing_missed(arguments: argparse.Namespace) -> bool:
-    """Tell whether no program has missed a problem of a bundle yet: their file is empty. Says so."""
-    file = Path(arguments.problems)
-    if not file.is_file() or file.stat().st_size:
-        return False
-    show_set(SetResult([], Path(arguments.into)), arguments)
-    return True
 
 
 def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], interrupts: Interrupts) -> int:
@@ -130,8 +120,6 @@ def _bundled(folder: str, options: dict[str, Any]) -> str:
 
 def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
     """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
-    if not found:
-        print_message(f"every problem is in {found.folder}: nothing is tuned", kind="")
     if arguments.table:
         from atune.reporting.export import table
 
@@ -140,8 +128,6 @@ def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
                 print_out(f"{row.problem}\n{table(row.result)}\n")
     if arguments.json:
         print_out(json.dumps(set_data(found)))
-    elif found:
+    else:
         print_lines(set_lines(found))
-    if found.digest is not None and not arguments.json:
-        print_lines(bundle_lines(arguments.into))
     return OK if len(found.winners) == len(found) else NO_WINNER

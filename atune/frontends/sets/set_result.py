@@ -37,8 +37,6 @@ class SetResult(Sequence[TunedProblem]):
     def __init__(self, rows: Sequence[TunedProblem], folder: Path, workload: object = None) -> None:
         self._rows, self.folder = tuple(rows), folder
         self._space: Space | None = getattr(workload, "space", None)
-        self.digest: str | None = None
-        """Of the bundle that got the winners, with `into`."""
         self._by_key = {row.problem.key: row for row in rows}
 
     @property
@@ -168,7 +166,6 @@ def set_data(found: SetResult) -> dict[str, Any]:
         data = {"problem": msgspec.to_builtins(row.problem.arguments), "weight": row.problem.weight}
         rows.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
-        **({} if found.digest is None else {"digest": found.digest}),
         "problems": rows,
         "winners": len(found.winners),
         "measured": sum(row.result.measured for row in found if row.result is not None),

@@ -1,11 +1,11 @@
-"""One run for a set of problems: their runs share the fork server, and a few at a time the cores and devices."""
+"""A set of problems: a few runs at a time, which share the fork server, the cores and the devices."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,8 @@ from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.default_journal import default_journal, journals_folder
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
 from atune.frontends.api.resume import options_of, origin_of
-from atune.frontends.api.save_bundle import extensible
 from atune.frontends.api.tuner import Tuner
 from atune.frontends.api.warm_start import Warm, sources
-from atune.frontends.sets.budget import lacking, rest, shares
 from atune.frontends.sets.problems import Given, Problems
 from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
@@ -49,20 +47,17 @@ from atune.journal.set_folder import (
     listed,
     tuned_problems,
 )
-from atune.journal.state import State
-from atune.model.candidate import Config, config_key, printable
-from atune.model.device import Target
+from atune.model.candidate import printable
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
-from atune.workers.local.workers import SharedPlace, SharedServer
+from atune.workers.local.workers import shared_server
+from atune.workers.processes.pool import ForkServer
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef, Workload, parse_file_ref
 
-PLACES = 2
-"""Problems that hold inputs at the same time. After its final a problem holds none."""
 AT_ONCE, WORKERS_EACH = 4, 5
-"""Most problems that compile at the same time, and the fewest compile workers of each where these are more than two.
+"""Most problems at the same time, and the fewest compile workers of each where these are more than two.
 No device then waits for the last compile of one problem, and several candidates share a library. On an H100 with 16
 cores a set of 28 problems took 0.81 times as long as with two."""
 LOAD = 1.5
@@ -77,9 +72,7 @@ class SetOptions(RunOptions, total=False):
 
     # fmt: off
     budget: Annotated[int | str | Budget | None, Option(
-        "As for `tune`, for each problem on average: of candidates, a problem gets more by the square root of its "
-        "weight. What is left measures winners on other problems, where fewer could then serve all. Seconds hold for "
-        "each problem alike.",
+        "As for `tune`, for each problem.",
     )]
     warm: Annotated[Warm, Option(
         "As for `tune`, in addition to what the set itself has found.",
@@ -90,12 +83,8 @@ class SetOptions(RunOptions, total=False):
         "continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
     )]
-    into: Annotated[str | os.PathLike[str] | None, Option(
-        "The folder of a bundle that gets the winners, or is made of them. Problems that it has are not tuned again.",
-        check=path,
-    )]
     on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
-        "A plain function, called with each problem and its result as it ends, and again if it is measured further.",
+        "A plain function, called with each problem and its result as it ends.",
         fits=callable, must="must be a function of a `TunedProblem`",
     )]
     # fmt: on
@@ -107,11 +96,9 @@ async def tune_set(
 ) -> SetResult:
     """Tune `workload` for each of `problems`, and return all results.
 
-    While one problem is measured, the next ones compile: up to four at a time, or two where cores are few. One whose
-    winner is being proven does not count: after its final its inputs are freed, and its idle compile workers serve the
-    next one. Two problems hold inputs, in two processes for each device, which measure in turn. Candidates with the
-    same code are compiled once. Each problem begins with what was fast in the nearest ones that have ended. It has its
-    own default, final and winner.
+    Up to four problems are tuned at a time, or two where cores are few. Each has inputs of its own on the devices, and
+    they measure in turn. Candidates with the same code are compiled once. Each problem begins with what was fast in the
+    nearest ones that have ended. It has its own default, final, winner and journal.
 
     A problem without a winner does not end the others; the result says why. Raises `NoWinner` if no problem has one,
     the first problem's error if each failed, and else what `tune` raises. Cancelling it keeps every journal.
@@ -126,26 +113,18 @@ async def tune_set(
     """
     refuse_unknown("tune_set", options, [*SetOptions.__annotations__])
     given: dict[str, Any] = dict(options)
-    own = {name: given.pop(name, None) for name in ("journal", "on_result", "into")}
-    folder, on_result, into = own.values()
+    own = {name: given.pop(name, None) for name in ("journal", "on_result")}
+    folder, on_result = own.values()
     completed("tune_set", given)
     checked("tune_set", own, SetOptions)
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
-    there = None if into is None else extensible(Path(into))
-    if there is not None:
-        has = {config_key(one["problem"]) for one in there["problems"]}
-        if not (left := [problem for problem in chosen if problem.key not in has]):
-            found = SetResult([], Path(into or ""))
-            found.digest = there["digest"]
-            return found
-        chosen = Problems.of(left)
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = default_journal(name.partition(".py")[0]).with_suffix("")
     try:
-        found = await _SetRun(workload, chosen, given, Path(folder), on_result, there).all()
+        return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
     except BaseException as error:
         if journals_in(Path(folder)):
             if isinstance(error, anyio.get_cancelled_exc_class()):
@@ -155,9 +134,6 @@ async def tune_set(
             with suppress(OSError):
                 delete_set(Path(folder))  # `atune runs` lists what began
         raise
-    if into is not None:
-        found.digest = await anyio.to_thread.run_sync(partial(found.save_bundle, into, add=True))
-    return found
 
 
 @documents(SetOptions)
@@ -183,29 +159,21 @@ class _SetRun:
         options: dict[str, Any],
         folder: Path,
         on_result: Callable[[TunedProblem], None] | None,
-        bundle: Mapping[str, Any] | None,
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._options, self._folder = problems, options, folder
         self._on_result, self._shows = on_result, shows_progress(options)
         self._options["progress"] = False
         self._budget = Budget.parse(options.get("budget"))
-        self._shares = shares([problem.weight for problem in problems], self._budget.candidates)
-        self._asked = set[tuple[int, str]]()
-        """Problems, and the configurations that were measured there in addition."""
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._at_once = 1 if options.get("cluster") else min(self._most_at_once(), len(problems))
+        self._server: ForkServer | None = None
+        """The fork server that the runs share; None on a cluster."""
         self._rows: dict[int, TunedProblem] = {}
-        self._tuners: dict[int, Tuner] = {}
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
         self._of: tuple[str, str] | None = None
         """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
-        self._what, self._target = f"journal {folder}: it has", ""
-        if bundle is not None:
-            self._of = bundle["kernel"]["name"], bundle["kernel"]["fingerprint"]
-            self._target = str(Target(bundle["target"], bundle["arch"]))
-            self._what = f"into: the bundle is for {self._target} and has"
 
     async def all(self) -> SetResult:
         """Tune every problem."""
@@ -218,7 +186,6 @@ class _SetRun:
             raise
 
     async def _all(self) -> SetResult:
-        host = SharedServer(self._at_once, min(PLACES, self._at_once))
         async with AsyncExitStack() as stack:
             self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
             stack.enter_context(lock)
@@ -226,10 +193,8 @@ class _SetRun:
             if (header := header_of_set(self._folder)) is not None:
                 self._same_work(header)
             if not self._options.get("cluster"):
-                await stack.enter_async_context(host.open())
-            await self._each(dict.fromkeys(range(len(self._problems))), host)
-            while more := await self._lacking():
-                await self._each(more, host)
+                self._server = await stack.enter_async_context(shared_server())
+            await self._each()
             errors = {self._problems[index].key: str(error) for index, error in self._errors.items()}
             await anyio.to_thread.run_sync(keep_errors, self._folder, errors)
         found = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
@@ -240,60 +205,43 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
-    async def _each(self, configs: Mapping[int, Config | None], host: SharedServer) -> None:
-        """Tune the problems of these indices, or measure one more configuration there."""
+    async def _each(self) -> None:
+        """Tune the problems in order, a few at a time."""
+        free = anyio.Semaphore(self._at_once)
         try:
             async with anyio.create_task_group() as tasks:
-                for index, config in configs.items():
-                    place = SharedPlace(host)
-                    await place.begin()
-                    tasks.start_soon(self._one, index, place, config)
+                for index in range(len(self._problems)):
+                    await free.acquire()
+                    tasks.start_soon(self._one, index, free)
         except BaseExceptionGroup as group:
             error = unwrapped(group)
             while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
                 error = error.exceptions[0]
             raise error from None
 
-    async def _lacking(self) -> dict[int, Config]:
-        """Return what is still to be measured in addition, and the budget has left, by problem; each once."""
-        tried = {index: row.result for index, row in sorted(self._rows.items()) if row.result is not None}
-        left, won = rest(list(tried.values()), self._budget), [index for index in tried if self._rows[index].won]
-        if not left or len(won) < 2 or self._options.get("cached"):  # that runs nothing
-            return {}
-        weights = [self._problems[index].weight for index in won]
-        found = await anyio.to_thread.run_sync(lacking, [tried[index] for index in won], weights, left)
-        new = {won[number]: config for number, config in found.items()}
-        new = {index: config for index, config in new.items() if (index, config_key(config)) not in self._asked}
-        self._asked |= {(index, config_key(config)) for index, config in new.items()}
-        return new
-
-    async def _one(self, index: int, place: SharedPlace, config: Config | None) -> None:
-        problem, result = self._problems[index], None if config is None else self._rows[index].result
+    async def _one(self, index: int, free: anyio.Semaphore) -> None:
+        result: Result | None = None
         try:
-            result = await self._tuned(index, place, config)
+            result = await self._tuned(index)
         except NoWinner as error:
             result = error.result
         except (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost):  # of the whole set
             raise
         except AtuneError as error:
-            if config is None:
-                self._errors[index] = error
+            self._errors[index] = error
         finally:
-            place.leave()
-        self._tuners.pop(index, None)
-        row = TunedProblem(problem, result, str(self._errors.get(index, "")))
-        self._rows[index] = row
+            free.release()
+        self._rows[index] = row = TunedProblem(self._problems[index], result, str(self._errors.get(index, "")))
         if self._on_result is not None:
             self._on_result(row)
-        ended = f"{len(self._rows)}/{len(self._problems)}" if config is None else "again"
-        self._print(f"[{ended}] {row_line(row)}")
+        self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
 
     def _print(self, line: str) -> None:
         if self._shows:
             with suppress(OSError):  # nobody reads it
                 print(line, file=sys.stderr, flush=True)
 
-    async def _tuned(self, index: int, place: SharedPlace, config: Config | None) -> Result:
+    async def _tuned(self, index: int) -> Result:
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
 
@@ -303,16 +251,13 @@ class _SetRun:
             if on_event is not None:
                 on_event(event)
 
-        budget = msgspec.structs.replace(self._budget, share=self._shares[index])
-        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard, "budget": budget}
+        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
         if fresh:
             options["warm"] = [*self._nearest(problem), *sources(options.get("warm"))]
         make = partial(Tuner, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-        self._tuners[index] = tuner
-        tuner.share(place)
-        if config is not None:
-            tuner.also(config)
+        if self._server is not None:
+            tuner.share(self._server)
         try:
             with scope:
                 async with tuner:
@@ -322,8 +267,8 @@ class _SetRun:
                 journal.unlink(missing_ok=True)  # so that the set can still be resumed
         assert self._of is not None
         raise JournalError(
-            f"{self._what} problems of {self._of[0]}, and this is other work, or another version of the kernel: undo "
-            "the change, or give another folder"
+            f"journal {self._folder}: it has problems of {self._of[0]}, and this is other work, or another version "
+            "of the kernel: undo the change, or give another folder"
         )
 
     def _same_work(self, event: Event) -> bool:
@@ -332,8 +277,6 @@ class _SetRun:
             return True
         found = event.workload, event.kernel
         self._of = self._of or found
-        if self._target not in ("", str(event.target)):
-            return False
         return found[0] == self._of[0] and (found == self._of or "kernel" in self._options.get("accept", ()))
 
     def _at(self, problem: Problem) -> Workload | FileRef:
@@ -342,15 +285,9 @@ class _SetRun:
         return msgspec.structs.replace(self._workload, arguments=problem.arguments)
 
     def _nearest(self, problem: Problem) -> list[Result]:
-        """Return the results of the nearest problems whose final has ended."""
-        found: dict[int, Result | State] = {
-            index: tuner.state
-            for index, tuner in self._tuners.items()
-            if tuner.state is not None and tuner.state.final is not None
-        }
-        found |= {index: row.result for index, row in self._rows.items() if row.result is not None and row.won}
-        near = sorted(found, key=lambda index: (distance(self._problems[index].arguments, problem.arguments), index))
-        return [one if isinstance(one := found[index], Result) else Result.of(one) for index in near[:ADVISERS]]
+        """Return the results of the nearest problems that have ended with a winner."""
+        won = [(distance(row.problem.arguments, problem.arguments), n, row) for n, row in self._rows.items() if row.won]
+        return [row.result for _, _, row in sorted(won, key=lambda one: one[:2])[:ADVISERS] if row.result is not None]
 
     def _compile(self) -> CompileSettings:
         """Return the settings for one of the runs that share the cores, unless the caller decided."""
@@ -360,9 +297,9 @@ class _SetRun:
         return msgspec.structs.replace(settings, workers=max(1, self._fit // self._at_once))
 
     def _most_at_once(self) -> int:
-        """Return how many problems may compile at the same time."""
+        """Return how many problems may be tuned at the same time."""
         timed = self._budget.seconds is not None  # they count also while it waits for a device
-        return PLACES if timed else max(PLACES, min(AT_ONCE, self._fit // WORKERS_EACH))
+        return 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
@@ -395,6 +332,4 @@ async def resume_set(
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
     problems = Problems.of(row.problem for row in found)
     chosen: dict[str, Any] = {**options_of(headers[0]), **named("resume_set", options, RunOptions)}
-    if "strategy" not in options and len({header.strategy for header in headers}) > 1:
-        del chosen["strategy"]  # their shares of the budget led to several: each journal keeps its own
     return await tune_set(workload or origin_of(headers[0]), problems, journal=folder, **chosen)

@@ -24,7 +24,7 @@ from atune.stages.measure.check import Expected, Mismatch, expected_outputs, jud
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
-from atune.stages.session.session import forget_workload, loaded_as, session, workload
+from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
@@ -145,15 +145,6 @@ def final(payload: bytes) -> bytes:
         arguments.restore_inputs()
     reference = _timing(samples[-1]) if with_reference else None
     return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures)))
-
-
-def release(_: bytes) -> bytes:
-    """Entry point: free the inputs and the timer, for the next run that begins here. Raises if the device is broken."""
-    _device.timer.synchronise()
-    del _device.timer
-    forget_workload()
-    _release()
-    return b""
 
 
 def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> None:

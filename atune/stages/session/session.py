@@ -65,11 +65,6 @@ def workload() -> Workload:
     return _state.workload
 
 
-def forget_workload() -> None:
-    """Drop the loaded workload, and the tensors that it holds."""
-    _state.workload = None
-
-
 def loaded_as() -> str:
     """Return the fingerprint of the session's workload as it was loaded here."""
     workload()

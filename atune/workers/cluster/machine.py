@@ -194,9 +194,6 @@ class ClusterMachine:
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
 
-    async def rest(self) -> None:
-        pass
-
     def versions(self) -> dict[str, str]:
         return installed_versions()
 

@@ -30,7 +30,7 @@ from atune.model.jobs import (
 )
 from atune.workers.local.compile_service import CompileService
 from atune.workers.local.retry import Patience, Room, shortage
-from atune.workers.local.workers import COMPILES, LimitedPlace, Workers, how_it_ended
+from atune.workers.local.workers import Workers, how_it_ended
 from atune.workers.processes.messages import COMPILE, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore
@@ -66,15 +66,11 @@ class CompileContext:
 
 
 class LocalCompileWorker:
-    """One compile worker, replaced when it dies. `free`: limits the processes of runs that share them."""
+    """One compile worker, replaced when it dies."""
 
-    def __init__(
-        self, context: CompileContext, name: str, cpus: Sequence[int] | None, free: anyio.Semaphore | None = None
-    ) -> None:
+    def __init__(self, context: CompileContext, name: str, cpus: Sequence[int] | None) -> None:
         self.context, self.name, self.cpus = context, name, cpus
         self._worker: Worker | None = None
-        self._place = None if free is None else LimitedPlace(free)
-        self._busy = self._leaves = False
         self._libraries = 0
         self.compiling = False
 
@@ -98,17 +94,6 @@ class LocalCompileWorker:
             case _:
                 raise TypeError(f"no compile worker does {job.name}")
         return cast(A, answer)
-
-    def leave(self) -> None:
-        """Pass the process on to the next run as soon as it is idle. A later job takes one for itself alone."""
-        self._leaves = True
-        if self._busy:
-            return
-        if self._worker is not None and self._worker.alive:
-            self.context.workers.pass_on(COMPILES, self._worker)
-        self._worker = None
-        if self._place is not None:
-            self._place.leave()
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
         anew = job.anew or not self.context.store.used
@@ -225,14 +210,7 @@ class LocalCompileWorker:
 
         Raises `WorkerLost` also if a compiler was killed.
         """
-        self._busy = True
-        try:
-            answer = await self.context.patience.until_it_works(lambda: self._call_with_room(job, limit_s))
-        finally:
-            self._busy = False
-            if self._leaves:
-                self.leave()
-        return decoded(job, answer)
+        return decoded(job, await self.context.patience.until_it_works(lambda: self._call_with_room(job, limit_s)))
 
     async def _call_with_room(self, job: Job[Any], limit_s: float | None) -> bytes:
         """Call the worker when `Room` has a free place. Retry if it lacked memory or its server was lost."""
@@ -249,8 +227,6 @@ class LocalCompileWorker:
 
     async def _call_now(self, job: Job[Any], limit_s: float | None) -> bytes:
         if self._worker is None or not self._worker.alive:
-            if self._place is not None:
-                await self._place.take()
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if isinstance(job, ProveJob) else 1  # a proof lowers and compiles

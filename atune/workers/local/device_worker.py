@@ -38,7 +38,7 @@ from atune.model.jobs import (
 )
 from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.retry import Patience
-from atune.workers.local.workers import LOAD_TIMEOUT_S, SharedPlace, Workers, how_it_ended
+from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
 from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Neighbours, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.system.locks import DeviceLock
@@ -60,8 +60,8 @@ class DeviceContext:
     workers: Workers
     warn: Callable[[str], None]
     patience: Patience
-    place: SharedPlace | None = None
-    """The run's place where other runs of this program measure on the devices, too, in turn with this one."""
+    shared: bool = False
+    """Whether other runs of this set measure on the devices, too, in turn with this one."""
 
     @property
     def limit_s(self) -> float:
@@ -80,11 +80,7 @@ class LocalDeviceWorker:
         """What made the inputs. A new process makes them at once."""
         self._prepared = False
         self._used = False
-        """Whether a candidate of this run or of an earlier one has run in this process."""
-        self._failed = False
-        """Whether one failed in it."""
-        self._tried = 0
-        """Candidates that the device has been asked to measure."""
+        """Whether a candidate has run in this process."""
         self._lock = DeviceLock(info.uuid or info.id)
         self._called = 0.0
         self._noted = False
@@ -109,22 +105,9 @@ class LocalDeviceWorker:
                 raise TypeError(f"no device does {job.name}")
         return cast(A, answer)
 
-    async def leave(self) -> None:
-        """Free the inputs, and pass the process on to the next run. One in which a candidate failed is killed."""
-        if self._worker is not None and not self._failed:
-            with suppress(WorkerError):  # it has ended, or its context is broken
-                async with self._lock.held():  # freeing memory would disturb a timing
-                    await self._worker.call(f"{MEASURE}release", b"", self.context.limit_s)
-                self.context.workers.pass_on(self._role, self._worker)
-                self._worker = None
-        await self._stop()
-
     async def _start(self) -> Started:
         await self._stop()
-        if self.context.place is not None:
-            await self.context.place.take()
         self._worker = await self.context.patience.until_it_works(self._new)
-        self._used = self._worker.passed_on
         if self._inputs is not None:
             await self._prepare(self._inputs)
         return Started(self.info)
@@ -133,11 +116,9 @@ class LocalDeviceWorker:
         if not self._prepared:
             await self._prepare(PrepareJob(job.artifact.params, job.roles, timed=False))
         used, self._used = self._used, True
-        self._tried += 1
         answer = await self._measured(job)
         await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
-            self._failed = True
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
             if answer.kind in SPOILING and self.alive:
@@ -165,7 +146,6 @@ class LocalDeviceWorker:
         self._used = True
         await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
         finals = await self._call(job, self.context.limit_s * (len(job.artifacts) + 1))
-        self._failed |= bool(finals.failures)
         if any(failure.kind in SPOILING for failure in finals.failures):
             await self._stop()
         return finals
@@ -201,13 +181,7 @@ class LocalDeviceWorker:
         return prepared
 
     async def _new(self) -> Worker:
-        """Fork a process, pin it to the device and make its context.
-
-        At first one is taken that an earlier run passed on; what repeats a candidate is fresh.
-        """
-        while not self._tried and (idle := self.context.workers.taken(self._role)) is not None:
-            with suppress(WorkerError):  # it has ended, or does not answer
-                return await self._begun(idle)
+        """Fork a process, pin it to the device and make its context."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
         return await self._begun(await self.context.workers.spawn(self._role, env=env, cpus=self.cpus))
 
@@ -248,7 +222,7 @@ class LocalDeviceWorker:
             message = (
                 f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not (self._noted or self.context.place):
+        elif waited_s > SHARED_S and not (self._noted or self.context.shared):
             message = f"another run also measures on device {self.name}: they take turns"
         else:
             return
@@ -256,7 +230,7 @@ class LocalDeviceWorker:
         self.context.warn(message)
 
     async def _stop(self) -> None:
-        self._prepared = self._used = self._failed = False
+        self._prepared = self._used = False
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None

@@ -28,7 +28,7 @@ from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, Loc
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.retry import Patience, Room
 from atune.workers.local.space_worker import described
-from atune.workers.local.workers import SharedPlace, Workers, fork_server, process_folders
+from atune.workers.local.workers import Workers, fork_server, process_folders
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import parked
@@ -73,8 +73,8 @@ class LocalMachine:
         cores: int | None = None,
     ) -> None:
         self._most_cores = cores
-        self.place: SharedPlace | None = None
-        """This run's place on an open shared server, for a run that shares it with others."""
+        self.shared: ForkServer | None = None
+        """The open fork server of runs that take place at the same time; None for one of this run's own."""
         self.workload, self.spec = workload, spec
         self._sent = workload
         """The reference that workers load."""
@@ -106,8 +106,7 @@ class LocalMachine:
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
             async with self._opened() as self.server, self.service, background() as tasks:
-                shared_dir = "" if self.place is None else self.place.host.run_dir  # its processes outlive this run
-                self.workers.attach(self.server, process_folders(shared_dir or self.run_dir), tasks, self._warned)
+                self.workers.attach(self.server, process_folders(self.run_dir), tasks, self._warned)
                 importing = self.server.preload_s is None  # it uses only one core
                 self.service.start(early=importing or parked.in_any_case, run_dir=self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
@@ -125,18 +124,15 @@ class LocalMachine:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[ForkServer, None]:
-        """Yield the shared fork server, or one for this run. Processes that are not passed on end on leaving."""
-        if self.place is None:
+        """Yield the shared fork server, or one for this run. The run's processes end on leaving."""
+        if self.shared is None:
             async with fork_server(self._warned) as server:
                 yield server
             return
-        self.workers.share(self.place.host.idle)
         try:
-            yield self.place.host.server
+            yield self.shared
         finally:
             await self.workers.end()
-            for worker in self._compilers:
-                worker.leave()
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
         """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
@@ -175,7 +171,7 @@ class LocalMachine:
         return found.target, list(found.devices)
 
     async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        if self.place is not None:  # what they parse serves the other runs too
+        if self.shared is not None:  # what they parse serves the other runs too
             candidates = sys.maxsize
         used, unused = accelerators_for(candidates, self.most_workers()[0], self.acceleration, self.found)
         self.use(used, unused.get(ACCELERATOR, ""))
@@ -206,8 +202,7 @@ class LocalMachine:
             room=Room(n, self._warned, oom_kills),
             patience=self._patience(),
         )
-        free = None if self.place is None else self.place.host.compilers(n)
-        self._compilers = [LocalCompileWorker(context, f"compile-{i}", cpus, free) for i in range(n)]
+        self._compilers = [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
         return self._compilers
 
     def most_workers(self) -> tuple[int, str]:
@@ -226,18 +221,10 @@ class LocalMachine:
         cpus = self._cores[-1:] if self._on_cpu else None
         context = DeviceContext(
             session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience(),
-            place=self.place,
+            shared=self.shared is not None,
         )  # fmt: skip
         self._devices = [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
         return self._devices
-
-    async def rest(self) -> None:
-        if self.place is not None:
-            for device in self._devices:
-                await device.leave()
-            for worker in self._compilers:
-                worker.leave()
-            self.place.leave()
 
     def _session(self) -> Session:
         return Session(

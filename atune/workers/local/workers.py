@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from atune.engine.interfaces import ignored
 from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
-from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder, run_folder
+from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder
 from atune.workers.local.retry import shortage
 from atune.workers.processes.messages import BEGIN, LOAD, WRITTEN, Session
 from atune.workers.processes.pool import ForkServer
@@ -25,8 +24,6 @@ from atune.workload.workload import FileRef, WorkloadRef
 
 T = TypeVar("T")
 
-COMPILES = "compile"
-"""The role of idle compile workers."""
 LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context. A slow machine needs far less."""
 
@@ -54,76 +51,19 @@ async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[F
         yield server
 
 
-class SharedServer:
-    """The fork server of runs that take place at the same time in one event loop, such as those of a set of problems.
+@asynccontextmanager
+async def shared_server() -> AsyncGenerator[ForkServer, None]:
+    """Start the fork server, or take the warm one, for runs at the same time in one event loop, such as those of a set.
 
-    Processes that a run passes on serve the next one, and so does a compile service. A run's other processes end with
-    it. The server is parked for later runs. `runs`: how many may compile at the same time. `places`: how many of them
-    may hold inputs on the devices.
+    A compile service that one of them leaves serves the next one.
     """
-
-    def __init__(self, runs: int, places: int) -> None:
-        self.runs, self.places, self._most = anyio.Semaphore(runs), anyio.Semaphore(places), runs
-        self._compilers: anyio.Semaphore | None = None
-        self.server: ForkServer
-        self.idle: defaultdict[str, list[Worker]] = defaultdict(list)
-        """Processes that runs have passed on, by role. A compile worker's first lowering took most of the time that a
-        new one needs, and a device's process has its context."""
-        self.run_dir = ""
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None, None]:
-        """Start the fork server, or take the warm one that the previous run left."""
-        parked.begin_series()
-        try:
-            with run_folder() as self.run_dir:
-                async with fork_server() as self.server:
-                    yield
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(parked.end_series)
-
-    def compilers(self, workers: int) -> anyio.Semaphore:
-        """Return what limits all compile processes to those of `runs` runs, of which each has this many `workers`."""
-        self._compilers = self._compilers or anyio.Semaphore(self._most * workers)
-        return self._compilers
-
-
-class LimitedPlace:
-    """One of a limited number of places, which those who hold one leave to the next."""
-
-    def __init__(self, free: anyio.Semaphore) -> None:
-        self._free, self._taken, self._taking = free, False, anyio.Lock()
-
-    async def take(self) -> None:
-        """Take the place, when one is free, unless it is taken already. All devices of a run call this."""
-        async with self._taking:
-            if not self._taken:
-                await self._free.acquire()
-                self._taken = True
-
-    def leave(self) -> None:
-        """Leave the place to the next one, if it is taken."""
-        if self._taken:
-            self._taken = False
-            self._free.release()
-
-
-class SharedPlace(LimitedPlace):
-    """One run's place on a shared server: while it has it, the run may hold inputs on the devices."""
-
-    def __init__(self, host: SharedServer) -> None:
-        super().__init__(host.places)
-        self.host, self._compiling = host, LimitedPlace(host.runs)
-
-    async def begin(self) -> None:
-        """Wait until the run may compile."""
-        await self._compiling.take()
-
-    def leave(self) -> None:
-        """Let the next run begin, and another one hold inputs."""
-        self._compiling.leave()
-        super().leave()
+    parked.begin_series()
+    try:
+        async with fork_server() as server:
+            yield server
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(parked.end_series)
 
 
 class Workers:
@@ -140,8 +80,6 @@ class Workers:
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
         self._forked: list[Worker] = []
-        self._idle: defaultdict[str, list[Worker]] = defaultdict(list)
-        """Processes that earlier runs passed on, by role, where runs share them."""
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
@@ -176,25 +114,6 @@ class Workers:
         worker = await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
         self._forked = [one for one in (*self._forked, worker) if one.alive]
         return worker
-
-    def share(self, idle: defaultdict[str, list[Worker]]) -> None:
-        """Use processes that are `idle` before new ones are forked."""
-        self._idle = idle
-
-    def taken(self, role: str) -> Worker | None:
-        """Take a living process that an earlier run passed on, if there is one."""
-        idle = self._idle[role]
-        while idle:
-            if (worker := idle.pop()).alive:
-                self._forked.append(worker)
-                return worker
-        return None
-
-    def pass_on(self, role: str, worker: Worker) -> None:
-        """Leave an idle process of this run to a later one."""
-        self._forked.remove(worker)
-        worker.passed_on = True
-        self._idle[role].append(worker)
 
     async def end(self) -> None:
         """Kill the workers of this run, and wait until they have ended. Shielded and bounded."""
@@ -241,13 +160,10 @@ class Workers:
         await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
 
     async def loaded(self, role: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
-        """Fork a compile worker, or take an idle one, and load the session and the workload in it.
-
-        All that share idle ones have the same `cpus` and `nice`. No candidate's deadline covers this.
-        """
+        """Fork a compile worker, and load the session and the workload in it. No candidate's deadline covers this."""
 
         async def load() -> Worker:
-            worker = self.taken(COMPILES) or await self.spawn(role, cpus=cpus, nice=nice)
+            worker = await self.spawn(role, cpus=cpus, nice=nice)
             try:
                 await self.begin(worker, session)
                 await self.agree(worker, (await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())

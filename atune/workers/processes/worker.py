@@ -44,7 +44,6 @@ class Worker:
         self._busy = False
         self.stays = False
         """Whether it stays with a parked server, for the next run."""
-        self.passed_on = False
         """Whether it has served an earlier run."""
         self.forked = anyio.Event()
         """Set once the process exists, or cannot start any more."""
