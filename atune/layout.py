@@ -15,7 +15,6 @@ tilelang is imported where a kernel calls.
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,25 +23,13 @@ from atune.model.layouts import LayoutAxis
 
 __all__ = [
     "COMPILER",
-    "DANGEROUS",
-    "POLICIES",
     "REPLICATED",
-    "SAFE",
-    "SWIZZLES",
-    "WITHOUT_TMA",
     "coalesced_widths",
-    "copies",
-    "copy",
     "fragments",
     "hold",
     "loop",
     "loops",
     "parallel",
-    "pass_configs",
-    "policies",
-    "policy",
-    "swizzle",
-    "swizzles",
     "width_of",
 ]
 
@@ -55,25 +42,6 @@ COMPILER = "compiler"
 """tilelang's own choice."""
 REPLICATED = "replicated"
 """A fragment that every thread holds whole."""
-WITHOUT_TMA = "no_tma"
-POLICIES = ("Square", "FullRow", "FullCol")
-"""How a gemm's warps share its output: tilelang's `GemmWarpPolicy`."""
-SWIZZLES = (COMPILER, "linear", "full", "half", "quarter")
-"""Of a shared buffer: by how many of the 32 banks a row is turned; ``linear``: by none."""
-SAFE = {
-    "tl.layout_cost_model": ("register-count", "io-aware"),
-    "tl.ptxas_register_usage_level": tuple(range(11)),
-    "tl.disable_warp_specialized": (False, True),
-    "tl.disable_shared_memory_reuse": (False, True),
-}
-"""Pass configurations that change code and no results, with their values. The first is tilelang's default, but for the
-register level, which has none. ``TILELANG_LAYOUT_COST_MODEL`` sets the cost model where a candidate does not."""
-DANGEROUS = {
-    "tl.disable_thread_storage_sync": "it leaves out barriers, so that threads race",
-    "tl.disable_safe_memory_legalize": "it leaves out bounds checks, so that the kernel reads and writes outside",
-    "tl.disable_tma_lower": "tilelang gives it up; use layout.copies(), for each copy",
-}
-"""Pass configurations that are no axes, and why."""
 
 
 def fragments(*own: str) -> tuple[str, ...]:
@@ -98,7 +66,7 @@ def loops(*widths: int) -> tuple[str, ...]:
 
 
 def coalesced_widths(*widths: int) -> tuple[int, ...]:
-    """Return alternatives for `parallel` and `copy`: 0, which is the compiler's own, and `widths` elements.
+    """Return alternatives for `parallel` and `T.copy`: 0, which is the compiler's own, and `widths` elements.
 
     The same `widths` as for `loops`, and the same errors.
     """
@@ -112,48 +80,6 @@ def _widths(axis: str, widths: Sequence[int]) -> Sequence[int]:
                 f"layout.{axis}: width {width!r} is no power of two; use such as layout.{axis}(1, 2, 4, 8)"
             )
     return widths or (1, 2, 4, 8)
-
-
-def policies() -> tuple[str, ...]:
-    """Return alternatives for `policy`, of a gemm. The first is tilelang's default."""
-    return POLICIES
-
-
-def copies() -> tuple[str, ...]:
-    """Return alternatives for `copy`: the compiler's own, and without the tensor memory accelerator."""
-    return (COMPILER, WITHOUT_TMA)
-
-
-def swizzles() -> tuple[str, ...]:
-    """Return alternatives for `swizzle`, of a shared buffer."""
-    return SWIZZLES
-
-
-def pass_configs(**chosen: Sequence[Any]) -> list[dict[str, Any] | None]:
-    """Return the axis ``pass_configs``: every combination of the values chosen for names of `SAFE`.
-
-    Names go without ``tl.``, such as ``layout_cost_model=["register-count", "io-aware"]``; None leaves a name out.
-    Raises `SpaceError` for names of `DANGEROUS`, for others, and for values that a name does not have.
-    """
-    chosen = {name if "." in name else f"tl.{name}": values for name, values in chosen.items()}
-    for name, values in chosen.items():
-        _check_pass_config(name, values)
-    points = itertools.product(*chosen.values())
-    made = ({n: v for n, v in zip(chosen, point, strict=True) if v is not None} for point in points)
-    return [config or None for config in made]
-
-
-def _check_pass_config(name: str, values: Sequence[Any]) -> None:
-    if name in DANGEROUS:
-        raise SpaceError(f"layout.pass_configs: {name} is no axis: {DANGEROUS[name]}")
-    if name not in SAFE:
-        known = ", ".join(full.removeprefix("tl.") for full in SAFE)
-        raise SpaceError(f"layout.pass_configs: {name} is not known to be safe; use {known}, or give dicts of your own")
-    for value in values:
-        if value is not None and value not in SAFE[name]:
-            raise SpaceError(
-                f"layout.pass_configs: {name} has no value {value!r}; use {', '.join(map(str, SAFE[name]))}"
-            )
 
 
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
@@ -192,24 +118,6 @@ def width_of(how: str) -> int | None:
             f"layout.parallel: {how!r} is no value of layout.loops(); use {COMPILER!r} or such as 'vector2'"
         )
     return int(digits)
-
-
-def policy(how: str) -> Any:
-    """In a kernel: the ``policy=`` of a gemm for a value of `policies`."""
-    _check("policy", how, POLICIES)
-    return _makers().policy(how)
-
-
-def copy(how: str, source: Any, target: Any, coalesced_width: int = 0) -> Any:
-    """In a kernel: `T.copy`, done as `how` (of `copies`) says."""
-    _check("copy", how, copies())
-    return _makers().copy(source, target, how == WITHOUT_TMA, coalesced_width)
-
-
-def swizzle(how: str, *buffers: Any) -> Any:
-    """In a kernel: lay the shared `buffers` out as `how` (of `swizzles`) says."""
-    _check("swizzle", how, SWIZZLES)
-    return None if how == COMPILER else _makers().swizzle(how, buffers)
 
 
 def _check(where: str, how: Any, known: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tilelang
 import tilelang.language as T
 import torch
 
@@ -60,10 +61,18 @@ def dequantising(
                 T.copy(A[m * block_M, k * block_K], a)
                 for i, j in layout.parallel(loop, block_N, block_K, threads=threads):
                     b[i, j] = T.cast(B[n * block_N + i, k * block_K + j], "float16") * S[n * block_N + i]
-                T.gemm(a, b, c, transpose_B=True, policy=layout.policy(policy))
+                T.gemm(a, b, c, transpose_B=True, policy=getattr(T.GemmWarpPolicy, policy))
             T.copy(c, C[m * block_M, n * block_N])
 
     return main
+
+
+SWIZZLES = {
+    "linear": tilelang.layout.make_linear_layout,
+    "full": tilelang.layout.make_full_bank_swizzled_layout,
+    "half": tilelang.layout.make_half_bank_swizzled_layout,
+    "quarter": tilelang.layout.make_quarter_bank_swizzled_layout,
+}
 
 
 def transpose(n: int, block: int = 64, threads: int = 256, read: str = layout.COMPILER, write: str = layout.COMPILER,
@@ -74,7 +83,8 @@ def transpose(n: int, block: int = 64, threads: int = 256, read: str = layout.CO
     def main(X: T.Tensor((n, n), "float16"), Out: T.Tensor((n, n), "float16")):
         with T.Kernel(T.ceildiv(n, block), T.ceildiv(n, block), threads=threads) as (x, y):
             tile = T.alloc_shared((block, block), "float16")
-            layout.swizzle(swizzle, tile)
+            if swizzle != layout.COMPILER:
+                T.annotate_layout({tile: SWIZZLES[swizzle](tile)})
             for i, j in layout.parallel(read, block, block, threads=threads):
                 tile[i, j] = X[y * block + i, x * block + j]
             for i, j in layout.parallel(write, block, block, threads=threads):
@@ -104,7 +114,7 @@ NORM = atune.Workload(
 )
 DEQUANTISING = atune.Workload(
     dequantising,
-    atune.Space(block_N=[128, 64], loop=layout.loops(4, 8, 16), policy=layout.policies()),
+    atune.Space(block_N=[128, 64], loop=layout.loops(4, 8, 16), policy=["Square", "FullRow", "FullCol"]),
     arguments={"M": 4096, "N": 4096, "K": 4096},
     inputs=weights,
     reference=lambda A, B, S: A @ (B.half() * S[:, None]).T,
@@ -113,7 +123,11 @@ DEQUANTISING = atune.Workload(
 TRANSPOSE = atune.Workload(
     transpose,
     atune.Space(
-        block=[64, 32], threads=[256, 128], read=layout.loops(2, 8), write=layout.loops(2, 8), swizzle=layout.swizzles()
+        block=[64, 32],
+        threads=[256, 128],
+        read=layout.loops(2, 8),
+        write=layout.loops(2, 8),
+        swizzle=[layout.COMPILER, *SWIZZLES],
     ),
     arguments={"n": 8192},
     reference=lambda X: X.T,

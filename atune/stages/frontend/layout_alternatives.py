@@ -47,28 +47,6 @@ def parallel(width: int | None, extents: Sequence[int], threads: int, coalesced_
     return tilelang.language.Parallel(*extents, loop_layout=layout, coalesced_width=_number(coalesced_width))
 
 
-def policy(name: str) -> Any:
-    """Return tilelang's warp policy of that name."""
-    return getattr(tilelang.language.GemmWarpPolicy, name)
-
-
-def copy(source: Any, target: Any, without_tma: bool, coalesced_width: int) -> Any:
-    """Return `T.copy`."""
-    hints = {"disable_tma": True} if without_tma else None
-    return tilelang.language.copy(source, target, coalesced_width=coalesced_width or None, annotations=hints)
-
-
-def swizzle(how: str, buffers: Sequence[Any]) -> Any:
-    """Annotate shared buffers as turned by ``full``, ``half`` or ``quarter`` of the banks, or ``linear``."""
-    makers = {
-        "linear": tilelang.layout.make_linear_layout,
-        "full": tilelang.layout.make_full_bank_swizzled_layout,
-        "half": tilelang.layout.make_half_bank_swizzled_layout,
-        "quarter": tilelang.layout.make_quarter_bank_swizzled_layout,
-    }
-    return tilelang.language.annotate_layout({buffer: makers[how](buffer) for buffer in buffers})
-
-
 def _number(width: int) -> Any:
     """Return a width as tilelang's loops take it: an integer of tvm's."""
     return tilelang.tvm.tirx.IntImm("int32", width) if width else None

@@ -11,7 +11,6 @@ from stage_runs import session_of
 
 from atune import layout
 from atune.errors import SpaceError
-from atune.model.artifact import Lowered
 from atune.model.candidate import normalise
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
@@ -24,33 +23,8 @@ EXAMPLES = TESTS.parent / "examples"
 
 
 def test_every_alternative_is_plain_data() -> None:
-    axes = (layout.fragments("rows"), layout.loops(), layout.coalesced_widths(), layout.policies(), layout.copies())
-    for axis in (*axes, layout.swizzles()):
+    for axis in (layout.fragments("rows"), layout.loops(), layout.coalesced_widths()):
         assert normalise(axis, "axis") == axis and len(set(axis)) == len(axis) > 1
-
-
-def test_safe_pass_configurations_are_combined() -> None:
-    assert layout.pass_configs(layout_cost_model=[None, "io-aware"], ptxas_register_usage_level=[None, 3]) == [
-        None,
-        {"tl.ptxas_register_usage_level": 3},
-        {"tl.layout_cost_model": "io-aware"},
-        {"tl.layout_cost_model": "io-aware", "tl.ptxas_register_usage_level": 3},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("disable_thread_storage_sync", True, "tl.disable_thread_storage_sync is no axis: .*threads race"),
-        ("tl.disable_safe_memory_legalize", True, "tl.disable_safe_memory_legalize is no axis: .*bounds"),
-        ("disable_tma_lower", True, "layout.copies"),
-        ("enable_fast_math", True, "not known to be safe; use layout_cost_model"),
-        ("layout_cost_model", "io", "no value 'io'; use register-count, io-aware"),
-    ],
-)
-def test_what_is_dangerous_or_unknown_is_refused_by_name(name: str, value: Any, message: str) -> None:
-    with pytest.raises(SpaceError, match=message):
-        layout.pass_configs(**{name: [value]})
 
 
 def test_a_width_that_is_no_power_of_two_is_refused() -> None:
@@ -115,26 +89,6 @@ def test_a_loop_layout_gives_each_element_to_one_thread(
 def test_a_loop_that_does_not_come_out_even_is_refused(width: int, extents: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loop_layout(width, extents, 256)
-
-
-def test_the_alternatives_of_a_gemm_make_other_code_or_the_same(tmp_path: Path) -> None:
-    """With 256 threads FullCol is what Square comes to, and a swizzle of all banks what tilelang takes itself.
-
-    wgmma reads no linear layout of such rows: that alternative fails to lower.
-    """
-    codes: dict[str, str] = {}
-    with session_of(FileRef(str(TESTS / "layout_axes_kernels.py"), "PRODUCT"), tmp_path) as candidates:
-        for candidate in candidates:
-            changed = [str(v) for n, v in candidate.config.items() if v != candidates[0].config[n]]
-            try:
-                lowered = lower(candidate, registry.compose(()))
-                assert isinstance(lowered, Lowered)
-                codes["".join(changed)] = lowered.code_key
-            except Exception:
-                codes["".join(changed)] = "failed"
-    same = {name for name, code in codes.items() if code == codes[""] and name}
-    assert same == {"FullCol", "full", "1"} and {n for n, c in codes.items() if c == "failed"} == {"linear"}
-    assert len(set(codes.values())) == 6  # of nine: FullRow, no_tma, half and quarter are codes of their own
 
 
 def test_a_width_for_coalescing_reaches_the_loop(tmp_path: Path) -> None:
