@@ -20,7 +20,7 @@ SETUP := .venv/installed
 DOCS_SETUP := .venv/installed-docs
 endif
 
-.PHONY: demo test test-all test-asked durations test-floors test-newest test-light check lint docs package release tables pictures notebook clean
+.PHONY: demo test test-all test-asked durations test-floors test-newest test-light check size lint docs package release tables pictures notebook clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -59,12 +59,16 @@ test-newest:
 test-light: .venv-light/installed
 	.venv-light/bin/python -m pytest --light
 
-check: lint test-all
+check: size lint test-all
 
 lint: $(SETUP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# Lines and files by folder; an error where a part has more lines than pyproject.toml allows.
+size:
+	$(SYSTEM_PYTHON) release/size.py
 
 # The sdist and the wheel, in dist/; the wheel is tried in an environment without tilelang and torch.
 package: $(SETUP)

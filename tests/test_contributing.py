@@ -104,3 +104,21 @@ def test_a_release_is_refused_with_a_reason(copy: Path, version: str, why: str) 
 def test_what_is_not_committed_is_not_released(copy: Path) -> None:
     (copy / "atune" / "version.py").write_text('__version__ = "0"\n')
     assert "everything committed" in release(copy, "7.0.0").stderr
+
+
+@pytest.mark.parametrize(("limit", "status"), [(3, 0), (2, 1)])
+def test_a_part_that_has_more_lines_than_it_may_is_refused(limit: int, status: int, tmp_path: Path) -> None:
+    for name, text in {
+        "release/size.py": "",
+        "part/a.py": "1\n2\n",
+        "part/in/b.js": "3\n",
+        "part/vendored/c.js": "4\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    shutil.copy(ROOT / "release" / "size.py", tmp_path / "release")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.atune.size]\npart = {limit}\n")
+    subprocess.run("git init -q && git add .", shell=True, cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "release/size.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status and f"3    2  part  of {limit}" in done.stdout
+    assert (f"part/ has 3 lines and may have {limit}" in done.stderr) == bool(status)
