@@ -18,14 +18,13 @@ from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
-from atune.engine.search.prior import OwnPrior, check_answers, estimates
 from atune.engine.search.registry import EXHAUSTIVE, learns
 from atune.engine.search.survey_columns import columns
 from atune.engine.start import Start
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import BASELINE, Candidate
-from atune.model.jobs import ElaborateJob, GroupFailed, RankJob
+from atune.model.jobs import ElaborateJob, GroupFailed
 
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
@@ -96,8 +95,6 @@ class ProposeStage:
     def __init__(self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen) -> None:
         self._start, self._run, self._plan, self._scheduled, self._screen = start, start.run, plan, scheduled, screen
         self.driver = StrategyDriver(start.run, plan, scheduled, start.strategy)
-        self._answers = dict[int, float]()
-        """The estimates of a user's prior."""
 
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
@@ -171,8 +168,7 @@ class ProposeStage:
     async def _survey(self, workers: Sequence[CompileWorker]) -> None:
         """Survey the candidates before any is lowered, and record the result.
 
-        A candidate that cannot be elaborated has failed, and is never proposed. Raises `UsageError` if the user's prior
-        fails or returns something invalid.
+        A candidate that cannot be elaborated has failed, and is never proposed.
         """
         run, recorder, settings = self._run, self._run.recorder, self._start.settings
         candidates, began = self._plan.candidates, recorder.elapsed_s
@@ -184,9 +180,9 @@ class ProposeStage:
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,
         )
         await survey.run(workers, run.found_roles)
-        scores = await self._scores(survey, workers[0])
         figures = self._start.figures
-        found = await anyio.to_thread.run_sync(columns, scores, survey.facts, figures, abandon_on_cancel=True)
+        assert figures is not None, "without figures there is no survey"
+        found = await anyio.to_thread.run_sync(columns, survey.facts, figures, abandon_on_cancel=True)
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:
                 continue  # an earlier run tried it
@@ -199,19 +195,6 @@ class ProposeStage:
     def _tries_all(self) -> bool:
         """Tell whether the budget admits all candidates, so that a survey of them decides only their order."""
         return self._plan.proposable + len(proposed(self._run.recorder.state)) >= self._plan.total
-
-    async def _scores(self, survey: Survey, worker: CompileWorker) -> dict[int, float]:
-        """Return the prior's estimates of what was surveyed. A user's is asked once for each candidate."""
-        facts, prior = survey.facts, self._start.settings.prior
-        if isinstance(prior, OwnPrior):
-            new = [index for index in sorted(facts) if index not in self._answers]
-            left = {index: (survey.candidates[index].config, facts[index]) for index in new}
-            if left:
-                answers = await worker.run(RankJob(prior.name, prior.pickled, left))
-                self._answers |= answers
-            check_answers(prior, self._answers)
-            return self._answers
-        return await anyio.to_thread.run_sync(estimates, facts, self._start.figures, abandon_on_cancel=True)
 
 
 class StrategyDriver:

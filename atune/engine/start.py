@@ -18,8 +18,7 @@ from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search import forest, registry
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import Guarded, Strategy
-from atune.engine.search.prior import AUTO, Chosen, OwnPrior, prior_setting
-from atune.engine.search.survey_columns import figures_for, there_is
+from atune.engine.search.survey_columns import figures_for
 from atune.engine.search.warm_start import no_advice
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.model.candidate import Advice
@@ -52,7 +51,7 @@ class EngineSettings:
     compile: CompileSettings = field(default_factory=CompileSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     strategy: str | Strategy | None = None
-    prior: Chosen = AUTO
+    prior: bool = True
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     pipeline: bool = True
@@ -74,8 +73,7 @@ class EngineSettings:
             self.budget.most(spec.total),
             limited=self.budget.limited,
             pipeline=self.pipeline,
-            prior=there_is(self.prior, figures),
-            own_prior=isinstance(self.prior, OwnPrior),
+            prior=self.prior and figures is not None,
         )
 
     def header(
@@ -116,7 +114,7 @@ class EngineSettings:
                 "pipeline": self.pipeline,
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
-                **prior_setting(self.prior),
+                **({} if self.prior else {"prior": "off"}),
             },
             "versions": versions,
         }
@@ -166,7 +164,7 @@ class Start:
         """Plan and record the start. Returns None if a resumed run has no work left."""
         state, settings, before = self.recorder.state, self.settings, self.recorder.state.header
         self.figures = figures_for(target, devices)
-        prior = there_is(settings.prior, self.figures)
+        prior = settings.prior and self.figures is not None
         name = settings.strategy_in(spec, before, self.figures)
         versions = self.machine.versions()
         header = await computed(spec, partial(settings.header, spec, target, devices, versions, name))

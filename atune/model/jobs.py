@@ -93,17 +93,6 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
     anew: bool = False
 
 
-class RankJob(Job[dict[int, float]], frozen=True):
-    """Ask the user's prior `prior`, as `ship_function` packs it, about `candidates`, by index.
-
-    Raises `UsageError` if it fails or is invalid. `called`: the function's name, for messages.
-    """
-
-    called: str
-    prior: bytes
-    candidates: dict[int, tuple[Config, StaticFacts]]
-
-
 class FindJob(Job[Artifact | None], frozen=True):
     """Return the artifact of the same code from the artifact store; None if there is none."""
 
@@ -133,7 +122,7 @@ class ProveJob(Job[Proof | Failure], frozen=True):
     path: str = ""
 
 
-CompileJob = ElaborateJob | RolesJob | LowerJob | RankJob | FindJob | BuildJob | ProveJob
+CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | ProveJob
 
 
 # ---- of a device's worker

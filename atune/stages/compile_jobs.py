@@ -1,4 +1,4 @@
-"""Entry points of compile workers: elaborate candidates, find roles, ask a prior, lower, build a group, prove a winner.
+"""Entry points of compile workers: elaborate candidates, find roles, lower, build a group, prove a winner.
 
 Bytes in, bytes out. To prove a library, or to explain a configuration, it is compiled by the plain steps, as tilelang
 does.
@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from atune.engine.search.prior import asked
 from atune.errors import in_one_line
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, source_path
 from atune.model.candidate import Candidate, thaw
 from atune.model.device import occupancy_of
-from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RankJob, RolesJob
+from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RolesJob
 from atune.stages.accelerators import registry
 from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer
@@ -34,7 +33,6 @@ from atune.stages.frontend.roles import roles_of
 from atune.stages.session.session import session, workload
 from atune.workers.system.resources import check_machine
 from atune.workload.definition import check_config
-from atune.workload.pickling import load_function
 from atune.workload.source_locations import detail_of
 
 T = TypeVar("T")
@@ -71,14 +69,6 @@ def roles(payload: bytes) -> bytes:
     if isinstance(found, Failure):
         return msgspec.msgpack.encode(found)
     return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore))
-
-
-def rank(payload: bytes) -> bytes:
-    """Ask a user's prior: `RankJob` → its answers, by index. Raises `UsageError`."""
-    job = msgspec.msgpack.decode(payload, type=RankJob)
-    workload()  # its folders are where the prior's modules are looked for
-    found = asked(load_function(job.prior), {i: (thaw(config), facts) for i, (config, facts) in job.candidates.items()})
-    return msgspec.msgpack.encode(found)
 
 
 def lower(payload: bytes) -> bytes:

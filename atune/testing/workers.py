@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from atune.engine.search.prior import asked
 from atune.errors import WorkerError, WorkerLost, WorkloadError
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, Roles
 from atune.model.candidate import Candidate
@@ -27,14 +26,12 @@ from atune.model.jobs import (
     Prepared,
     PrepareJob,
     ProveJob,
-    RankJob,
     RolesJob,
     Started,
     StartJob,
 )
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.testing.script import FATAL, seconds_of
-from atune.workload.pickling import load_function
 
 if TYPE_CHECKING:
     from atune.testing.machine import FakeMachine
@@ -59,8 +56,6 @@ class FakeCompileWorker:
                 answer = await self._elaborate(job.candidates)
             case RolesJob():
                 answer = self._roles(job.candidate.index)
-            case RankJob():
-                answer = asked(load_function(job.prior), job.candidates)
             case BuildJob():
                 self.compiling = True
                 try:

@@ -12,7 +12,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import NoSuchWorkload, SpaceError, UsageError, WorkloadError, message_of, name_and_message, type_of
+from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
 from atune.workload.definition import (
     Workload,
     function_of,
@@ -140,23 +140,6 @@ def _file_of(part: Any) -> str:
     """Return the file that defines `part`; empty if it is not a function."""
     code: CodeType | None = getattr(function_of(part), "__code__", None)
     return "" if code is None else code.co_filename
-
-
-def ship_function(function: Callable[..., Any], where: str) -> bytes:
-    """Pack a function outside a workload. Raises `UsageError`, naming `where`, if pickling fails."""
-    with _by_value([function]):
-        try:
-            return msgspec.msgpack.encode((sys.path, pack(function)))
-        except Exception as error:
-            raise UsageError(refusal([(where, function)], error)) from error
-
-
-def load_function(shipped: bytes) -> Callable[..., Any]:
-    """Return the function that `ship_function` packed."""
-    folders, packed = msgspec.msgpack.decode(shipped, type=tuple[list[str], Packed])
-    sys.path += [folder for folder in folders if folder not in sys.path]
-    function: Callable[..., Any] = unpack(packed)
-    return function
 
 
 def load(ref: WorkloadRef) -> Workload:

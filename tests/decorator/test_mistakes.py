@@ -35,7 +35,7 @@ class NoStrategy:
         ({"tuning": {"strategy": "nope"}}, "strategy 'nope' is unknown; there is auto, exhaustive"),
         ({"tuning": {"strategy": NoStrategy()}}, "it has no ask and no tell"),
         ({"tuning": {"seed": "3"}}, "seed must be a whole number, zero or more, got '3'"),
-        ({"tuning": {"prior": 3}}, "prior: give a function of (configuration, facts)"),
+        ({"tuning": {"prior": 3}}, "prior must be True or False, got 3"),
         ({"tuning": {"pipeline": "no"}}, "pipeline must be True or False, got 'no'"),
         ({"hints": {"pass_configs": 3}}, "hints: pass_configs must be a dict"),
         ({"hints": {"compile_flags": 3}}, "hints: compile_flags must be a list of flags"),

@@ -13,11 +13,9 @@ import pytest
 from atune import resume, tune
 from atune.engine import proposing
 from atune.engine.proposing import CHUNK, MOST, Survey, drawn
-from atune.errors import UsageError
 from atune.frontends.api.cached_tune import history
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
-from atune.journal.replay import replay
 from atune.journal.state import State
 from atune.journal.writer import line_of
 from atune.model.artifact import Access, BlockWork, StaticFacts
@@ -117,15 +115,6 @@ async def test_what_cannot_run_comes_after_all_others_but_the_default(tmp_path: 
     assert asked[0] == 44 and {*asked[1:]} == {*range(N)} - unfit
     await resume(tmp_path / "j", machine=fake(facts=too_large, default=44), budget="100%")
     assert {*proposed(read(tmp_path / "j"))[len(asked) :]} == unfit - {44}
-
-
-async def test_a_prior_of_ones_own_does_not_bring_what_cannot_run_forward(tmp_path: Path) -> None:
-    await tune(machine=fake(facts=too_large), prior=by_x, budget=4, journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j")) == [39, 38, 36, 35]
-
-
-def by_x(config: Mapping[str, Any], facts: StaticFacts) -> float:
-    return -float(config["x"])
 
 
 def many(**script: Any) -> FakeMachine:
@@ -252,66 +241,6 @@ async def test_a_run_that_ended_before_it_was_surveyed_is_surveyed_when_it_goes_
     machine = fake()
     await resume(journal, machine=machine)
     assert machine.elaborated and proposed(read(journal)) == BEST[:4]
-
-
-# ---- a user's own
-
-
-def last_first(config: Mapping[str, Any], known: StaticFacts) -> float:
-    assert known.threads == 128
-    return -float(config["x"])
-
-
-@pytest.mark.parametrize("target", ["sm_90a", "c"])
-async def test_a_users_prior_decides_on_any_target(tmp_path: Path, target: str) -> None:
-    await tune(machine=fake(target), prior=last_first, budget=4, journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
-    [header] = kept(tmp_path / "j", RunStarted)
-    assert header.settings["prior"] == "last_first"
-
-
-def raising(config: Mapping[str, Any], known: StaticFacts) -> float:
-    raise ZeroDivisionError("no blocks")
-
-
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        (lambda config, known: 1.0, "returns 1.0 for all 60 candidates"),
-        (raising, "raised ZeroDivisionError: no blocks at x="),
-    ],
-    ids=["constant", "raises"],
-)
-async def test_a_users_prior_that_is_of_no_use_ends_the_run_with_one_message(
-    tmp_path: Path, prior: Any, message: str
-) -> None:
-    with pytest.raises(UsageError, match=f"^prior .*{message}"):
-        await tune(machine=fake(), prior=prior, budget=4, journal=tmp_path / "j")
-    assert replay(tmp_path / "j").header is not None
-    await resume(tmp_path / "j", machine=fake(), prior=last_first)
-    assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
-
-
-async def test_a_run_whose_prior_was_not_asked_yet_wants_it_again(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await tune(machine=fake(), prior=last_first, budget=4, journal=journal)
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(lines[0])
-    with pytest.raises(UsageError, match=r"had not asked its prior last_first yet.* give prior= again"):
-        await resume(journal, machine=fake())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prior": 3}, "prior: give a function"),
-        ({"prior": True}, "prior: give a function"),
-        ({"prior": last_first, "strategy": "random"}, "strategy 'random' uses no prior"),
-    ],
-)
-async def test_what_is_no_prior_or_is_not_used_is_refused(options: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        await tune(machine=fake(), budget=4, **options)
 
 
 async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:

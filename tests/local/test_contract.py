@@ -21,8 +21,7 @@ from services import artifacts, lowered_by
 from stand_in_compiler import stand_in
 
 from atune.engine.interfaces import CompileHints
-from atune.errors import UsageError
-from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, Roles, StaticFacts
+from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, Roles
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import (
     BuildJob,
@@ -33,7 +32,6 @@ from atune.model.jobs import (
     MeasureJob,
     PrepareJob,
     ProveJob,
-    RankJob,
     StartJob,
 )
 from atune.model.measurement import Measurement
@@ -46,7 +44,6 @@ from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.pickling import ship_function
 from atune.workload.workload import parse_file_ref
 
 OUT = Roles(outputs=(1,))
@@ -444,35 +441,6 @@ async def test_elaborating_that_does_not_end_is_killed_and_is_one_candidates_fau
     assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.doubt) == (10, "timeout", "")
     [answer] = await worker.run(ElaborateJob((ok,)))
     assert isinstance(answer, Elaborated) and answer.index == 0
-
-
-async def test_a_users_prior_is_asked_in_a_worker(moody: Bench) -> None:
-    here, name = os.getpid(), "mode"
-
-    def length(config: Any, facts: StaticFacts) -> float:
-        if config[name] == "raise":
-            raise KeyError("no such mode")
-        return len(config[name]) + (os.getpid() == here) / 2
-
-    prior = ship_function(length, "prior")
-    known = {number: ({name: mode}, StaticFacts()) for number, mode in enumerate(["ok", "wrong"])}
-    here_too = 0.5 if moody.kind == "fake" else 0.0
-    assert await moody.compiler.run(RankJob("length", prior, known)) == {0: 2.0 + here_too, 1: 5.0 + here_too}
-    with pytest.raises(UsageError, match="length raised KeyError: 'no such mode' at mode='raise'"):
-        await moody.compiler.run(RankJob("length", prior, {**known, 2: ({name: "raise"}, StaticFacts())}))
-
-
-async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) -> None:
-    if moody.kind == "fake":
-        pytest.skip(reason="it has no process to end")
-
-    def endless(config: Any, facts: StaticFacts) -> float:
-        while True:
-            pass
-
-    prior = ship_function(endless, "prior")
-    with moody.hasty(), pytest.raises(UsageError, match=f"endless took more than compile_timeout_s={LIMIT_S:g} s"):
-        await moody.compiler.run(RankJob("endless", prior, dict.fromkeys(range(2), ({}, StaticFacts()))))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

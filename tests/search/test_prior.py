@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ import pytest
 
 from atune.engine.search import prior
 from atune.engine.search.devices import ARCHITECTURES, SHEETS, Figures, figures_of
-from atune.errors import UsageError
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo, DeviceLimits
 
@@ -203,39 +201,3 @@ def test_peaks_of_tensor_cores_are_those_of_the_data_sheets(name: str, tflops: f
 def test_a_device_without_figures_of_its_own_architecture() -> None:
     assert figures_of(DeviceInfo("0", "Tesla V100", arch="sm_70")) is None
     assert figures_of(None, "sm_90a") == figures(DeviceInfo("0", "", arch="sm_90a"))
-
-
-# ---- users' own
-
-
-CANDIDATES = {0: ({"x": 1}, product()), 1: ({"x": 2}, product(stages=2))}
-
-
-def test_a_users_prior_gets_configurations_and_facts() -> None:
-    def mine(config: Mapping[str, Any], facts: StaticFacts) -> float:
-        assert facts.work is not None
-        return config["x"] * 10 + facts.work.stages
-
-    assert prior.asked(mine, CANDIDATES) == {0: 13.0, 1: 22.0}
-
-
-def test_a_users_prior_that_raises_is_named_with_the_configuration() -> None:
-    with pytest.raises(UsageError, match=r"prior .*mine raised KeyError: 'y' at x=1"):
-
-        def mine(config: Mapping[str, Any], facts: StaticFacts) -> float:
-            return float(config["y"])
-
-        prior.asked(mine, CANDIDATES)
-
-
-@pytest.mark.parametrize("answer", [math.nan, math.inf, None, "1", 1j])
-def test_a_users_prior_returns_finite_numbers(answer: Any) -> None:
-    with pytest.raises(UsageError, match=r"returned .* at x=1: return a finite number"):
-        prior.asked(lambda config, facts: answer, CANDIDATES)
-
-
-def test_a_users_prior_that_tells_nothing_apart_is_refused() -> None:
-    constant = prior.OwnPrior(lambda config, facts: 3)
-    with pytest.raises(UsageError, match=r"returns 3\.0 for all 2 candidates"):
-        prior.check_answers(constant, prior.asked(constant.function, CANDIDATES))
-    prior.check_answers(constant, {0: 3.0})

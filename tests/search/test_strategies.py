@@ -254,7 +254,7 @@ def test_without_scikit_learn_the_forest_says_what_to_install(monkeypatch: pytes
 
 
 def test_auto_takes_what_fits_the_budget() -> None:
-    assert chosen(65, None, limited=False, prior=True, own_prior=True) == "prior"
+    assert chosen(65, None, limited=False, prior=True) == "exhaustive"
     assert chosen(1000, None, limited=False) == "exhaustive"
     assert chosen(1000, 1000, limited=True) == "exhaustive"
     assert chosen(1000, 100, limited=True) == "forest" == chosen(1000, None, limited=True)

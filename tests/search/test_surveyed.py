@@ -36,8 +36,7 @@ def facts(place: int) -> StaticFacts:
 
 def surveyed(count: int) -> SpaceSurveyed:
     known = {index: facts(index) for index in range(count)}
-    scores = estimates(known, FIGURES)
-    return SpaceSurveyed(seq=0, time=0.0, mono=0.0, **columns(scores, known, FIGURES))
+    return SpaceSurveyed(seq=0, time=0.0, mono=0.0, **columns(known, FIGURES))
 
 
 def test_a_survey_of_2500_candidates_takes_a_few_100_kb_and_is_read_as_it_was_written() -> None:

@@ -19,11 +19,10 @@ import torch
 
 import atune
 from atune.compat.tilelang import autotune as drop_in
-from atune.errors import UsageError, WorkloadError
+from atune.errors import WorkloadError
 from atune.model.space import Space
 from atune.workload.fingerprint import identity
 from atune.workload.packing import LazyCallback, pack, unpack
-from atune.workload.pickling import load_function, ship_function
 from atune.workload.workload import Workload, ship
 
 CELL = '''
@@ -86,14 +85,6 @@ def test_what_is_sent_by_value_has_its_source(name: str, monkeypatch: pytest.Mon
     codes = list(codes_of(unpack(pack(cell[name]))))
     assert codes and {code.co_filename for code in codes} == {file}
     assert [inspect.getsource(code) for code in codes] == [inspect.getsource(code) for code in codes_of(cell[name])]
-
-
-def test_a_prior_is_sent_with_the_name_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("def prior(config, facts):\n    return 1 / 0\n", "<a prior>", "exec"), cell)
-    assert load_function(ship_function(cell["prior"], "prior")).__code__.co_filename == "<a prior>"
-    with pytest.raises(UsageError, match=r"^prior p → closure variable 'lock', a lock, cannot be sent to the workers"):
-        ship_function(holding(threading.Lock()), "prior p")
 
 
 def lazy() -> Any:

@@ -9,48 +9,12 @@ https://doi.org/10.1145/1498765.1498785. The estimates serve to rank candidates;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from atune.engine.search.devices import Figures
-from atune.errors import UsageError, name_and_message
 from atune.model.artifact import BlockWork, Gemm, StaticFacts
 from atune.model.roofline import operand_rate
-from atune.workload.fingerprint import kernel_fingerprint
-
-Prior = Callable[[Mapping[str, Any], StaticFacts], float]
-"""A user's prior: maps a configuration and its lowered facts to milliseconds or a rank; less is better."""
-Candidates = Mapping[int, tuple[Mapping[str, Any], StaticFacts]]
-"""Configurations and facts of their lowering, by index."""
-
-AUTO: Literal["auto"] = "auto"
-
-
-@dataclass(frozen=True)
-class OwnPrior:
-    """A user's prior as a run has it: the function, and that as workers load it; empty where only its name counts."""
-
-    function: Prior
-    pickled: bytes = b""
-
-    @property
-    def name(self) -> str:
-        return _called(self.function)
-
-
-Chosen = OwnPrior | Literal["auto"] | None
-"""The prior of a run: a user's, that from the machine where there is one, or none."""
-
-
-def prior_setting(prior: Chosen) -> dict[str, str]:
-    """Return the prior as a header records it in its settings, a user's with a SHA-256; nothing for ``auto``."""
-    if prior == AUTO:
-        return {}
-    return (
-        {"prior": "off"} if prior is None else {"prior": prior.name, "prior_code": kernel_fingerprint(prior.function)}
-    )
-
 
 CAN_RUN = "can_run"
 """The feature that is 0 of kernels that cannot run, and 1 of others."""
@@ -83,47 +47,10 @@ SHARPNESS = 4
 """Of several bounds the largest decides, and the others count a little: this is the exponent of their norm."""
 
 
-def estimates(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[int, float]:
-    """Return an estimate in milliseconds for each candidate of which enough is known; none without figures."""
-    if figures is None:
-        return {}
+def estimates(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[int, float]:
+    """Return an estimate in milliseconds for each candidate of which enough is known."""
     found = {index: estimate(one, figures) for index, one in facts.items()}
     return {index: ms for index, ms in found.items() if ms is not None}
-
-
-def asked(prior: Prior, candidates: Candidates) -> dict[int, float]:
-    """Return a user's `prior` for each candidate. Raises `UsageError` if it raises or returns no finite number."""
-    return {index: _answer(prior, config, facts) for index, (config, facts) in candidates.items()}
-
-
-def check_answers(prior: OwnPrior, answers: Mapping[int, float]) -> None:
-    """Raise `UsageError` if a user's prior returned the same for all candidates."""
-    if len(answers) > 1 and len(set(answers.values())) == 1:
-        raise UsageError(
-            f"prior {prior.name} returns {next(iter(answers.values()))!r} for all {len(answers)} candidates: "
-            "return milliseconds or a rank that tells them apart, or leave prior= out"
-        )
-
-
-def _answer(prior: Prior, config: Mapping[str, Any], facts: StaticFacts) -> float:
-    place = ", ".join(f"{name}={value!r}" for name, value in config.items())
-    try:
-        answer = prior(dict(config), facts)
-    except Exception as error:
-        raise UsageError(f"prior {_called(prior)} raised {name_and_message(error)} at {place}") from error
-    try:
-        number = math.nan if isinstance(answer, (str, bytes)) else float(answer)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(
-            f"prior {_called(prior)} returned {answer!r} at {place}: return a finite number, milliseconds or a rank"
-        )
-    return number
-
-
-def _called(prior: Prior) -> str:
-    return getattr(prior, "__qualname__", "") or type(prior).__name__
 
 
 def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:

@@ -55,17 +55,12 @@ def check_name(strategy: str | Strategy) -> None:
         needs()
 
 
-def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: bool = False) -> None:
-    """Raise `UsageError` for a `strategy` that is invalid, is not installed, or cannot learn without `pipeline`.
-
-    `own_prior`: whether the user gave a prior, which not every strategy uses.
-    """
+def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
+    """Raise `UsageError` for a `strategy` that is invalid, is not installed, or cannot learn without `pipeline`."""
     if strategy is None:
         return
     check_name(strategy)
     name = strategy if isinstance(strategy, str) else strategy.name
-    if own_prior and (name == RANDOM or not (isinstance(strategy, str) or hasattr(strategy, "begin"))):
-        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {PRIOR}, {EXHAUSTIVE}, {FOREST}")
     if not pipeline and name != AUTO and learns(name):
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
 
@@ -86,29 +81,20 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     return AdvisedFirst(strategy, first_of(searched.elsewhere, searched.budget))
 
 
-def chosen(
-    total: int,
-    budget: int | None,
-    *,
-    limited: bool,
-    pipeline: bool = True,
-    prior: bool = False,
-    own_prior: bool = False,
-) -> str:
+def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
     """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
     `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `pipeline`: whether
-    outcomes come before all is proposed. `prior`: whether there is any prior. `own_prior`: whether the user gave one.
+    outcomes come before all is proposed. `prior`: whether there is a prior.
     """
     from atune.engine.search.forest import available
 
     if not limited or (budget is not None and budget >= total):
-        return PRIOR if own_prior else EXHAUSTIVE
-    ranked = own_prior or prior
-    few = budget is not None and budget <= (FEW_RANKED if ranked else FEW)
+        return EXHAUSTIVE
+    few = budget is not None and budget <= (FEW_RANKED if prior else FEW)
     if pipeline and not few and available():
         return FOREST
-    return PRIOR if ranked else RANDOM
+    return PRIOR if prior else RANDOM
 
 
 def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, pipeline: bool) -> bool:

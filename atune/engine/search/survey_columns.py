@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atune.engine.search.devices import Figures, figures_of
-from atune.engine.search.prior import Chosen, OwnPrior, estimates, features
+from atune.engine.search.prior import estimates, features
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
@@ -21,15 +21,10 @@ def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures
     return figures_of(devices[0] if devices else None, target.arch)
 
 
-def there_is(prior: Chosen, figures: Figures | None) -> bool:
-    """Tell whether a run has a prior: a user's, or that from the machine where its figures are known."""
-    return isinstance(prior, OwnPrior) or (prior is not None and figures is not None)
-
-
-def columns(prior: Mapping[int, float], facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
+def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any]:
     """Return the fields of `SpaceSurveyed`, by what is known of candidates; of facts those that differ."""
-    indices = tuple(sorted(facts))
-    known = {index: features(facts[index], figures) for index in indices} if figures is not None else {}
+    indices, prior = tuple(sorted(facts)), estimates(facts, figures)
+    known = {index: features(facts[index], figures) for index in indices}
     names = sorted({name for one in known.values() for name in one})
     table = {name: tuple(_rounded(known[index].get(name)) for index in indices) for name in names}
     return {
@@ -41,9 +36,8 @@ def columns(prior: Mapping[int, float], facts: Mapping[int, StaticFacts], figure
 
 def fields_of_facts(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
     """Return what `Searched` has of `facts`, as a run would that surveys the space."""
-    scores = estimates(facts, figures)
-    fields = columns(scores, facts, figures)
-    return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if scores else {}
+    fields = {} if figures is None else columns(facts, figures)
+    return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if fields.get("prior") else {}
 
 
 def survey_fields(surveyed: SpaceSurveyed | None) -> dict[str, Any]:

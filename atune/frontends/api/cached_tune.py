@@ -49,7 +49,7 @@ class CachedWork:
     def __init__(self, workload: Workload, **options: Any) -> None:
         given = completed("tune", options)
         self.workload, self.options = workload, options
-        self.settings = engine_settings(given, ship=False)
+        self.settings = engine_settings(given)
         self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
         self.target, self.devices = discover(given["target"], given["devices"])
         self.versions = installed_versions()

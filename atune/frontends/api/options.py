@@ -16,7 +16,7 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 if TYPE_CHECKING:
     from atune.engine.interfaces import Machine
     from atune.engine.search.interface import Strategy
-    from atune.frontends.api.warm_start import GivenPrior, Warm
+    from atune.frontends.api.warm_start import Warm
     from atune.journal.events import Event
     from atune.reporting.log import EventLog
 
@@ -81,11 +81,10 @@ class EngineOptions(TypedDict, total=False):
         flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
         common=True, values=SHOWN,
     )]
-    prior: Annotated[GivenPrior, Option(
-        "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) does so on "
-        "CUDA, under a budget and in spaces of more than 64 candidates. A function of (configuration, `StaticFacts`) "
-        "estimates, less being better. False: no prior.",
-        unset="on",
+    prior: Annotated[bool, Option(
+        "Begin a search with the candidates that the prior estimates to be fastest: on CUDA, under a budget and in "
+        "spaces of more than 64 candidates. A strategy of your own can rank them otherwise.",
+        default=True, page="search.md#the-prior",
     )]
     seed: Annotated[int, Option(
         "Seed of the strategy. It determines all random draws.",

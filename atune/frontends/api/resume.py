@@ -55,9 +55,6 @@ async def resume(
     chosen: dict[str, Any] = {**options_of(state.header), **given}
     if finished(state, Budget.parse(chosen["budget"])):
         return winning(Result.of(state, Path(journal), replayed=True))
-    known = str((state.header.settings if state.header else {}).get("prior", "off"))
-    if known != "off" and state.surveyed is None and "prior" not in given:
-        raise UsageError(f"the run had not asked its prior {known} yet, which no journal has: give prior= again")
     if workload is None and "machine" not in given:
         workload = origin_of(state.header)
     elif isinstance(workload, str) and state.header is not None:

@@ -17,7 +17,6 @@ import anyio.to_thread
 
 from atune.engine.engine import Engine
 from atune.engine.plan import check_parts
-from atune.engine.search.prior import OwnPrior
 from atune.engine.search.registry import check_given
 from atune.engine.start import EngineSettings
 from atune.errors import AtuneError, JournalError, UsageError, name_and_message
@@ -25,7 +24,7 @@ from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped
 from atune.frontends.api.default_journal import kept_line, opened_journal
 from atune.frontends.api.machines import machine_for
 from atune.frontends.api.options import TuneOptions, completed, named, shows_progress
-from atune.frontends.api.warm_start import adviser, chosen_prior, recaller
+from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.reader import read
 from atune.journal.recorder import Listener, Recorder
@@ -100,11 +99,11 @@ def not_entered(method: str) -> str:
     return f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`"
 
 
-def engine_settings(given: TuneOptions, *, ship: bool = True) -> EngineSettings:
-    """Return what all of the options `given` ask of a run. `ship`: as for `chosen_prior`. Raises `UsageError`."""
+def engine_settings(given: TuneOptions) -> EngineSettings:
+    """Return what all of the options `given` ask of a run. Raises `UsageError`."""
     return EngineSettings(
         budget=Budget.parse(given["budget"]),
-        prior=chosen_prior(given["prior"], ship=ship),
+        prior=given["prior"],
         compile=given["compile"] or CompileSettings(),
         benchmark=given["benchmark"] or BenchmarkSettings(),
         strategy=given["strategy"],
@@ -140,7 +139,7 @@ class Tuner:
         if machine is None:
             refuse_in_worker()
         settings = engine_settings(given)
-        check_given(settings.strategy, pipeline=settings.pipeline, own_prior=isinstance(settings.prior, OwnPrior))
+        check_given(settings.strategy, pipeline=settings.pipeline)
         self._settings = settings
         self._cache = ResultCache() if machine is None else None
         """Where the result is kept."""

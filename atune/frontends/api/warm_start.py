@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
 
-from atune.engine.search.prior import AUTO, Chosen, OwnPrior
 from atune.engine.search.warm_start import (
     Experience,
     advice_of,
@@ -28,26 +25,7 @@ from atune.model.candidate import Advice, config_key
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import CacheEntry, result_key, same_problem
-from atune.workload.pickling import ship_function
 from atune.workload.workload import WorkloadSpec
-
-GivenPrior = Callable[..., float] | Literal["auto", False] | None
-
-
-def chosen_prior(given: Any, *, ship: bool = True) -> Chosen:
-    """Return the prior for an option's value. `ship`: pack it for the workers. Raises `UsageError`."""
-    if given is None or given == AUTO:
-        return AUTO
-    if given is False:
-        return None
-    if not callable(given) or isinstance(given, type) or inspect.iscoroutinefunction(given):
-        raise UsageError(
-            f"prior: give a function of (configuration, facts) that returns milliseconds or a rank, 'auto', or False "
-            f"for none, got {given!r}"
-        )
-    own = OwnPrior(given)
-    return OwnPrior(given, ship_function(given, f"prior {own.name}")) if ship else own
-
 
 Source = str | os.PathLike[str] | Result
 Warm = Source | Sequence[Source] | None

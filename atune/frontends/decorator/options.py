@@ -12,7 +12,6 @@ from atune.engine.search.registry import check_known
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.cached_tune import Concurrent
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
-from atune.frontends.api.warm_start import chosen_prior
 from atune.frontends.decorator.arguments import KeyRule
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
@@ -284,6 +283,5 @@ def _check_run(run: Mapping[str, Any]) -> None:
     """Raise `UsageError` for a wrong value. A strategy's library is asked for once a call tunes, and not here."""
     Budget.parse(run.get("budget"))
     checked("tuning", run, RunOptions)
-    chosen_prior(run.get("prior"), ship=False)
     if run.get("strategy") is not None:
         check_known(run["strategy"])

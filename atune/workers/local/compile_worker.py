@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
+from atune.errors import RemoteError, ServerLost, WorkerLost, WorkerTimeout, translated
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof
 from atune.model.folders import made_folder
 from atune.model.jobs import (
@@ -23,7 +23,6 @@ from atune.model.jobs import (
     Job,
     LowerJob,
     ProveJob,
-    RankJob,
     RolesJob,
     decoded,
     encoded,
@@ -83,8 +82,6 @@ class LocalCompileWorker:
                 answer = await self._elaborate(job)
             case RolesJob():
                 answer = await self._try(job, job.candidate.index, min(self._limit_s, ELABORATE_S))
-            case RankJob():
-                answer = await self._rank(job)
             case FindJob():
                 answer = await self._find(job.lowered)
             case BuildJob():
@@ -112,19 +109,6 @@ class LocalCompileWorker:
             doubt = f"elaborating it takes more than {limit:g} s"
             answer = msgspec.structs.replace(answer, message=doubt, doubt=doubt)
         return _of_group(answer, len(job.candidates))
-
-    async def _rank(self, job: RankJob) -> dict[int, float]:
-        try:
-            return await self._call(job)
-        except WorkerTimeout as error:
-            raise UsageError(
-                f"prior {job.called} took more than compile_timeout_s={self._limit_s:g} s for {len(job.candidates)} "
-                "candidates: make it faster, or omit prior="
-            ) from error
-        except WorkerLost as error:
-            raise UsageError(f"prior {job.called} ended its process: {how_it_ended(error)}") from error
-        except RemoteError as error:
-            raise translated(error) from error
 
     async def _find(self, lowered: Lowered) -> Artifact | None:
         found = await self.context.store.find(lowered)
