@@ -1,10 +1,10 @@
-"""What each accelerator is worth: whole tunings with each one off, in turn with all on.
+"""What cicc is worth: whole tunings with it off, in turn with it on.
 
     python bench/accelerators.py --spaces gemm288,roller20@2,attention --out bench/results/accelerators
 
-A round is one tuning with `--accelerate auto` and one with each `auto,-NAME`, every one a fresh process with empty
-caches; the next round begins with another of them. Ratios are those within a round: what an accelerator's absence makes
-of the wall seconds. `bench/checkouts.py` compares two checkouts of atune.
+A round is one tuning with `--cicc` and one with each option of `OFF`, every one a fresh process with empty caches; the
+next round begins with another of them. Ratios are those within a round: what its absence makes of the
+wall seconds. `bench/checkouts.py` compares two checkouts of atune.
 
 Seconds count from the start of the process to its end, and to the result, as its journal has it. Winners are told with
 the latency that each run timed itself. Run times differ from host to host and from minute to minute: only ratios carry
@@ -32,7 +32,6 @@ from rounds import (
     add_options,
     carry_out,
     interval,
-    names,
     pairs,
     ratios,
     spaces_of,
@@ -40,11 +39,10 @@ from rounds import (
 )
 from vs_tilelang import SPACES
 
-from atune.model.settings import ACCELERATORS
-
-ON = "auto"
+ON, OFF = "auto", {"cicc": "--no-cicc"}
+"""The labels of what is compared, and what turns each of the others off."""
 EARNS = 1.10
-"""The ratio of wall seconds from which on, on any space, an accelerator earns its place."""
+"""The ratio of wall seconds from which on, on any space, it earns its place."""
 
 
 # ---- what is run, and in which order
@@ -54,24 +52,15 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = ", ".join(SPACES)
     made.add_argument("--spaces", default="gemm288,roller20@2,attention", help=f"of {known}, FILE.py:NAME; each @CORES")
-    made.add_argument(
-        "--accelerators",
-        help="which are turned off, by default each; 'all': --accelerate off",
-    )
     add_options(made, rounds=5, limit_s=math.inf)
     made.add_argument("--cores", type=int, help="restrict tunings to the first N cores, where the space names none")
     made.add_argument("--tune-options", default="", help="more of atune tune, for every run, such as '--seed 3'")
     return made
 
 
-def variants_of(options: argparse.Namespace) -> list[Variant]:
+def variants() -> list[Variant]:
     """Return what a round runs: first what the others are compared with."""
-    off = ACCELERATORS if options.accelerators is None else names(options.accelerators)
-    if unknown := [name for name in off if name != "all" and name not in ACCELERATORS]:
-        raise SystemExit(f"--accelerators: {unknown[0]!r} is unknown; there are {', '.join(ACCELERATORS)}")
-    how = {"all": ("--accelerate", "off")}
-    without = [Variant(name, how.get(name, ("--accelerate", f"{ON},-{name}"))) for name in off]
-    return [Variant(ON, ("--accelerate", ON)), *without]
+    return [Variant(ON, ("--cicc",)), *(Variant(name, (option,)) for name, option in OFF.items())]
 
 
 def command_of(options: argparse.Namespace, space: Space, variant: Variant, journal: Path) -> list[str]:
@@ -91,7 +80,7 @@ def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
     lines = [f"`{result['command']}`", "", f"{where['gpu']}; tilelang {where['versions']['tilelang']}."]
     lines += [
         "",
-        "Every run is a fresh process with empty caches, and proves its winner. "
+        "Every run is a fresh process with empty caches. "
         "Ratios are off over auto, within a round: their median, "
         "in brackets its distribution-free interval by order statistics.",
     ]
@@ -171,7 +160,7 @@ def _winners(runs: Sequence[Run], space: str, base: str, labels: Sequence[str]) 
 def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
     """Measure and report. Returns 1 where a run failed or none was done."""
     options = parser().parse_args(arguments)
-    spaces, variants = spaces_of(options.spaces, options.cores), variants_of(options)
+    spaces, compared = spaces_of(options.spaces, options.cores), variants()
     common = {name: getattr(options, name) for name in ("target", "cores", "rep", "tune_options")}
 
     def command(space: Space, variant: Variant, journal: Path) -> list[str]:
@@ -183,8 +172,8 @@ def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = ti
     result = {
         "command": " ".join(["python", "bench/accelerators.py", *(sys.argv[1:] if arguments is None else arguments)]),
     }
-    settings = common | {"variants": [variant.label for variant in variants]}
-    return carry_out(Bench(options, command, write, settings), spaces, variants, result, clock)
+    settings = common | {"variants": [variant.label for variant in compared]}
+    return carry_out(Bench(options, command, write, settings), spaces, compared, result, clock)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ KERNELS = str(ROOT / "bench" / "kernels.py")
 async def true_latencies() -> list[float]:
     """Time all chosen configurations in turn, for long, while nothing else runs; ms in the space's order."""
     benchmark = BenchmarkSettings(benchmark_timeout_s=60)
-    plain = CompileSettings(accelerate="off")  # as tilelang compiles them
+    plain = CompileSettings(cicc=False)  # as tilelang compiles them
     reference = FileRef(KERNELS, "CHOSEN")
     machine = LocalMachine(reference, target="cuda", devices=("0",), compile=plain, benchmark=benchmark)
     async with machine.open():

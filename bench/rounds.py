@@ -33,7 +33,6 @@ from atune.journal.events import (
     RunStarted,
 )
 from atune.journal.reader import JournalReader
-from atune.model.settings import ACCELERATE
 
 WARM_BUDGET = 4
 """Candidates of a tuning that is run before all and thrown away: the first one reads packages from the disk."""
@@ -164,7 +163,7 @@ def tune(bench: Bench, space: Space, variant: Variant, timeout_s: float) -> tupl
     with empty_caches("rounds-") as (folder, env), pinned(space.cores) as run.cores:
         journal = folder / "journal.jsonl"
         done = run_counted(
-            bench.command(space, variant, journal), env=_environment(env), cwd=folder,
+            bench.command(space, variant, journal), env=env, cwd=folder,
             timeout_s=timeout_s,
         )  # fmt: skip
         run.wall_s, run.cpu_s = round(done.wall_s, 3), round(done.cpu_s, 2)
@@ -224,11 +223,6 @@ def pinned(cores: int | None) -> Iterator[int]:
         yield len(os.sched_getaffinity(0))
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _environment(env: dict[str, str]) -> dict[str, str]:
-    """Return `env` without the variable that chooses accelerators."""
-    return {name: value for name, value in env.items() if name != ACCELERATE}
 
 
 def waited(run: Run) -> float | None:

@@ -4,7 +4,7 @@
     python bench/seed000.py --space gemm288 --resume --out bench/results/seed000
     python bench/seed000.py --devices 0,1 --only devices,all --out bench/results/seed000_2
 
-`nothing` measures once all is compiled, compiles each candidate alone, measures on one device and uses no accelerator.
+`nothing` measures once all is compiled, compiles each candidate alone, measures on one device and does without cicc.
 The experiments `pipeline`, `groups` and `devices` turn on that one feature. `all` has each of them, as atune does by
 default. Each run is a fresh process with empty caches, and the ways take turns. End to end are the seconds from the
 start of the process to the result, with the winner proven. Compile and benchmark seconds are those in which a worker
@@ -54,7 +54,7 @@ def ways(devices: Sequence[str]) -> dict[str, list[Variant]]:
         "pipeline": [way("pipeline", devices[:1], "--pipeline")],
         "groups": [way(f"groups of {n}", devices[:1], "--group-size", str(n)) for n in (2, 4)]
         + [way("groups automatic", devices[:1], "--group-size", "0")],
-        "all": [way("all", devices, "--pipeline", "--group-size", "0", "--accelerate", "auto")],
+        "all": [way("all", devices, "--pipeline", "--group-size", "0", "--cicc")],
     }
     return found if len(devices) < 2 else {"devices": [way(f"{len(devices)} devices", devices)], **found}
 
@@ -85,7 +85,7 @@ def tune(arguments: Sequence[str]) -> None:
     made.add_argument("--rep", type=int)
     made.add_argument("--pipeline", action="store_true")
     made.add_argument("--group-size", type=int, default=1)
-    made.add_argument("--accelerate", default="off")
+    made.add_argument("--cicc", action="store_true")
     given = made.parse_args(arguments)
     result = atune.run(
         given.ref,
@@ -95,7 +95,7 @@ def tune(arguments: Sequence[str]) -> None:
         budget=given.budget,
         cached=False,
         journal=given.journal,
-        compile=atune.CompileSettings(group_size=given.group_size or None, accelerate=given.accelerate),
+        compile=atune.CompileSettings(group_size=given.group_size or None, cicc=given.cicc),
         benchmark=atune.BenchmarkSettings(n_repeat=given.rep),
         progress=False,
     )

@@ -236,7 +236,7 @@ def edit_row(target: str) -> Row:
 def few_row(target: str, count: int) -> Row:
     """Return the row of `count` configurations, compiled as atune chooses, and all plain."""
     return Row(
-        {"auto": tuned_file(target, count), "plain": tuned_file(target, count, "--accelerate", "off")},
+        {"auto": tuned_file(target, count), "plain": tuned_file(target, count, "--no-cicc")},
         "auto / plain", ratio("auto", "plain"),
         beside={"to the winner: auto / plain": lambda p: p["auto"]["winner_s"] / p["plain"]["winner_s"]},
     )  # fmt: skip

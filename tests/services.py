@@ -87,7 +87,7 @@ async def lowered(
     async with machine.open():
         spec = await machine.describe()
         await machine.discover()
-        await machine.accelerators(len(spec.configs))
+        await machine.prepare(len(spec.configs))
         (worker,) = machine.compile_workers()
         answers = await lowered_by(worker, *map(thaw, spec.configs[:n]))
         for answer in answers:  # what the store does not have is to be compiled: then the service may start

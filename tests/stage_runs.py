@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,6 @@ def session_of(
     run_dir: Path,
     target: Target = CUDA,
     *,
-    accelerators: Sequence[str] = (),
     compile: CompileSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
 ) -> Iterator[list[Candidate]]:
@@ -36,7 +35,7 @@ def session_of(
     """
     before = getattr(session._state, "session", None), session._state.workload
     settings = compile or CompileSettings(), benchmark or BenchmarkSettings()
-    session._state.session = Session(ref, target, *settings, str(run_dir), accelerators=tuple(accelerators))
+    session._state.session = Session(ref, target, *settings, str(run_dir))
     session._state.workload = work = load(ref)
     try:
         with pytest.MonkeyPatch.context() as patch:

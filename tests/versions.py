@@ -4,9 +4,9 @@ from importlib.metadata import version
 
 import pytest
 
-from atune.stages.accelerators.registry import TILELANG
+from atune.stages.cicc.client import TILELANG
 
-accelerated = pytest.mark.skipif(
-    version("tilelang") not in TILELANG, reason=f"the accelerators do not know tilelang {version('tilelang')}"
+needs_cicc = pytest.mark.skipif(
+    version("tilelang") not in TILELANG, reason=f"cicc is not known with tilelang {version('tilelang')}"
 )
-"""For tests that need an accelerator to be in effect."""
+"""For tests that need cicc to be in effect."""

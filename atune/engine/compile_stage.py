@@ -119,8 +119,7 @@ class CompileStage:
         self.state.counts.busy += 1
         try:
             if isinstance(job, Lower):
-                self.state.counts.taken += job.count
-                await self._lower(worker, [self._proposed() for _ in range(job.count)])
+                await self._lower(worker, self._proposed())
             else:
                 await self._build(worker, job.group, job.reason)
         finally:
@@ -135,21 +134,16 @@ class CompileStage:
             self.state.counts.proving -= 1
             self.run.wake()
 
-    async def _lower(self, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
-        left, counts = len(candidates), self.state.counts
-        counts.lowering += left
+    async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
+        counts = self.state.counts
+        counts.lowering += 1
         try:
-            for candidate in candidates:
-                if not self.run.stopping:
-                    await self._lower_one(worker, candidate)
-                    await self._judge_undecided(worker)
-                left -= 1
-                counts.lowering -= 1
-                counts.seen += 1
-                self.run.wake()
+            if not self.run.stopping:
+                await self._lower_one(worker, candidate)
+                await self._judge_undecided(worker)
         finally:
-            counts.lowering -= left
-            counts.seen += left
+            counts.lowering -= 1
+            counts.seen += 1
 
     def _proposed(self) -> Candidate:
         return self._back.popleft() if self._back else self._proposals.receive_nowait()
@@ -173,7 +167,6 @@ class CompileStage:
             await self._follow(worker, answer, self._judge(answer))
         elif self._repeats(worker, [candidate.index], answer.doubt):
             self._back.append(candidate)
-            self.state.counts.taken -= 1
             self.state.counts.seen -= 1
         else:
             self._fail(worker, answer)

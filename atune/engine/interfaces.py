@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -16,8 +16,6 @@ from atune.workload.workload import WorkloadSpec
 class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
-    row: int = 1
-    """How many candidates in a row one worker lowers, because neighbours may share work."""
     builds: Literal["all", "first", "none"] = "all"
     """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper."""
     resting: int = 0
@@ -79,12 +77,8 @@ class Machine(Protocol):
 
     def compile_workers(self) -> Sequence[CompileWorker]: ...
 
-    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """Decide which accelerators a run of `candidates` uses. Returns ``name@version`` of each, and why not the
-        others.
-
-        Called once, after `discover` and before `compile_workers`.
-        """
+    async def prepare(self, candidates: int) -> None:
+        """Choose how a run of `candidates` compiles. Called once, after `discover` and before `compile_workers`."""
         ...
 
     def hints(self, measuring: int) -> CompileHints:

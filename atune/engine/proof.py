@@ -144,10 +144,10 @@ class ProofStage:
     async def _replace(self, proof: Proof, plain: Artifact) -> bool:
         """Check and time the plain library instead of the measured one. Returns False if no device is left."""
         index = proof.index
-        message = f"candidate {index} differs from what tilelang compiles ({proof.difference}): an accelerator is wrong"
+        message = f"candidate {index} differs from what tilelang compiles ({proof.difference}): cicc is wrong"
         self.emit(Warned, message=f"{message}. The plain library takes its place, and is checked and timed")
         self._replaced[index] = proof.seconds
-        if not await self.benchmark.again(msgspec.structs.replace(plain, index=index, plain=True)):
+        if not await self.benchmark.again(msgspec.structs.replace(plain, index=index)):
             self._unproven(index, "no device is left to time its plain library")
             return False
         await self.run.outcomes.acknowledge()

@@ -31,9 +31,7 @@ FIRST_GROUP = 2
 
 @dataclass(frozen=True)
 class Lower:
-    """Lower `count` proposed candidates, one after the other."""
-
-    count: int = 1
+    """Lower the next proposed candidate."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,6 @@ class Queues:
 class Counts:
     """Counts of candidates by progress, and of workers by activity."""
 
-    taken: int = 0
-    """Proposed candidates that workers have taken."""
     lowering: int = 0
     seen: int = 0
     """Candidates whose lowering has ended, either way."""
@@ -132,7 +128,7 @@ class CompileState:
         if queues.ready and (build := self._build_ready()) is not None:
             return build
         if queues.waiting:
-            return Lower(min(self._row(), queues.waiting))
+            return Lower()
         if self.unproven and not (queues.ready or self._more_to_lower):
             return Prove()
         if self.hints.builds == "all" and not self._coming and queues.deferred:
@@ -180,15 +176,6 @@ class CompileState:
         if self.work.is_long(deferred[0]):
             reason = f"a long {'source' if self.work.has_long_source(deferred[0]) else 'loop'}, alone"
         return self._build(deferred, self.group_size or self._share(), reason)
-
-    def _row(self) -> int:
-        """Return how many candidates to lower in a row.
-
-        All workers begin at once with one candidate each. The later of two neighbours then finds the other's work. Rows
-        end where the space's rows do.
-        """
-        row = self.hints.row
-        return 1 if self.counts.taken < self.workers else row - self.counts.taken % row
 
     @property
     def _left(self) -> int:

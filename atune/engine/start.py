@@ -193,13 +193,12 @@ class Start:
             self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
         if before is not None and finished(state, settings.budget) and plan.empty:
             return None
-        active, unused = await self.machine.accelerators(plan.to_compile)
+        await self.machine.prepare(plan.to_compile)
         if before is None:
-            self.recorder.emit(RunStarted, **header, advice=advice, accelerators=active, unused=dict(unused))
+            self.recorder.emit(RunStarted, **header, advice=advice)
             remarks = [*spec.remarks, *remarks]
         else:
-            how = {"versions": versions, "accepted": accepted, "accelerators": active, "unused": dict(unused)}
-            self._record_resumed(plan, how)
+            self._record_resumed(plan, {"versions": versions, "accepted": accepted})
             if settings.advise is not no_advice and not before.advice:
                 remarks = ["the run began without advice and continues without it: warm is ignored"]
         for remark in remarks:

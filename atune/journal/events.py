@@ -82,10 +82,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]
-    accelerators: tuple[str, ...] = ()
-    """``name@version`` of those that were active."""
-    unused: dict[str, str] = {}
-    """Why the others were not, by name."""
     flops: float | None = None
     """Operations of one call at least, as the user says."""
     bytes: float | None = None
@@ -300,7 +296,7 @@ class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):
     seconds: float
     """Seconds of the plain compile that it was compared with; 0 where there was none in this run."""
     how: Literal["plain", "compared", "replaced"]
-    """``plain``: compiled with no accelerator. ``compared``: the plain compile makes the same. ``replaced``: it does
+    """``plain``: compiled by nvcc or g++. ``compared``: the plain compile makes the same. ``replaced``: it does
     not, and the plain library took its place."""
 
 
@@ -332,18 +328,13 @@ class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """A further part of the run began, with the work that earlier parts left.
-
-    `versions`, `accelerators`, `unused`: as in `RunStarted`, of this part.
-    """
+    """A further part of the run began, with the work that earlier parts left. `versions`: of this part."""
 
     part: int
     """Counts from 1; the run's first part is 0."""
     versions: dict[str, str]
     accepted: tuple[str, ...] = ()
     """Accepted differences from earlier parts, a sentence each."""
-    accelerators: tuple[str, ...] = ()
-    unused: dict[str, str] = {}
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

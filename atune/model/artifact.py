@@ -262,6 +262,8 @@ class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Shared memory of a block that the launch does not request."""
 
 
+CICC = "cicc"
+"""`Artifact.compiler` of a library from nvcc's programs with pre-parsed headers."""
 STORED = "from the artifact store"
 """`Artifact.why` of a library that an earlier run compiled."""
 
@@ -283,8 +285,6 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
     """Why this compiler was used."""
-    plain: bool = False
-    """Whether no accelerator took part. It is then tilelang's own code, and needs no proof."""
     store_key: str = ""
     """Its key in the artifact store, and the key of a proof of it; empty if it may not be kept."""
     source_key: str = ""
@@ -292,12 +292,17 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     machine: MachineFacts | None = None
     """Its registers, stack and code; None for target ``c``."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it was compiled as tilelang does."""
+        return self.compiler != CICC
+
 
 Built = Artifact | Failure
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """Comparison of a measured library with a compile of the candidate with every accelerator off.
+    """Comparison of a measured library with a compile of the candidate by nvcc.
 
     `difference`: how its sources or code sections differ; empty if they are the same. `plain`: the library of the plain
     compile, as a fallback if they differ; None if an earlier run left the proof.

@@ -111,7 +111,7 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
 
 
 class ProveJob(Job[Proof | Failure], frozen=True):
-    """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
+    """Compile `candidate` by nvcc, and compare it with the library that was `measured`.
 
     `path` is the worker's: the plain library's file. Raises `WorkerLost` if the worker ends through no fault of the
     candidate.

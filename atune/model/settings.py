@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any
-
-import msgspec
 
 from atune.errors import UsageError
 from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
@@ -78,17 +75,6 @@ class Budget(Settings, frozen=True, kw_only=True):
         return cls(**limits)
 
 
-ACCELERATORS = ("swizzle_lowering", "cicc")
-"""Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
-ACCELERATE = "ATUNE_ACCELERATE"
-"""Environment variable that replaces ``auto``."""
-
-
-def bare(accelerator: str) -> str:
-    """Return the name of an accelerator ``name@version``."""
-    return accelerator.partition("@")[0]
-
-
 CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
 
@@ -101,38 +87,6 @@ def _flags(where: str, value: Any) -> tuple[str, ...]:
     if not (isinstance(value, (list, tuple)) and all(isinstance(flag, str) for flag in value)):
         raise UsageError(f"{where} must be a list of texts, such as ('-O2', '-g'), got {value!r}")
     return tuple(value)
-
-
-class Acceleration(msgspec.Struct, frozen=True):
-    """The accelerators that may be used. `auto`: those that pay, except `without`; otherwise those `named`."""
-
-    auto: bool
-    named: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: object, where: str) -> Acceleration:
-        """Read ``auto``, ``off``, names, or ``auto`` except some. Raises `UsageError`, naming `where`."""
-        words = [word.strip() for word in text.split(",")] if isinstance(text, str) else []
-        auto, names = words[:1] == ["auto"], words[words[:1] == ["auto"] :]
-        without = [name.removeprefix("-") for name in names if name.startswith("-")]
-        named = [name for name in names if not name.startswith("-") and name != "off"]
-        unknown = next((name for name in [*named, *without] if name not in ACCELERATORS and ":" not in name), None)
-        if (
-            unknown is not None
-            or not words
-            or ("off" in words and len(words) > 1)
-            or (auto and named)
-            or (without and not auto)
-        ):
-            raise UsageError(
-                f"{where} {text!r}: use auto, off, names from {', '.join(ACCELERATORS)}, or auto less some (auto,-cicc)"
-            )
-        return cls(auto, tuple(named), tuple(without))
-
-    def may(self, name: str) -> bool:
-        """Tell whether the accelerator `name` may be used."""
-        return name in self.named or (self.auto and name not in self.without)
 
 
 METHODS = {
@@ -155,11 +109,6 @@ def _factor(where: str, value: Any) -> Any:
     if value < 1:
         raise UsageError(f"{where} must be 1 or more, got {value!r}")
     return value
-
-
-def _accelerate(where: str, value: Any) -> str:
-    Acceleration.parse(value, where)
-    return str(value)
 
 
 def _host(where: str, host: Any) -> str:
@@ -196,14 +145,12 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         "own `pass_configs` take precedence.",
         fits=is_pass_configs, must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
-    accelerate: Annotated[str, Option(
-        f"Accelerators to compile with: auto, off, names from {','.join(ACCELERATORS)}, or auto,-NAME to leave one "
-        "out. ``auto`` takes those that pay. The variable ATUNE_ACCELERATE replaces ``auto``.",
-        check=_accelerate, flag="--accelerate", metavar="HOW", page="architecture.md#compiling",
-        values=("auto", "off", *ACCELERATORS),
-    )] = "auto"
+    cicc: Annotated[bool, Option(
+        "Compile device code by nvcc's own programs, with the headers parsed once.",
+        flag="--cicc", page="design/cicc.md",
+    )] = True
     prove: Annotated[bool, Option(
-        "Compile the winner again with every accelerator off, and compare sources and code.",
+        "Compile the winner again by nvcc, and compare sources and code.",
         page="design/proof.md",
     )] = True
     store: Annotated[bool, Option(
@@ -219,14 +166,6 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None
     # fmt: on
-
-    @property
-    def acceleration(self) -> Acceleration:
-        """The value of `accelerate`, or that of the environment if it is ``auto``."""
-        variable = os.environ.get(ACCELERATE)
-        if self.accelerate == "auto" and variable:
-            return Acceleration.parse(variable, ACCELERATE)
-        return Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
 
 
 class BenchmarkSettings(Settings, frozen=True, kw_only=True):

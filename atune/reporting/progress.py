@@ -50,7 +50,6 @@ class Progress:
         self.finalists: int | None = None
         """Candidates that the final times; None before it."""
         self.final_done = False
-        self._showed_proving = False
 
     def __enter__(self) -> Self:
         able = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
@@ -95,10 +94,9 @@ class Progress:
             self.finalists = len(event.entries if isinstance(event, FinalOrdered) else event.indices)
         # Thousands of events may come per second.
         interval_s = self._interval_s if self._bars is None else 0.1
-        at_once = isinstance(event, SHOWN_AT_ONCE) or self.proving != self._showed_proving
-        if event.mono - self._shown_mono < interval_s and not at_once:
+        if event.mono - self._shown_mono < interval_s and not isinstance(event, SHOWN_AT_ONCE):
             return
-        self._shown_mono, self._showed_proving = event.mono, self.proving
+        self._shown_mono = event.mono
         if self._bars is not None:
             self._bars.show(self)
         else:
@@ -157,31 +155,10 @@ class Progress:
 
     @property
     def findings(self) -> list[str]:
-        """The best so far, how many candidates have an outcome, and the proof."""
+        """The best so far, and how many candidates have an outcome."""
         state = self._state
         tried = f"tried {state.settled:,} of {state.total:,}" if state.header is not None else ""
-        return [text for text in (self.best or "nothing measured yet", tried, self.proof) if text]
-
-    @property
-    def proving(self) -> bool:
-        """Whether all is measured, and the run waits for the proof of its winner."""
-        state, header = self._state, self._state.header
-        ended = state.proven is not None or state.finished is not None or state.interrupted is not None
-        if header is None or state.best is None or ended:
-            return False
-        accelerated = header.accelerators if state.resumed is None else state.resumed.accelerators
-        proves = bool(header.settings.get("compile", {}).get("prove"))
-        return bool(accelerated) and proves and state.settled >= self.total
-
-    @property
-    def proof(self) -> str:
-        """Whether the winner is proven to be tilelang's own code, or will be next. Empty before all is measured."""
-        state = self._state
-        if self.proving:
-            return "proving that the winner is TileLang's own code"
-        if state.finished is None or state.best is None:
-            return ""
-        return f"winner {'' if state.proven is not None else 'not '}proven to be TileLang's own code"
+        return [text for text in (self.best or "nothing measured yet", tried) if text]
 
     @property
     def failed(self) -> int:

@@ -1,7 +1,6 @@
-"""Entry points of compile workers: elaborate candidates, find roles, lower, build a group, prove a winner.
+"""Entry points of compile workers: discover, elaborate candidates, find roles, lower, build a group, prove a winner.
 
-Bytes in, bytes out. To prove a library, or to explain a configuration, it is compiled by the plain steps, as tilelang
-does.
+Bytes in, bytes out. To prove a library, or to explain a configuration, it is compiled by nvcc, as tilelang does.
 """
 
 from __future__ import annotations
@@ -20,16 +19,19 @@ import msgspec
 from atune.errors import in_one_line
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, source_path
 from atune.model.candidate import Candidate, thaw
-from atune.model.device import occupancy_of
+from atune.model.device import Target, occupancy_of
 from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RolesJob
-from atune.stages.accelerators import registry
-from atune.stages.compile import elf, lowering
+from atune.model.settings import CompileSettings
+from atune.stages import tilelang
+from atune.stages.cicc import client
+from atune.stages.compile import elf, lowering, steps
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.facts import foreseen
 from atune.stages.compile.keys import lowered_before
-from atune.stages.compile.steps import Steps, backend_context
+from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.frontend.roles import roles_of
+from atune.stages.session import devices
 from atune.stages.session.session import session, workload
 from atune.workers.system.resources import check_machine
 from atune.workload.definition import check_config
@@ -37,8 +39,21 @@ from atune.workload.source_locations import detail_of
 
 T = TypeVar("T")
 
+SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
 """Seconds after which elaborating answers with the results so far: little is lost if a later candidate hangs."""
+
+
+def discover(payload: bytes) -> bytes:
+    """Resolve a target: msgpack of (target, device names, `CompileSettings`) → `Discovery`.
+
+    Raises `TargetError` if the target's devices or compilers are missing, and `UsageError` for a tilelang that lacks
+    what atune takes from it.
+    """
+    text, wanted, settings = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], CompileSettings])
+    found = devices.discover(text, wanted)
+    no_cicc = client.unusable(found.target) if settings.cicc else SWITCHED_OFF
+    return msgspec.msgpack.encode(msgspec.structs.replace(found, no_cicc=no_cicc, untested=tilelang.untested()))
 
 
 def elaborate(payload: bytes) -> bytes:
@@ -76,9 +91,9 @@ def lower(payload: bytes) -> bytes:
 
     A kernel that an earlier run lowered is not lowered again if the artifact store has its library.
     """
-    job, steps = msgspec.msgpack.decode(payload, type=LowerJob), registry.compose(session().accelerators)
+    job = msgspec.msgpack.decode(payload, type=LowerJob)
     known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowered_before
-    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: lowering.lower(one, steps, known)))
+    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: lowering.lower(one, known)))
 
 
 def build(payload: bytes) -> bytes:
@@ -87,8 +102,7 @@ def build(payload: bytes) -> bytes:
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    fitting = [name for name in session().accelerators if job.service or not registry.named(name).served]
-    return msgspec.msgpack.encode(answer(job.group, job.path, registry.compose(fitting)))
+    return msgspec.msgpack.encode(answer(job.group, job.path, client.compile if job.service else steps.compile))
 
 
 def prove(payload: bytes) -> bytes:
@@ -126,12 +140,12 @@ def _message(error: BaseException) -> str:
 
 
 def prove_plain(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failure:
-    """Elaborate, lower, generate, compile and link `candidate` by the plain steps, and compare with `measured`.
+    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare with `measured`.
 
     Raises what elaborating and lowering raise. Returns a `Failure` if compilers refuse the plain source.
     """
-    started, plain = time.perf_counter(), Steps()
-    (built,) = answer([lowering.lower(candidate, plain)], path, plain)
+    started = time.perf_counter()
+    (built,) = answer([lowering.lower(candidate)], path)
     if isinstance(built, Failure):
         return built
     return Proof(candidate.index, difference(measured, built), built, round(time.perf_counter() - started, 4))
@@ -166,11 +180,10 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def explain_plain(candidate: Candidate, path: str) -> Explained | Failure:
-    """Lower and compile a configuration by the plain steps, and read its facts. Raises what lowering raises."""
-    plain = Steps()
-    lowered = lowering.lower(candidate, plain)
+    """Lower and compile a configuration by nvcc or g++, and read its facts. Raises what lowering raises."""
+    lowered = lowering.lower(candidate)
     with ptxas_log() as log:
-        (built,) = answer([lowered], path, plain)
+        (built,) = answer([lowered], path)
     if isinstance(built, Failure):
         return built
     target, machine, facts = session().target, built.machine, lowered.facts

@@ -188,8 +188,8 @@ class FakeMachine:
         """Return the fake compile workers, as many as the machine was made with."""
         return self._compile_workers
 
-    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        return (("haste@1",), {}) if self.script.accelerated else ((), {"haste": "the script has none"})
+    async def prepare(self, candidates: int) -> None:
+        await anyio.lowlevel.checkpoint()
 
     def hints(self, measuring: int) -> CompileHints:
         return CompileHints()

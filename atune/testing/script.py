@@ -48,7 +48,7 @@ class Script:
     is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
     sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
 
-    `accelerated` uses accelerators in every library, so that the winner needs a proof. Otherwise all are plain.
+    `cicc` compiles every library by cicc, so that the winner needs a proof.
     Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls.
     The code of those in `differs` differs: their plain library has the latency `plain_ms` (by default the candidate's),
     and measuring it fails for those in `plain_fails`.
@@ -77,7 +77,7 @@ class Script:
     slowdown: Mapping[str, float] = field(default_factory=dict)
     final_noise: Callable[[int], float] = lambda index: 1.0
     final_losses: int = 0
-    accelerated: bool = False
+    cicc: bool = False
     prove_s: float = 1.0
     prove_fails: Collection[int] = ()
     prove_losses: int = 0
@@ -96,7 +96,7 @@ class Script:
 
     def latency_of(self, config: Config, *, plain: bool, final: bool) -> float:
         """Return the latency, ms, of a candidate's first library or of its plain one."""
-        if self.accelerated and plain and self.plain_ms is not None:
+        if self.cicc and plain and self.plain_ms is not None:
             return self.plain_ms(config)
         return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
 

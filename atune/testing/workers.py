@@ -135,7 +135,7 @@ class FakeCompileWorker:
             return [Failure(indices[0], kinds[0], message, "output of the fake")]
         path = machine.new_library(group)
         return [
-            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, plain=not script.accelerated)
+            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, compiler="cicc" if script.cicc else "")
             for m in group
         ]
 
@@ -152,7 +152,7 @@ class FakeCompileWorker:
         if index in script.prove_fails:
             return Failure(index, "compile", "the plain compile is scripted to fail")
         path, symbol = machine.new_library([candidate]), symbol_of(index)
-        plain = Artifact(index, path, symbol, measured.params, "c", script.prove_s, compiler="nvcc", plain=True)
+        plain = Artifact(index, path, symbol, measured.params, "c", script.prove_s, compiler="nvcc")
         return Proof(index, "the device code" if index in script.differs else "", plain, script.prove_s)
 
 
@@ -213,7 +213,7 @@ class FakeDeviceWorker:
         machine.begun[index] += 1
         seconds = seconds_of(script.measure_s, config) / self.speed
         kind = script.failure(index, "measure")
-        if script.accelerated and artifact.plain:
+        if script.cicc and artifact.plain:
             kind = script.plain_fails.get(index)
         message = f"scripted to fail: {kind}"
         with machine.running_as("measure"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from typing import Any
 
@@ -61,16 +60,6 @@ def test_a_member_that_the_compiler_refuses_fails_alone() -> None:
     assert [kernel is None for kernel in kernels] == [False, True, False]
     x = torch.randn(32)
     assert torch.equal(kernels[0](x), x * 2)
-
-
-def test_an_accelerator_of_ones_own_has_a_part_in_every_library() -> None:
-    """What docs/migration.md names in place of tilelang's `jit_compile`. This one doubles what is stored."""
-    settings = CompileSettings(accelerate="wrong_accelerators:WrongLowering", group_size=3, workers=1, store=False)
-    kernels = atune.compile_all(scale, [{"block": block} for block in (4, 8, 16)], target="c", compile=settings)
-    A = torch.randn(N)
-    factor = inspect.signature(scale).parameters["factor"].default
-    assert all(torch.equal(kernel(A), A * factor * 2) for kernel in kernels)
-    assert len({kernel.artifact.path for kernel in kernels}) == 1
 
 
 def test_configurations_may_be_generated_and_arguments_given_apart() -> None:

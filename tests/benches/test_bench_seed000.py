@@ -23,7 +23,7 @@ TWO = {
     "groups of 2": "--devices 0 --group-size 2",
     "groups of 4": "--devices 0 --group-size 4",
     "groups automatic": "--devices 0 --group-size 0",
-    "all": "--devices 0,1 --pipeline --group-size 0 --accelerate auto",
+    "all": "--devices 0,1 --pipeline --group-size 0 --cicc",
 }
 
 
@@ -82,4 +82,4 @@ def test_nothing_is_tuned_without_any_feature(tmp_path: Path, capsys: pytest.Cap
     header = next(iter(JournalReader(str(path))))
     assert isinstance(header, RunStarted)
     assert (header.settings["pipeline"], header.settings["compile"]["group_size"]) == (False, 1)
-    assert header.accelerators == () and header.settings["compile"]["accelerate"] == "off"
+    assert header.settings["compile"]["cicc"] is False

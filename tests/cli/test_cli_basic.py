@@ -28,7 +28,7 @@ from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.options import python_ways
-from atune.model.settings import ACCELERATORS, BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.export import FORMATS
 
 HERE = Path(__file__).parents[1]
@@ -132,7 +132,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
         "--target sm_90 --devices 1,0 --strategy random --seed 7 --budget 2m --workers 3 --compile-timeout 9.5"
-        " --timeout 8 --rep 5 --skip-check --quiet --accelerate cicc --no-store --cached"
+        " --timeout 8 --rep 5 --skip-check --quiet --no-cicc --no-store --cached"
         " --layouts 2 --warm cache"
     )
     assert main(["tune", workload, *options.split()]) == 0
@@ -142,9 +142,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         "target": "sm_90", "devices": ("1", "0"), "strategy": "random", "seed": 7,
     }  # fmt: skip
     assert given["budget"].seconds == 120.0
-    assert given["compile"] == CompileSettings(
-        workers=3, compile_timeout_s=9.5, accelerate="cicc", store=False, layouts=2
-    )
+    assert given["compile"] == CompileSettings(workers=3, compile_timeout_s=9.5, cicc=False, store=False, layouts=2)
     assert given["benchmark"] == BenchmarkSettings(n_repeat=5, benchmark_timeout_s=8.0, check=False)
     assert given["warm"] == ["cache"] and given["cached"] is True
 
@@ -170,8 +168,6 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--budget 0", "candidates must be a whole number above zero"),
         ("--budget soon", "budget 'soon'"),
         ("--strategy guess", "strategy 'guess' is unknown"),
-        ("--accelerate fast", "accelerate 'fast': use auto, off, names from swizzle_lowering, "),
-        ("--accelerate off,cicc", "accelerate 'off,cicc': use auto"),
         ("--target hip", "target 'hip' is not supported"),
         ("--devices 0,0", "device 0 is given twice"),
         ("--devices 0,x", "devices: give 'all', 'cpu' or device numbers such as [0, 1], got '0,x'"),
@@ -319,7 +315,7 @@ def printed(capsys: pytest.CaptureFixture[str], *command: str, option: str = "--
 
 def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     tune = printed(capsys, "tune", option="--help-all")
-    for choices in (SHOWN, ACCELERATORS, ("all", "cpu", "cuda", "off")):
+    for choices in (SHOWN, ("all", "cpu", "cuda")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
     resume, export = printed(capsys, "resume"), printed(capsys, "export")
     assert not [name for name in PARTS if name not in resume]

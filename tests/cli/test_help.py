@@ -31,12 +31,12 @@ def test_the_help_of_tune_fits_a_screen_and_has_examples(capsys: Any) -> None:
     assert {"--budget", "--target", "--journal", "--dry-run", "--json", "--table"} <= set(flags) and len(flags) <= 15
     assert len(text.splitlines()) <= 50 and max(map(len, text.splitlines())) <= 80
     assert len(re.findall("^  atune tune ", text, re.MULTILINE)) == 3
-    assert "--accelerate" not in text and "compiling:" not in text and "default: all" in text
+    assert "--cicc" not in text and "compiling:" not in text and "default: all" in text
 
 
 def test_all_options_of_tune_are_thirty_at_most(capsys: Any) -> None:
     flags = FLAG.findall(printed(capsys, "tune", "--help-all"))
-    assert len(set(flags)) == len(flags) <= 30 and {"--accelerate", "--debug", "--seed", "--help"} <= set(flags)
+    assert len(set(flags)) == len(flags) <= 30 and {"--cicc", "--debug", "--seed", "--help"} <= set(flags)
     assert f"show all {len(flags)} options" in printed(capsys, "tune", "--help")
 
 

@@ -15,7 +15,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, shares
 from atune.workers.cluster.messages import DiscoverJob, NodeFound
-from atune.workers.local.machine import ALIKE, LocalMachine
+from atune.workers.local.machine import ALIKE, PLAIN, LocalMachine
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import parse_file_ref
 
@@ -105,26 +105,27 @@ async def test_without_the_devices_on_any_node_the_run_is_refused(monkeypatch: p
         await found_by(Loopback(2), monkeypatch, *[TargetError("target cuda: no CUDA GPU is there")] * 2)
 
 
-@pytest.mark.parametrize(("candidates", "used"), [(4, ()), (5, ("haste@2",))])
-async def test_few_candidates_are_compiled_plain_as_on_one_machine(candidates: int, used: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("candidates", "lacking", "why"), [(4, "", PLAIN), (5, "", ""), (5, "gcc is missing", "gcc is missing")]
+)
+async def test_few_candidates_are_compiled_plain_as_on_one_machine(candidates: int, lacking: str, why: str) -> None:
     connect = Loopback(2)
 
     async def run(self: Any, job: Any, worker: Any) -> Any:
         found = await NodeAgent.run(self, job, worker)
         if not isinstance(found, NodeFound):
             return found
-        discovery = msgspec.structs.replace(found.discovery, accelerators=("haste@2",), unused={"cicc": "no nvcc"})
-        return NodeFound(discovery, 2)
+        return NodeFound(msgspec.structs.replace(found.discovery, no_cicc=lacking), 2)
 
-    nodes = machine(connect)
+    nodes, asked = machine(connect), list[Any]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cluster_agents.Posing.run", run)
+        patch.setattr("atune.workers.local.machine.LocalMachine.use", lambda self, no_cicc: asked.append(no_cicc))
         async with nodes.open():
             await nodes.discover()
-            active, unused = await nodes.accelerators(candidates)
-            assert active == used and unused["cicc"] == "no nvcc" and ("haste" in unused) == (not used)
-            names = tuple(name.partition("@")[0] for name in used)
-            assert all(agent.agent._machine._accelerators == names for agent in connect.agents)
+            asked.clear()
+            await nodes.prepare(candidates)
+            assert asked == [why, why]
 
 
 @pytest.mark.parametrize(("fallback", "alike"), [(NO_GPU, ALIKE), ("", 0)])

@@ -201,7 +201,7 @@ async def test_a_baseline_is_shown_wherever_candidates_are(script: Script, tmp_p
 
 
 async def test_a_baseline_that_wins_is_proven_and_kept() -> None:
-    script = replace(FAST_OUTSIDE, accelerated=True)
+    script = replace(FAST_OUTSIDE, cicc=True)
     machine = FakeMachine(6, script, default=OUTSIDE)
     run = await finish(machine)
     assert run.result.proven and machine.proved[-1] == BASELINE
@@ -234,7 +234,7 @@ REFUSED = "the constraint lambda x: x < 500 refuses it"
 @pytest.mark.parametrize("strategy", [*STRATEGIES, None])
 @pytest.mark.parametrize("budget", [1, 8, "900s", None])
 async def test_a_default_that_a_constraint_refuses_is_compared_with_and_never_wins(strategy: Any, budget: Any) -> None:
-    machine = FakeMachine(100, replace(FAST_OUTSIDE, accelerated=True), default=OUTSIDE, refused=REFUSED)
+    machine = FakeMachine(100, replace(FAST_OUTSIDE, cicc=True), default=OUTSIDE, refused=REFUSED)
     run = await finish(machine, strategy=made(strategy), budget=budget)
     assert proposed(run.events)[0] == BASELINE
     assert run.result.best_index == min(run.measured()[1:]) and not run.result.default_wins

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from event_streams import Stream
 from fake_runs import SLOW_S, slow_last, tuned
@@ -23,8 +22,6 @@ from atune.journal.events import (
     FinalOrdered,
     FinalStarted,
     RunFinished,
-    RunResumed,
-    RunStarted,
     Warned,
     WinnerProven,
 )
@@ -41,7 +38,7 @@ N = 8
 
 def accelerated(**script: Any) -> Script:
     """Return a script in which candidate 0 is the fastest, the last one compiles for long, and proofs are needed."""
-    return slow_last(**{"accelerated": True, **script})
+    return slow_last(**{"cicc": True, **script})
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
@@ -251,28 +248,12 @@ async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path) -> None:
 
 
 async def test_a_larger_budget_has_its_winner_proven_anew(tmp_path: Path) -> None:
-    journal, script = tmp_path / "j", Script(latency_ms=lambda c: 9.0 - c["x"], accelerated=True)
+    journal, script = tmp_path / "j", Script(latency_ms=lambda c: 9.0 - c["x"], cicc=True)
     assert (await tune(machine=FakeMachine(N, script), journal=journal, strategy="exhaustive", budget=3)).proven
     machine = FakeMachine(N, script)
     result = await resume(journal, machine=machine, budget=None)
     assert result.proven and result.best_config == {"x": 7} and 7 in machine.proved
     assert [e.index for e in read(journal) if isinstance(e, WinnerProven)] == [2, 7]
-
-
-async def test_the_header_names_the_active_accelerators_and_why_not_the_others(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    with anyio.CancelScope() as scope:
-        await tune(
-            machine=FakeMachine(N, accelerated()),
-            journal=journal,
-            on_event=lambda e: scope.cancel() if isinstance(e, CandidateMeasured) else None,
-        )
-    await resume(journal, machine=FakeMachine(N, accelerated(accelerated=False)))
-    events = read(journal)
-    [started] = [e for e in events if isinstance(e, RunStarted)]
-    [resumed] = [e for e in events if isinstance(e, RunResumed)]
-    assert (started.accelerators, started.unused) == (("haste@1",), {})
-    assert (resumed.accelerators, resumed.unused) == ((), {"haste": "the script has none"})
 
 
 def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:

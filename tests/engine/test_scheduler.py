@@ -93,15 +93,6 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     assert isinstance(state(**{**late, "seen": late["seen"] - 1}, deferred=[*heavy]).next_job(), Lower)
 
 
-def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
-    assert state(waiting=4, row=2, taken=2).next_job() == Lower(2)
-    assert state(waiting=4, row=2, taken=3).next_job() == Lower(1)  # the second of two
-    assert state(waiting=4, row=2, taken=1).next_job() == Lower(1)  # all workers begin at once
-    assert state(waiting=1, row=2, taken=2).next_job() == Lower(1)
-    assert state(waiting=4, row=2, taken=4, total=9, seen=2).next_job() == Lower(2)  # to the end
-    assert state(waiting=4).next_job() == Lower(1)
-
-
 def test_the_first_group_is_small_and_one_a_device() -> None:
     one = state(ready=3, waiting=5, devices=1)
     assert indices(one.next_job()) == list(range(FIRST_GROUP))
@@ -135,7 +126,7 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     one.proposing = False
     assert indices(one.next_job()) == [0, 1, 2, 3]
     heavy = [with_accumulators(lowered(9), 512)]
-    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "row": 2, "taken": 40, "workers": 4}
+    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "workers": 4}
     assert isinstance(state(**last, deferred=[*heavy]).next_job(), Lower)
     assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
@@ -247,7 +238,6 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     dropped = {i for i in range(total) if rng.random() < 0.1}  # fails, is pruned or aliased in lowering
     relatives = rng.randint(1, 6)
     accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by relatives
-    row = rng.choice([1, 2])
     lengths = [rng.choice([None, 2_000, 40_000, 500_000]) for _ in range(total)]  # by relatives, too
     iterations = [rng.choice([None, 64, 1024, 9000]) for _ in range(total)]  # by relatives, too
     one = CompileState(workers, devices, total, group_size, pipeline=rng.random() < 0.8)
@@ -266,17 +256,15 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
             one.proposing = bool(proposals)
             one.queues.waiting = len(buffer)
             held = bool(running) and rng.random() < 0.1  # something goes on that will end it
-            one.hints = CompileHints(row, rng.choice(["first", "none"]) if held else "all")
+            one.hints = CompileHints(rng.choice(["first", "none"]) if held else "all")
             job = one.next_job()
             if job is None:
                 return
             number += 1
             one.counts.busy += 1
             if isinstance(job, Lower):
-                assert 1 <= job.count <= row
-                one.counts.lowering += job.count
-                one.counts.taken += job.count
-                begun, buffer[: job.count] = buffer[: job.count], []
+                one.counts.lowering += 1
+                begun, buffer[:1] = buffer[:1], []
                 heapq.heappush(running, (now + rng.random(), number, begun))
             else:
                 assert 1 <= len(job.group) <= (group_size or MAX_GROUP)

@@ -225,7 +225,7 @@ def nvcc_alive(run: Run) -> bool:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_a_real_nvcc_ends_with_its_run(run: Run) -> None:
     where = f"{ROOT / 'tests' / 'contract_kernels.py'}:SCALED_GPU"
-    options = ("--target", "sm_90a", "--compile-only", "--accelerate", "off", "--workers", "1", "--quiet")
+    options = ("--target", "sm_90a", "--compile-only", "--no-cicc", "--workers", "1", "--quiet")
     program = run.start("-m", "atune", "tune", where, *options)
     wait_until(lambda: nvcc_alive(run), 100, "nvcc")
     before = run.others()

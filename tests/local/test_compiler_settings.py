@@ -50,7 +50,7 @@ async def answered(file: Path, name: str = "WORK", target: str = "sm_90a", **set
     async with machine.open():
         spec = await machine.describe()
         await machine.discover()
-        await machine.accelerators(len(spec.configs))
+        await machine.prepare(len(spec.configs))
         [worker, *_] = machine.compile_workers()
         return [(await worker.run(BuildJob((one,))))[0] for one in await lowered_by(worker, *spec.configs)]
 
@@ -71,6 +71,6 @@ async def test_flags_reach_gxx(file: Path) -> None:
 
 @needs_nvcc
 async def test_the_host_target_reaches_tilelang(file: Path) -> None:
-    [given, *_] = artifacts(await answered(file, target_host="c", accelerate="off"))
-    [default, *_] = artifacts(await answered(file, accelerate="off"))
+    [given, *_] = artifacts(await answered(file, target_host="c", cicc=False))
+    [default, *_] = artifacts(await answered(file, cicc=False))
     assert given.store_key != default.store_key

@@ -50,7 +50,6 @@ OUT = Roles(outputs=(1,))
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 N = 32
-SPY = "wrong_accelerators:Spy"
 SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
 MODES = [
     "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
@@ -75,8 +74,8 @@ LOCAL = "cpu", "cuda"
 class Bench:
     """A machine at work: a compile worker and a device worker."""
 
-    def __init__(self, kind: str, machine: Any, accelerators: Any) -> None:
-        self.kind, self.machine, self.accelerators = kind, machine, accelerators
+    def __init__(self, kind: str, machine: Any) -> None:
+        self.kind, self.machine = kind, machine
         self.compiler, self.device = machine.compile_workers()[0], machine.device_workers()[0]
         self._lowered: dict[int, Lowered] = {}
 
@@ -150,19 +149,19 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     elif kind not in LOCAL:
         connect: Any = Loopback(1) if kind == "agents" else partial(ray_agents, address="auto")
         reference = parse_file_ref(f"{KERNELS}:{name}")
-        settings = CompileSettings(store=False, accelerate=SPY, workers=1)
+        settings = CompileSettings(store=False, workers=1)
         machine = ClusterMachine(connect, reference, target="c", compile=settings)
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
         target = "c" if kind == "cpu" else "cuda"
-        accelerate = SPY if kind == "cpu" else "auto"  # none of atune's own is for the CPU
-        settings = CompileSettings(store=False, accelerate=accelerate)  # a group is compiled here, not found
+        settings = CompileSettings(store=False)  # a group is compiled here, not found
         machine = LocalMachine(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
     await stack.enter_async_context(machine.open())
     spec = await machine.describe()
     assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
     await machine.discover()
-    return Bench(kind, machine, await machine.accelerators(len(spec.configs)))
+    await machine.prepare(len(spec.configs))
+    return Bench(kind, machine)
 
 
 @pytest.fixture(scope="module", params=["fake", *real])
@@ -231,22 +230,14 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
         assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
 
 
-async def test_accelerators_have_names_and_versions_or_a_reason(scaled: Bench) -> None:
-    active, unused = scaled.accelerators
-    names = [one.partition("@") for one in active]
-    assert all(name and version for name, _, version in names)
-    assert all(unused.values()) and not {name for name, _, _ in names} & unused.keys()
-    assert active == (f"{SPY}@1",) or scaled.kind != "cpu"
-
-
 async def test_hints_leave_a_worker_to_go_on(scaled: Bench) -> None:
     hints = scaled.machine.hints(0)
-    assert isinstance(hints, CompileHints) and hints.row >= 1 and hints.resting == 0
+    assert isinstance(hints, CompileHints) and hints.resting == 0
     assert hints.builds in ("all", "first", "none")
 
 
 async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> None:
-    """Whether accelerators had a part in it or not, nothing differs; the plain library computes the same."""
+    """Nothing differs; the plain library computes the same."""
     artifact = await scaled.artifact(2.0)
     proof = await scaled.compiler.run(ProveJob(scaled.candidate(2.0), artifact))
     assert isinstance(proof, Proof), proof

@@ -23,7 +23,7 @@ from atune.workers.local import retry as patience
 
 pytestmark = pytest.mark.anyio
 KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
-SETTINGS = CompileSettings(workers=2, group_size=1, store=False, accelerate="off")
+SETTINGS = CompileSettings(workers=2, group_size=1, store=False, cicc=False)
 
 
 @pytest.fixture(autouse=True)

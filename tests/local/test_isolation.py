@@ -102,7 +102,7 @@ async def test_every_culprit_fails_alone_on_the_cpu(broken_compilers: None) -> N
 
 @needs_nvcc
 async def test_culprits_fail_alone_on_cuda_with_nvcc() -> None:
-    settings = CompileSettings(workers=2, group_size=8, accelerate="off")
+    settings = CompileSettings(workers=2, group_size=8, cicc=False)
     ends, events = await compiled("ON_GPU", "sm_90a", settings)
     assert ends == {
         **dict.fromkeys(GOOD - {"good 4"}, "built"),

@@ -6,21 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-import torch
 
-import atune
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
-from atune.journal.events import RunStarted, Warned, WinnerProven
-from atune.model.artifact import Artifact, Failure, Lowered, Proof
-from atune.model.candidate import Candidate, config_key
+from atune.model.artifact import Artifact, Failure, Proof
+from atune.model.candidate import Candidate
 from atune.model.device import Target
-from atune.model.jobs import BuildJob, FindJob, LowerJob, ProveJob
+from atune.model.jobs import ProveJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.compile_service import CompileService
 from atune.workers.local.compile_worker import CompileContext, LocalCompileWorker, RunStore
-from atune.workers.local.machine import LocalMachine
 from atune.workers.local.retry import Patience, Room
 from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import Session
@@ -130,58 +125,3 @@ async def test_a_worker_that_breaks_is_a_failure(
     answer = await worker.run(ProveJob(CANDIDATE, library(tmp_path, "measured", KEY)))
     assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.detail) == (3, kind, "output")
     assert message in answer.message
-
-
-async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = {"factor": 2, "block": 16}
-    candidate = Candidate(0, config_key(config), config)
-    settings = CompileSettings(workers=1, accelerate="wrong_accelerators:Spy")
-    machine = LocalMachine(FileRef(str(WORKLOADS), "SCALE"), target="c", compile=settings)
-    async with machine.open():
-        await machine.discover()
-        await machine.accelerators(100)
-        (worker,) = machine.compile_workers()
-        lowered = await worker.run(LowerJob(candidate))
-        assert isinstance(lowered, Lowered) and await worker.run(FindJob(lowered)) is None
-        [measured] = await worker.run(BuildJob((lowered,)))
-        assert isinstance(measured, Artifact) and measured.store_key == lowered.store_key
-        assert not measured.plain
-        proof = await worker.run(ProveJob(candidate, measured))
-        assert isinstance(proof, Proof) and proof.difference == "" and proof.plain is not None, proof
-        assert Path(proof.plain.path).is_file() and proof.plain.plain and proof.seconds > 0
-        assert await worker.run(ProveJob(candidate, measured)) == Proof(index=0)
-        other = msgspec.structs.replace(measured, source_key="another", store_key="c" * 32)
-        refuted = await worker.run(ProveJob(candidate, other))
-        assert isinstance(refuted, Proof) and refuted.difference == "the generated source"
-
-
-@pytest.mark.parametrize(("accelerator", "how"), [("WrongLowering", "replaced"), ("Spy", "compared")])
-async def test_a_wrong_accelerator_costs_a_run_nothing_but_time(accelerator: str, how: str) -> None:
-    """From the settings' name to the worker that loads it, and back to the kernel: what is returned is plain."""
-    events: list[Any] = []
-    settings = CompileSettings(workers=1, accelerate=f"wrong_accelerators:{accelerator}", store=False)
-    result = await atune.tune(f"{WORKLOADS}:SLICED", target="c", compile=settings, on_event=events.append)
-    (started,) = [event for event in events if isinstance(event, RunStarted)]
-    assert started.accelerators == (f"wrong_accelerators:{accelerator}@1",) and started.unused
-    (proven,) = [event for event in events if isinstance(event, WinnerProven)]
-    warned = [
-        event.message for event in events if isinstance(event, Warned) and "the generated source" in event.message
-    ]
-    assert (result.proven, proven.how, bool(warned)) == (True, how, how == "replaced")
-    a = torch.arange(512, dtype=torch.float32)
-    assert torch.equal(result.kernel(a), a * 2)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("accelerator", "how"), [("WrongCompile", "replaced"), ("Spy", "compared")])
-async def test_on_a_gpu_the_code_sections_decide(accelerator: str, how: str) -> None:
-    """A library of other code than the source says is measured as good; the kernel that is returned is right."""
-    events: list[Any] = []
-    settings = CompileSettings(workers=2, accelerate=f"wrong_accelerators:{accelerator}", store=False)
-    result = await atune.tune(f"{ACCELERATED}:PLUS", target="cuda", compile=settings, on_event=events.append)
-    (proven,) = [event for event in events if isinstance(event, WinnerProven)]
-    warned = [e.message for e in events if isinstance(e, Warned) and "the code of .text." in e.message]
-    assert (result.proven, proven.how, bool(warned)) == (True, how, how == "replaced")
-    a = torch.arange(4096, dtype=torch.float32, device="cuda")
-    assert torch.equal(result.kernel(a), a + 1)

@@ -183,7 +183,7 @@ def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page()
 def test_the_command_starts_such_a_run() -> None:
     """The command line reads every setting off the command as it was, and those at their default are not in it."""
     fields = {kind: with_flags(kind) for kind in (CompileSettings, BenchmarkSettings)}
-    texts = {"accelerate": "off", "method": "cuda_graph"}
+    texts = {"target_host": "c", "method": "cuda_graph"}
 
     def other(field: Field) -> Any:
         return not field.default if field.plain is bool else texts.get(field.name, 7)

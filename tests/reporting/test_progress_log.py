@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from event_streams import Stream
 
@@ -22,8 +21,6 @@ from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
 from atune.reporting.progress import Progress, duration, shortened
-
-OWN = "proven to be TileLang's own code"
 
 
 class Terminal(io.StringIO):
@@ -58,41 +55,6 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_five_seconds_at_most() 
     )
     assert "about 20 s left" in lines[3]
     assert all("\x1b" not in line for line in lines)
-
-
-def test_the_last_line_shows_whether_the_winner_is_proven() -> None:
-    def last(stream: Stream) -> str:
-        return shown(stream)[-1]
-
-    def measured() -> Stream:
-        return Stream(total=1).ready().candidate(0, 1.0)
-
-    assert last(measured().proven(0).finished()).endswith(
-        f"best 1 ms (first timing): block=0; tried 1 of 1; winner {OWN}"
-    )
-    assert last(measured().finished()).endswith(f"; winner not {OWN}")
-    assert "proven" not in last(measured()) and "proven" not in last(measured().interrupted())
-    assert "proven" not in last(Stream(total=1).ready().candidate(0).finished())
-
-
-@pytest.mark.parametrize("accelerators", [("cicc@1",), ()])
-def test_while_a_run_waits_for_the_proof_its_best_is_shown(accelerators: tuple[str, ...]) -> None:
-    """Nothing else happens for seconds, whatever the last line was shown for."""
-    stream = Stream(total=2, step_s=0.01, compile={"prove": True})
-    stream.events[0] = msgspec.structs.replace(stream.events[0], accelerators=accelerators)
-    stream.ready().candidate(0, 2.0).candidate(1, 1.0)
-    with Progress(out := io.StringIO()) as progress:
-        for event in stream.events:
-            progress.on_event(event)
-        waiting = out.getvalue().splitlines()
-        [proven, finished] = stream.proven(1).finished().events[-2:]
-        progress.on_event(proven)
-        assert "proving" not in progress.proof
-        progress.on_event(finished)
-    best = "best 1 ms (first timing): block=1"
-    wanted = f"2/2 measured, 0 failed; {best}; tried 2 of 2; proving that the winner is TileLang's own code"
-    assert [line.endswith(wanted) for line in waiting] == [True] * len(accelerators)
-    assert out.getvalue().endswith(f"; winner {OWN}\n")
 
 
 def test_a_short_run_shows_its_last_line_once() -> None:
@@ -306,7 +268,6 @@ from event_streams import Stream
 from atune.reporting.log import event_logger
 import structlog
 defaults = structlog.get_config()
-OWN = "proven to be TileLang's own code"
 
 
 class Terminal(io.StringIO):

@@ -137,7 +137,7 @@ async def compiled(
     Candidates that lower to the same code share one artifact. What `layouts` passes over has no outcome. Without
     `builds` all are lowered only. `roles_in`: candidates in whose code to find the roles of the parameters, for `run`.
     """
-    await machine.accelerators(len(candidates))
+    await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
     if roles_in:
         await find_roles(run, workers[0], roles_in)
@@ -220,7 +220,7 @@ async def with_library_async(workload: Workload, target: Target, settings: Compi
 
 def plain_settings(settings: CompileSettings) -> CompileSettings:
     """Return `settings` for compiling one kernel as tilelang does."""
-    return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None)
+    return msgspec.structs.replace(settings, cicc=False, workers=1, group_size=None)
 
 
 def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Artifact | None:

@@ -21,10 +21,9 @@ from atune.stages.compile import elf
 from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.steps import (
+    Compile,
     CompileError,
-    CompileTask,
     MachineCode,
-    Steps,
     backend_context,
     link,
     load_ir,
@@ -32,12 +31,16 @@ from atune.stages.compile.steps import (
     printed,
     run_compiler,
 )
+from atune.stages.compile.steps import compile as by_nvcc
 from atune.stages.session.session import session
 from atune.workers.system.resources import check_compiled
 
 
-def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
-    """Compile `group` into the library `path`. Members must share one `merge_key`. Raises the compilers' errors."""
+def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> list[Artifact]:
+    """Compile `group` into the library `path`. Members must share one `merge_key`. Raises the compilers' errors.
+
+    `compile`: compiles CUDA's device code.
+    """
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
         raise ValueError("members of different merge keys cannot share a library")
@@ -48,7 +51,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
         _build_c([blob.source for blob in blobs], blobs[0].flags, part)
         compiled = MachineCode(b"", "g++")
     else:
-        compiled = _build_cuda(blobs, part, steps)
+        compiled = _build_cuda(blobs, part, compile)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -66,7 +69,6 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             calls=blob.calls,
             compiler=compiled.compiler,
             why=compiled.why,
-            plain=steps.plain_builds and blob.plain,
             store_key=lowered.store_key,
             source_key=blob.source_key,
             machine=elf.machine_facts(library, blob.symbol),
@@ -75,13 +77,13 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
     ]
 
 
-def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]:
+def answer(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> Sequence[Built]:
     """Do as `build`, but answer with a `Failure` if a group of one does not compile.
 
     A larger group that fails raises, because the faulty member is unknown. A lack of resources, or a kill, raises, too.
     """
     try:
-        return build(group, path, steps)
+        return build(group, path, compile)
     except BaseException as error:
         message = message_of(error).strip()
         output = message.rpartition("Compilation error:\n")[2]  # tilelang puts the source before it
@@ -110,12 +112,12 @@ def _alike(line: str) -> str:
     return re.sub(r":\(\.text[^)]*\)| at line \d+ in function \w+", "", named)
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> MachineCode:
+def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCode:
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
     device = merged([load_ir(blob.device) for blob in blobs])
     current = tilelang.tvm.transform.PassContext(opt_level=3, config=tilelang.normalize_pass_configs(pass_configs))
     with current, backend_context().target:
-        compiled = steps.compile(CompileTask(printed(device), pass_configs))
+        compiled = compile(printed(device), pass_configs)
         runtime = _runtime_module(device, compiled.code)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
             link([load_ir(blob.host) for blob in blobs], runtime, path, folder)

@@ -98,7 +98,6 @@ class How:
     target: str
     flags: tuple[str, ...] | None
     pass_configs: Mapping[str, Any]
-    accelerators: tuple[str, ...]
     host: str | None
     """Target of host code; None for tilelang's choice."""
 
@@ -113,7 +112,6 @@ def how_of(
     target: Target,
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
-    accelerators: tuple[str, ...] = (),
 ) -> How:
     """Return everything that decides the result for a configuration. Its own flags and pass configuration take
     precedence.
@@ -126,7 +124,6 @@ def how_of(
         target=str(target),
         flags=settings.flags if own is None else tuple(own),
         pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
-        accelerators=accelerators,
         host=settings.target_host,
     )
 
@@ -135,17 +132,17 @@ def key_of(function: Any, how: How) -> str:
     """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
     bare = function.with_attr("global_symbol", _BARE)
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
-    return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way_of(how.accelerators), environment))
+    return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
 
 
-def _way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
+def _way() -> tuple[Any, ...]:
     """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
-    return (FORMAT, version("z3-solver"), accelerators)
+    return (FORMAT, version("z3-solver"))
 
 
-def store_key_of(code_key: str, accelerators: tuple[str, ...]) -> str:
-    """Return the artifact store's key for code that these accelerators took part in."""
-    return digest((code_key, *_way_of(accelerators)))
+def store_key_of(code_key: str) -> str:
+    """Return the artifact store's key for a library with this code."""
+    return digest((code_key, *_way()))
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
@@ -168,8 +165,8 @@ def store_key(
 ) -> str:
     """Return the artifact store's key for the library of `kernel` with `config`; empty if it has none.
 
-    For the program's own process: it only elaborates the kernel. `pass_configs`: the workload's. Only libraries that no
-    accelerator took part in count. Raises what elaboration raises.
+    For the program's own process: it only elaborates the kernel. `pass_configs`: the workload's. Raises what
+    elaboration raises.
     """
     how = how_of(config, target, settings, pass_configs)
     with frontend_lock:

@@ -15,7 +15,8 @@ from atune.stages import tilelang
 from atune.stages.compile import facts
 from atune.stages.compile.inferred_layouts import Seen, instruments
 from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of
-from atune.stages.compile.steps import LowerTask, Modules, Steps, backend_context, printed, printed_host
+from atune.stages.compile.steps import backend_context, printed, printed_host
+from atune.stages.compile.steps import lower as lower_by_tilelang
 from atune.stages.compile.work import work_of
 from atune.stages.frontend.frontend import elaborated, kernel_parameters
 from atune.stages.session.session import session, workload
@@ -41,18 +42,16 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """For the CPU, the meaning of each argument of the C function."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
-    plain: bool = True
-    """Whether no accelerator had a part in lowering."""
 
 
-def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -> Lowered:
+def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
     If an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
-    how = how_of(candidate.config, session().target, session().compile, work.pass_configs, steps.accelerators)
+    how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
     function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
     function = function.with_attr("global_symbol", symbol)
     ir_key = key_of(function, how)
@@ -62,44 +61,43 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
     seen = Seen()
     with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
-        modules = steps.lower(LowerTask(function, symbol, repr(how.key())))
-        lowered = _generated(candidate, function, modules, how)
+        host, device = lower_by_tilelang(function)
+        lowered = _generated(candidate, function, host, device, how)
     found_facts = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
     seconds = round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
 
 
-def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) -> Lowered:
+def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: How) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
-    source = printed(modules.device)
-    host_source = "" if on_cpu else printed_host(modules.host)  # C sources are merged as text
+    source = printed(device)
+    host_source = "" if on_cpu else printed_host(host)  # C sources are merged as text
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     parameters = kernel_parameters(function)
-    calls = facts.c_arguments(function, modules.device) if on_cpu else ()
+    calls = facts.c_arguments(function, device) if on_cpu else ()
     source_key = digest((source.replace(symbol, "K"), host_source.replace(symbol, "K")))
     code_key = digest((source_key, parameters, calls, *how.key()))
     blob = Blob(
         symbol=symbol,
-        host="" if on_cpu else str(tilelang.tvm.ir.save_json(modules.host)),
-        device=str(tilelang.tvm.ir.save_json(modules.device)),
+        host="" if on_cpu else str(tilelang.tvm.ir.save_json(host)),
+        device=str(tilelang.tvm.ir.save_json(device)),
         source=source,
         source_key=source_key,
         pass_configs=dict(how.pass_configs),
         calls=calls,
         flags=how.flags,
-        plain=modules.plain,
     )
-    found_facts = facts.static_facts(how.kind, modules.device, source)
+    found_facts = facts.static_facts(how.kind, device, source)
     if not on_cpu:
         found_facts = msgspec.structs.replace(found_facts, work=work_of(function))
-    attributes = sorted(map(str, dict(modules.device.attrs or {}).items()))
+    attributes = sorted(map(str, dict(device.attrs or {}).items()))
     together = (how.target, how.flags, how.pass_configs, preamble(source), attributes)
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=store_key_of(code_key, how.accelerators),
+        store_key=store_key_of(code_key),
         merge_key=digest(together),
         params=parameters,
         facts=found_facts,

@@ -1,8 +1,4 @@
-"""The steps from a candidate to its library: lower and compile, which accelerators can wrap, and link.
-
-Elaborating the kernel, generating text and linking are never wrapped. The functions here are tilelang's own way;
-`Steps()` has them unwrapped. Core code does not need to know which accelerators wrap them.
-"""
+"""The steps from a candidate to its library, as tilelang does them: lower, compile and link."""
 
 from __future__ import annotations
 
@@ -32,64 +28,32 @@ def context_of(target: Target, target_host: str | None) -> Any:
 
 
 @dataclass(frozen=True)
-class LowerTask:
-    """A kernel to lower: its PrimFunc, under its own symbol. `others`: the further inputs of lowering, as text."""
-
-    function: Any
-    symbol: str
-    others: str
-
-
-@dataclass(frozen=True)
-class Modules:
-    """A kernel's lowered halves, as tvm's IR modules. `plain`: whether no accelerator had a part in them."""
-
-    host: Any
-    device: Any
-    plain: bool = True
-
-
-@dataclass(frozen=True)
-class CompileTask:
-    """Kernels to compile together. `source`: their device code, as tilelang prints it for all."""
-
-    source: str
-    pass_configs: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class MachineCode:
-    """Result of a `CompileTask`, its compiler, and why this compiler was used."""
+    """Kernels' machine code, its compiler, and why this compiler was used."""
 
     code: bytes
     compiler: str = "nvcc"
     why: str = ""
 
 
-def lower(job: LowerTask) -> Modules:
-    """Lower a kernel. Needs the current target and pass configuration to be set."""
-    host, device, *_ = tilelang.lower_to_host_device_ir(job.function, backend_context())
-    return Modules(host, device)
+Compile = Callable[[str, Mapping[str, Any]], MachineCode]
+"""Compiles device code that tilelang printed, with a pass configuration."""
 
 
-def compile(job: CompileTask) -> MachineCode:
+def lower(function: Any) -> tuple[Any, Any]:
+    """Lower a PrimFunc to its halves for the host and the device, as tvm's IR modules.
+
+    Needs the current target and pass configuration to be set.
+    """
+    host, device, *_ = tilelang.lower_to_host_device_ir(function, backend_context())
+    return host, device
+
+
+def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
     """Compile by nvcc, as tilelang calls it. Raises what tilelang raises."""
     configs = tilelang.tvm.transform.PassContext.current().config
-    code = tilelang.tvm.get_global_func(tilelang.NVCC)(job.source, backend_context().target, configs)
+    code = tilelang.tvm.get_global_func(tilelang.NVCC)(source, backend_context().target, configs)
     return MachineCode(bytes(code))
-
-
-@dataclass(frozen=True)
-class Steps:
-    """One function for each step, and the accelerators that wrap them, ``name@version`` each.
-
-    `plain_builds`: whether none of them wraps compiling.
-    """
-
-    lower: Callable[[LowerTask], Modules] = lower
-    compile: Callable[[CompileTask], MachineCode] = compile
-    accelerators: tuple[str, ...] = ()
-    plain_builds: bool = True
 
 
 class CompileError(Exception):

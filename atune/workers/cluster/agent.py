@@ -118,7 +118,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
                 await machine.discover()
                 return NodeFound(machine.found, machine.most_workers()[0])
             case PlanJob():
-                machine.use(job.accelerators, job.no_service)
+                machine.use(job.no_cicc)
                 self._compilers = machine.compile_workers()
                 self._devices = {device.info.id: device for device in machine.device_workers()}
             case NoticesJob():

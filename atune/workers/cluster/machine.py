@@ -15,7 +15,7 @@ from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
-from atune.model.settings import BenchmarkSettings, CompileSettings, bare
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.cluster.messages import DescribeJob, DiscoverJob, Opening, PlanJob, Shelf
 from atune.workers.cluster.nodes import (
@@ -27,8 +27,7 @@ from atune.workers.cluster.nodes import (
     Slot,
     none_left,
 )
-from atune.workers.local.compile_service import ACCELERATOR
-from atune.workers.local.machine import accelerators_for, check_discovery, compile_hints
+from atune.workers.local.machine import PLAIN, are_few, check_discovery, compile_hints
 from atune.workers.processes.messages import Discovery
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
@@ -83,7 +82,6 @@ class ClusterMachine:
         self._shelf = Shelf()
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery
-        self._accelerators: tuple[str, ...] = ()
         self._fingerprint = ""
         """That of the workload, as a node described it."""
         self._describing = anyio.Lock()
@@ -136,10 +134,9 @@ class ClusterMachine:
         await self._everywhere(ask)
         await self._share_out(without)
         found = [node.found for node in self._living]
-        common = tuple(name for name in found[0].accelerators if all(name in one.accelerators for one in found))
-        unused = {name: why for one in found for name, why in one.unused.items()}
+        no_cicc = next((one.no_cicc for one in found if one.no_cicc), "")
         devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
-        self._found = msgspec.structs.replace(found[0], devices=devices, accelerators=common, unused=unused)
+        self._found = msgspec.structs.replace(found[0], devices=devices, no_cicc=no_cicc)
         check_discovery(self._found, self.benchmark)
         for remark in filter(None, (self._found.untested, self._found.fallback)):
             self._warn(remark)
@@ -176,14 +173,11 @@ class ClusterMachine:
         node.agent.kill()
         self._warn(node.lost)
 
-    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Decide among those that all nodes have, and have the nodes make their workers."""
-        workers = sum(node.compilers for node in self._living)
-        used, unused = accelerators_for(candidates, workers, self.compile.acceleration, self._found)
-        self._accelerators = tuple(map(bare, used))
-        plan = PlanJob(self._accelerators, unused.get(ACCELERATOR, ""))
+    async def prepare(self, candidates: int) -> None:
+        """Have the nodes make their workers, which use cicc if all of them can."""
+        few = are_few(candidates, sum(node.compilers for node in self._living))
+        plan = PlanJob(PLAIN if few else self._found.no_cicc)
         await self._everywhere(lambda node: node.ask(plan))
-        return used, unused
 
     def compile_workers(self) -> list[ClusterCompileWorker]:
         """Return one worker for each of the nodes'. Successive ones are of different nodes."""
@@ -199,7 +193,7 @@ class ClusterMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         """Return the hints; each node keeps cores free by itself."""
-        return compile_hints(self._found, self._accelerators)
+        return compile_hints(self._found)
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)

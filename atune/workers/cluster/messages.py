@@ -60,10 +60,9 @@ class DiscoverJob(Job[NodeFound], frozen=True):
 
 
 class PlanJob(Job[None], frozen=True):
-    """Make the workers, which use `accelerators`. `no_service`: why these do not include the compile service."""
+    """Make the workers. `no_cicc`: why they do not use cicc; empty if they do."""
 
-    accelerators: tuple[str, ...]
-    no_service: str
+    no_cicc: str
 
 
 class NoticesJob(Job[list[str]], frozen=True):

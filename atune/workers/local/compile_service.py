@@ -22,16 +22,14 @@ from atune.workers.processes.server import parked, taken
 from atune.workers.processes.worker import Worker
 from atune.workers.system.resources import usable_cores
 
-ACCELERATOR = "cicc"
-"""The accelerator that needs the service."""
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """Files of CUDA's driver: if the driver is installed, one of them exists."""
-PRELOAD = ("atune.stages.accelerators.service",)
+PRELOAD = ("atune.stages.cicc.service",)
 PREPARE_TIMEOUT_S = 120.0
 
 
 class CompileService(anyio.AsyncContextManagerMixin):
-    """Owns the process that compiles with headers parsed in advance; see `atune.stages.accelerators.service`.
+    """Owns the process that compiles with headers parsed in advance; see `atune.stages.cicc.service`.
 
     `start` begins to parse them while the fork server still imports tilelang. At the first candidate that must be
     compiled the process is asked to compile for the run, unless `use` was false. While `warming`, lowering continues
@@ -93,7 +91,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             return  # `discover` reports the error
         settings = self._settings
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
-        if not (cuda and settings.acceleration.may(ACCELERATOR) and settings.flags is None):
+        if not (cuda and settings.cicc and settings.flags is None):
             return
         if early and len(usable_cores()) > 1:
             self._begin("" if target is None else target.arch)

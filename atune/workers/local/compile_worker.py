@@ -132,7 +132,7 @@ class LocalCompileWorker:
         return [answers[lowered.index] for lowered in group]
 
     async def _prove(self, job: ProveJob) -> Proof | Failure:
-        """Compile a candidate without accelerators and compare, unless an earlier run proved it.
+        """Compile a candidate by nvcc and compare, unless an earlier run proved it.
 
         A crash or a timeout is a `Failure`. The plain library is stored, and if nothing differs, the proof too.
         Raises `WorkerLost` if the worker was killed from outside.

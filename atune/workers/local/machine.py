@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,9 +20,9 @@ from atune.engine.search.devices import with_peaks
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
-from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.local.compile_service import ACCELERATOR, CompileService
+from atune.workers.local.compile_service import CompileService
 from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStore
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.retry import Patience, Room
@@ -38,15 +37,13 @@ from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
 FEW, LEAST = 0.8, 4
-"""Up to `FEW` candidates for each worker, and always up to `LEAST`, all are compiled plain. They hardly delay each
+"""Up to `FEW` candidates for each worker, and always up to `LEAST`, nvcc compiles all. They hardly delay each
 other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended 1.22
-times as late with accelerators and a proof as without, and runs of 15 candidates 1.01 times. Parsing headers once, for
+times as late with cicc and a proof as without, and runs of 15 candidates 1.01 times. Parsing headers once, for
 cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two. The problems of a set
-share what is parsed: there accelerators are always used."""
+share what is parsed: there cicc is always used."""
 PLAIN = "with so few candidates each is compiled plain"
-"""The reason for using no accelerator."""
-NEIGHBOURS = 2
-"""Successive candidates for one worker, if candidates that differ only in the order of blocks share a lowering."""
+"""The reason for not using cicc."""
 
 ALIKE = 16
 """So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
@@ -80,7 +77,6 @@ class LocalMachine:
         """The reference that workers load."""
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        self.acceleration = self.compile.acceleration
         self.server: ForkServer
         self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
         self.service = CompileService(self.compile, target, COMPILE_NICE)
@@ -90,8 +86,6 @@ class LocalMachine:
         self._devices: list[LocalDeviceWorker] = []
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
-        self._accelerators: tuple[str, ...] = ()
-        """Names, without versions, of the accelerators in use."""
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
@@ -167,21 +161,16 @@ class LocalMachine:
         if self._most_cores is None:  # an agent's are told by the machine of the cluster
             for remark in filter(None, (found.untested, found.fallback)):
                 self._warn(remark)
-        self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
+        self.use(found.no_cicc)
         return found.target, list(found.devices)
 
-    async def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        if self.shared is not None:  # what they parse serves the other runs too
-            candidates = sys.maxsize
-        used, unused = accelerators_for(candidates, self.most_workers()[0], self.acceleration, self.found)
-        self.use(used, unused.get(ACCELERATOR, ""))
-        return used, unused
+    async def prepare(self, candidates: int) -> None:
+        few = self.shared is None and are_few(candidates, self.most_workers()[0])  # others share what a set parses
+        self.use(PLAIN if few else self.found.no_cicc)
 
-    def use(self, accelerators: Sequence[str], no_service: str) -> None:
-        """Use `accelerators` in the run. `no_service`: why they do not include the compile service."""
-        self._accelerators = tuple(map(bare, accelerators))
-        unused = "" if self._on_cpu else None if ACCELERATOR in self._accelerators else no_service
-        self.service.use(unused)
+    def use(self, no_cicc: str) -> None:
+        """Compile by cicc, unless there is a reason against it."""
+        self.service.use("" if self._on_cpu else no_cicc or None)
 
     def compile_workers(self) -> list[LocalCompileWorker]:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
@@ -233,7 +222,6 @@ class LocalMachine:
             compile=self.compile,
             benchmark=self.benchmark,
             run_dir=self.run_dir,
-            accelerators=self._accelerators,
         )
 
     def versions(self) -> dict[str, str]:
@@ -244,7 +232,7 @@ class LocalMachine:
         if self.service.warming:
             builds = "none" if self.service.soon else "first"
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
-        return msgspec.structs.replace(compile_hints(self.found, self._accelerators), builds=builds, resting=resting)
+        return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -272,12 +260,9 @@ class LocalMachine:
         return self.found.target.kind == "c"
 
 
-def compile_hints(found: Discovery, accelerators: Sequence[str]) -> CompileHints:
-    """Return what the target and the names of the `accelerators` say to the scheduler, on one machine or on several."""
-    return CompileHints(
-        row=NEIGHBOURS if "swizzle_lowering" in accelerators and found.target.kind != "c" else 1,
-        alike=ALIKE if found.fallback else 0,
-    )
+def compile_hints(found: Discovery) -> CompileHints:
+    """Return what the target says to the scheduler, on one machine or on several."""
+    return CompileHints(alike=ALIKE if found.fallback else 0)
 
 
 def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
@@ -289,10 +274,6 @@ def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
         raise TargetError(f"method {method!r} does not time target {found.target.kind}: use {fitting}")
 
 
-def accelerators_for(
-    candidates: int, workers: int, asked: Acceleration, found: Discovery
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the accelerators of a run, as ``name@version``, and the reason against each other one, by name."""
-    if not asked.auto or candidates > max(LEAST, FEW * workers):
-        return found.accelerators, dict(found.unused)
-    return (), {**found.unused, **{bare(name): PLAIN for name in found.accelerators}}
+def are_few(candidates: int, workers: int) -> bool:
+    """Tell whether a run of so many `candidates` is compiled by nvcc alone."""
+    return candidates <= max(LEAST, FEW * workers)

@@ -18,7 +18,7 @@ WRITTEN = "atune.stages.session.session:written"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
 SURVEY_SPACE = "atune.stages.session.session:survey_space"
-DISCOVER = "atune.stages.accelerators.registry:discover"
+DISCOVER = "atune.stages.compile_jobs:discover"
 
 COMPILE = "atune.stages.compile_jobs:"
 """Prefix of a compile worker's functions, which are named after jobs, such as ``lower``."""
@@ -28,8 +28,8 @@ MEASURE = "atune.stages.measure.benchmark:"
 """Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
 NEIGHBOURS = "atune.stages.measure.telemetry:neighbours"
 
-SERVICE_HEADER = "atune.stages.accelerators.service:header"
-SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
+SERVICE_HEADER = "atune.stages.cicc.service:header"
+SERVICE_LISTEN = "atune.stages.cicc.service:listen"
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -41,19 +41,15 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     device: str = ""
-    accelerators: tuple[str, ...] = ()
-    """Names of the active accelerators, in the order in which they wrap each other."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """The target that ``auto`` means on this machine, its devices, and its usable accelerators."""
+    """The target that ``auto`` means on this machine, and its devices."""
 
     target: Target
     devices: tuple[DeviceInfo, ...]
-    accelerators: tuple[str, ...] = ()
-    """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
-    unused: dict[str, str] = {}
-    """Why each other accelerator cannot be used, by name."""
+    no_cicc: str = ""
+    """Why cicc cannot be used; empty if it can."""
     fallback: str = ""
     """That ``auto`` means the CPU because there is no GPU; empty where the CPU was asked for."""
     untested: str = ""

@@ -4,7 +4,7 @@
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        location of a candidate's code: library, symbol, how to call it
     artifacts/lowered/<ir key>.json        result of lowering a kernel: its code's key, and the facts about it
-    artifacts/proofs/<code key>.json       proof that tilelang makes the same code without accelerators
+    artifacts/proofs/<code key>.json       proof that nvcc makes the same code
     artifacts/swept                        time of the last removal of unused files
 
 Several processes may use it at once. Files appear whole, by renaming. Lookups check the library's hash before use.

@@ -16,7 +16,6 @@ from atune.model.layouts import Alternative, choose, contained
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.steps import Steps
 from atune.stages.compile_jobs import explain_plain, ptxas_log, spills
 from atune.workload.workload import FileRef
 
@@ -34,7 +33,7 @@ def explained(candidate: Candidate, folder: Path) -> Explained:
 
 def test_rows_held_by_one_thread_each_take_four_slots_of_every_fragment(tmp_path: Path) -> None:
     with session_of(WEIGHTED, tmp_path) as candidates:
-        layouts = lower(candidates[0], Steps()).facts.layouts
+        layouts = lower(candidates[0]).facts.layouts
     assert layouts is not None
     assert {one.name: one.slots for one in layouts.fragments} == {"held_s": 4, "held_a": 4, "held_b": 4}
     assert {one.name: one.replication for one in layouts.fragments} == {"held_s": 1, "held_a": 128, "held_b": 1}
@@ -46,7 +45,7 @@ def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
     """Each of 4 rows is done by 64 of 256 threads, where tilelang decides; and by one each in rows of vectors."""
     with session_of(FileRef(str(ROOT / "examples" / "layout_broadcast.py"), "WIDE"), tmp_path) as candidates:
         found = {one.config["loop"]: one for one in reversed(candidates) if one.config["held"] == "compiler"}
-        own, pairs = (lower(found[how], Steps()).facts.layouts for how in ("compiler", "vector2"))
+        own, pairs = (lower(found[how]).facts.layouts for how in ("compiler", "vector2"))
     assert own is not None and pairs is not None
     [many], [one] = own.loops, pairs.loops
     assert (many.slots, many.replication, many.redundant) == (4096, 64, 4032)
@@ -61,7 +60,7 @@ def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
 
 def test_swizzled_shared_memory_is_told_from_rows(tmp_path: Path) -> None:
     with session_of(GEMM, tmp_path) as candidates:
-        layouts = lower(candidates[0], Steps()).facts.layouts
+        layouts = lower(candidates[0]).facts.layouts
     assert layouts is not None and {one.name: one.swizzled for one in layouts.shared}["A_shared"]
 
 
@@ -71,7 +70,7 @@ def test_a_layout_that_is_not_understood_costs_its_facts_alone(tmp_path: Path, m
 
     monkeypatch.setattr("atune.stages.compile.inferred_layouts.layouts_of", fails)
     with session_of(WEIGHTED, tmp_path) as candidates:
-        assert lower(candidates[0], Steps()).facts.layouts is None
+        assert lower(candidates[0]).facts.layouts is None
 
 
 SPILLING = {"block_rows": 32, "threads": 1024}
@@ -97,7 +96,7 @@ def test_registers_stack_and_spills_are_those_of_ptxas(
 def test_the_code_that_proofs_compare_has_its_registers(tmp_path: Path) -> None:
     """Two kernels of equal code and other register counts are launched differently."""
     with session_of(WEIGHTED, tmp_path) as candidates:
-        [built] = answer([lower(candidates[0], Steps())], str(tmp_path / "library.so"), Steps())
+        [built] = answer([lower(candidates[0])], str(tmp_path / "library.so"))
     assert isinstance(built, Artifact) and built.machine is not None
     [code] = elf.kernels_code(Path(built.path).read_bytes(), built.symbol)
     [registers] = [int.from_bytes(value, "little") for name, value in code.items() if name.startswith("registers of")]

@@ -10,7 +10,6 @@ from atune.errors import cause_in, in_one_line
 from atune.model.artifact import Failure, Lowered, StaticFacts
 from atune.stages.compile import codegen
 from atune.stages.compile.codegen import _alike, _first_error
-from atune.stages.compile.steps import Steps
 
 SHOWN = """Check failed: layout_map.count(C) != 0 (0 vs. 0) : The layout for fragment C can not be inferred correctly.
   --> /tmp/bad.py:49:1
@@ -90,5 +89,5 @@ def test_of_nvccs_message_its_output_counts(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError(f"float error;\nCompilation error:\n{output}\n")
 
     monkeypatch.setattr(codegen, "build", build)
-    [failure] = codegen.answer([Lowered(0, "", "", (), StaticFacts(), 0.0, b"")], "", Steps())
+    [failure] = codegen.answer([Lowered(0, "", "", (), StaticFacts(), 0.0, b"")], "")
     assert isinstance(failure, Failure) and failure.message == said.format("")

@@ -15,7 +15,6 @@ from atune.engine.search.devices import figures_of
 from atune.engine.search.prior import can_run, divisions, grouped, split
 from atune.model.artifact import Gemm, StaticFacts
 from atune.model.device import Target
-from atune.stages.accelerators import registry
 from atune.stages.compile.facts import foreseen
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import backend_context
@@ -35,7 +34,7 @@ def both(ref: FileRef, folder: Path, chosen: slice) -> list[tuple[StaticFacts, S
         work = workload()
         for candidate in candidates[chosen]:
             function = elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
-            after = lower(candidate, registry.compose(())).facts
+            after = lower(candidate).facts
             found.append(
                 (foreseen(function, "sm_90a"), msgspec.structs.replace(after, source_bytes=None, layouts=None))
             )
@@ -73,7 +72,7 @@ def test_without_warp_specialisation_there_are_no_producers(tmp_path: Path) -> N
         staged = next(one for one in candidates if one.config["num_stages"] == 3)
         work = workload()
         function = elaborated(work.kernel, work.arguments, staged.config, backend_context().target)
-        after = lower(staged, registry.compose(())).facts
+        after = lower(staged).facts
     assert foreseen(function, "sm_80").threads == after.threads == staged.config["threads"]
     assert foreseen(function, "sm_90a").threads == staged.config["threads"] + 128
 
@@ -113,5 +112,5 @@ def test_products_in_a_chain_fail_to_lower_where_warps_share_rows(tmp_path: Path
             runs = can_run(foreseen(function, "sm_90a"), figures)
             found[one.config["block_M"], one.config["threads"]] = runs
             with nullcontext() if runs else pytest.raises(Exception, match="Layout infer conflict"):
-                lower(one, registry.compose(()))
+                lower(one)
     assert found == {(64, 128): True, (64, 256): False, (128, 128): True, (128, 256): True}

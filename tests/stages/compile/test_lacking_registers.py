@@ -9,7 +9,6 @@ from stage_runs import session_of
 
 from atune.engine.screen import why_never
 from atune.model.device import DeviceLimits
-from atune.stages.accelerators import registry
 from atune.stages.compile.facts import lacking_registers
 from atune.stages.compile.lowering import Blob, lower
 from atune.workload.workload import FileRef
@@ -26,7 +25,7 @@ def test_two_blocks_a_multiprocessor_leave_too_few_registers() -> None:
 def test_a_product_that_never_returns_is_pruned_once_it_is_lowered(tmp_path: Path) -> None:
     """On an H200 it hung with an occupancy of two blocks, and took 0.4 s the first time with one."""
     with session_of(FileRef(str(Path(__file__).parents[2] / "work_kernels.py"), "CROWDED"), tmp_path) as candidates:
-        lowered = [lower(candidate, registry.compose(())) for candidate in candidates]
+        lowered = [lower(candidate) for candidate in candidates]
     sources = [msgspec.msgpack.decode(each.blob, type=Blob).source for each in lowered]
     assert all(f"__launch_bounds__(256, {blocks})" in source for blocks, source in enumerate(sources, 1))
     one, two = (each.facts for each in lowered)

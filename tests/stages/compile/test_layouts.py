@@ -12,7 +12,6 @@ from stage_runs import session_of
 
 import atune
 from atune.model.artifact import Lowered
-from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import Blob, lower
 from atune.workload.workload import FileRef
 
@@ -22,7 +21,7 @@ TESTS = Path(__file__).parents[2]
 def source(file: str, name: str, index: int, folder: Path) -> str:
     """Return the CUDA code of a workload's candidate, for sm_90a."""
     with session_of(FileRef(str(TESTS / file), name), folder) as candidates:
-        lowered = lower(candidates[index], registry.compose(()))
+        lowered = lower(candidates[index])
     assert isinstance(lowered, Lowered), lowered
     blob: Blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
     return blob.source

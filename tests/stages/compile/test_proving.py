@@ -1,20 +1,22 @@
-"""The proof that a library holds tilelang's own code: it holds where it should, and finds each kind of wrong step."""
+"""Whether a library holds the code that nvcc makes: each kind of difference is found."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from stage_runs import session_of
 
 from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.device import Target
-from atune.stages.accelerators import registry
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import build
 from atune.stages.compile.lowering import lower
+from atune.stages.compile.steps import Compile
+from atune.stages.compile.steps import compile as by_nvcc
 from atune.stages.compile_jobs import prove_plain
 from atune.workload.workload import FileRef
 
@@ -22,55 +24,50 @@ KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 
-def built(candidates: list[Candidate], names: tuple[str, ...], path: Path) -> list[Artifact]:
-    steps = registry.compose(names)
-    return build([lower(candidate, steps) for candidate in candidates], str(path), steps)
+def built(candidates: list[Candidate], path: Path, compile: Compile = by_nvcc) -> list[Artifact]:
+    return build([lower(candidate) for candidate in candidates], str(path), compile)
+
+
+def wrong(this: str, that: str) -> Compile:
+    """Return what compiles another source than the one that is shown."""
+    return lambda source, pass_configs: by_nvcc(source.replace(this, that), pass_configs)
 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("wrong", "found"),
+    ("name", "compile", "found"),
     [
-        ("WrongLowering", "the generated source"),
-        ("WrongCompile", "the code of .text."),
-        ("Spy", ""),
+        ("PLUS", wrong("0x1p+0f", "0x1p+1f"), "the code of .text."),
+        ("PLUS", by_nvcc, ""),
+        ("TWO", wrong("0x1p+1f", "0x1p+2f"), "the code of .text.K_kernel_1"),  # the first has no such number
+        ("TWO", wrong("{4.0f, 5.0f}", "{4.0f, 6.0f}"), "the code of .nv.constant3"),
+        ("TWO", by_nvcc, ""),
     ],
 )
-def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_path: Path) -> None:
-    with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
-        artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
+def test_other_code_is_found_in_every_kernel_and_its_constants(
+    name: str, compile: Compile, found: str, tmp_path: Path
+) -> None:
+    with session_of(FileRef(str(KERNELS), name), tmp_path) as candidates:
+        artifacts = built(candidates, tmp_path / "group.so", compile)
         proof = prove_plain(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
-    assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain and not artifacts[0].plain
+    assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
 
 
-@pytest.mark.parametrize(("wrong", "found"), [("WrongLowering", "the generated source"), ("Spy", "")])
-def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["another", ""])
+def test_on_the_cpu_the_sources_decide(source: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path, Target("c")) as candidates:
-        artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
-        proof = prove_plain(candidates[1], artifacts[1], str(tmp_path / "plain.so"))
-    assert isinstance(proof, Proof) and proof.difference == found
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("wrong", "found"),
-    [("WrongSecondKernel", "the code of .text.K_kernel_1"), ("WrongTable", "the code of .nv.constant3")],
-)
-def test_every_kernel_of_a_candidate_and_its_constants_are_compared(wrong: str, found: str, tmp_path: Path) -> None:
-    with session_of(FileRef(str(KERNELS), "TWO"), tmp_path) as candidates:
-        artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
-        proof = prove_plain(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
-        right = prove_plain(candidates[0], built(candidates, (), tmp_path / "right.so")[0], str(tmp_path / "again.so"))
-    assert isinstance(proof, Proof) and proof.difference == found
-    assert isinstance(right, Proof) and right.difference == ""
+        artifacts = built(candidates, tmp_path / "group.so")
+        measured = msgspec.structs.replace(artifacts[1], source_key=source or artifacts[1].source_key)
+        proof = prove_plain(candidates[1], measured, str(tmp_path / "plain.so"))
+    assert isinstance(proof, Proof) and proof.difference == ("the generated source" if source else "")
 
 
 @needs_nvcc
 def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(tmp_path: Path) -> None:
     """An axis that changes no code: the store's library has the symbol of the configuration that built it."""
     with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
-        artifacts = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
+        artifacts = built(candidates, tmp_path / "group.so")
         other = Candidate(candidates[0].index, "0123456789abcdef", candidates[0].config)
         proof = prove_plain(other, artifacts[0], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.symbol != artifacts[0].symbol
@@ -80,7 +77,7 @@ def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(t
 @needs_nvcc
 def test_what_nvcc_refuses_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
-        (artifact, *_) = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
+        (artifact, *_) = built(candidates, tmp_path / "group.so")
         monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-option")
         monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
         answer = prove_plain(candidates[0], artifact, str(tmp_path / "plain.so"))

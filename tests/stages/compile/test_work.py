@@ -11,7 +11,6 @@ import pytest
 from stage_runs import session_of
 
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
-from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
 from atune.workload.workload import FileRef
 
@@ -29,7 +28,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowering:
     @cache
     def facts(name: str) -> list[StaticFacts]:
         with session_of(FileRef(str(KERNELS), name), tmp_path_factory.mktemp("run")) as candidates:
-            return [lower(candidate, registry.compose(())).facts for candidate in candidates]
+            return [lower(candidate).facts for candidate in candidates]
 
     return facts
 
@@ -110,7 +109,7 @@ def test_a_kernel_that_is_not_understood_is_lowered_all_the_same(
 ) -> None:
     monkeypatch.setattr("atune.stages.compile.work.region", lambda node: node.no_such_field)
     with session_of(FileRef(str(KERNELS), "ANY_ROWS"), tmp_path) as candidates:
-        facts = lower(candidates[0], registry.compose(())).facts
+        facts = lower(candidates[0]).facts
     assert facts.work is None and facts.threads == 128
 
 

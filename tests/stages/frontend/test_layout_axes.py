@@ -12,7 +12,6 @@ from stage_runs import session_of
 from atune import layout
 from atune.errors import SpaceError
 from atune.model.candidate import normalise
-from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
 from atune.stages.frontend.layout_alternatives import loop_layout
 from atune.workload.source_locations import detail_of, place_of
@@ -44,9 +43,9 @@ def test_a_list_of_the_user_s_own_fragments_is_an_axis(tmp_path: Path) -> None:
     """Four numbers in 128 threads: 32 neighbours hold each, or every fourth; a name without a function is refused."""
     with session_of(FileRef(str(TESTS / "layout_axes_kernels.py"), "HELD"), tmp_path) as candidates:
         *own, unknown = [one for one in candidates if one.config["held"] not in ("compiler", "replicated")]
-        lowered = [lower(candidate, registry.compose(())) for candidate in own]
+        lowered = [lower(candidate) for candidate in own]
         with pytest.raises(ValueError, match=r"'missing' is no alternative; .*'replicated', 'near', 'far'"):
-            lower(unknown, registry.compose(()))
+            lower(unknown)
     assert [one.config["held"] for one in own] == ["near", "far"] and len({one.code_key for one in lowered}) == 2
     for each in lowered:
         assert each.facts.layouts is not None
@@ -96,7 +95,7 @@ def test_a_width_for_coalescing_reaches_the_loop(tmp_path: Path) -> None:
     with session_of(FileRef(str(EXAMPLES / "layout_broadcast.py"), "UNEVEN"), tmp_path) as candidates:
         narrow = {"block_rows": 2, "threads": 64, "held": "replicated", "loop": "compiler", "coalesced": 2}
         codes = {
-            coalesced: lower(candidate, registry.compose(())).code_key
+            coalesced: lower(candidate).code_key
             for coalesced in (0, 2)
             for candidate in candidates
             if candidate.config == {**narrow, "coalesced": coalesced}
@@ -112,7 +111,7 @@ def test_a_layout_that_does_not_fit_is_refused_at_the_loops_line(tmp_path: Path)
         uneven = {"block_rows": 2, "threads": 256, "held": "compiler", "loop": "vector8", "coalesced": 0}
         [candidate] = [one for one in candidates if one.config == uneven]
         with pytest.raises(ValueError, match="256 threads do not share 2 rows") as raised:
-            lower(candidate, registry.compose(()))
+            lower(candidate)
     place = place_of(raised.value)
     assert place is not None and (place.file, place.line) == (str(file), head)
     assert place.source.startswith("for r, c in layout.parallel(") and f"line {head}, in main" in detail_of(

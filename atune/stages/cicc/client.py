@@ -1,6 +1,6 @@
 """A worker's side of nvcc with pre-parsed headers: the rest of a source goes to cicc's server.
 
-See `cicc_server` for the server. The fallback is nvcc, and the library says why.
+See `server` for the server. The fallback is nvcc, and the library says why.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from atune.model.device import Target
 from atune.stages import tilelang
-from atune.stages.accelerators import wgmma
-from atune.stages.accelerators.cicc_server import (
+from atune.stages.cicc import wgmma
+from atune.stages.cicc.server import (
     FOLDER,
     NAME,
     OUTPUT,
@@ -32,44 +35,50 @@ from atune.stages.accelerators.cicc_server import (
     repeats,
     run_tool,
 )
-from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
+from atune.stages.compile import steps
 from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts
-from atune.stages.compile.steps import CompileTask, MachineCode
+from atune.stages.compile.steps import MachineCode
 from atune.stages.session.session import session
 
 CUT = "#pragma atune_cut"
+TILELANG = ("0.1.15",)
+"""Versions of tilelang whose headers and compile commands are known."""
 
 
-class Cicc(Accelerator):
-    """Has device code compiled by a cicc that has parsed tilelang's headers, if its server is linked in the run.
-
-    The server is the compile service's. Until it is ready, and after it is gone, nvcc compiles.
-    """
-
-    name, version, served = "cicc", 1, True
-
-    def applies(self, host: Host) -> str:
-        if why := unless_cuda(host) or for_nvcc({}) or ("" if host.gcc else "gcc is missing, which makes its server"):
-            return why
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                behind(nvcc_command(Flavour(host.arch or "sm_90a"), ()), folder)
-            except (CiccError, OSError) as error:
-                return str(error)[:300]
-        return ""
-
-    def compile(self, job: CompileTask, plain: Callable[[CompileTask], MachineCode]) -> MachineCode:
-        if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
-            return plain(job)
-        if reason := for_nvcc(dict(job.pass_configs)):
-            return replace(plain(job), why=f"nvcc, because {reason}")
+def unusable(target: Target) -> str:
+    """Say why cicc cannot compile for `target` on this machine; empty if it can."""
+    if target.kind != "cuda":
+        return f"it is for CUDA, and the target is {target.kind}"
+    if tilelang.__version__ not in TILELANG:
+        return f"tilelang {tilelang.__version__} is not known, only {', '.join(TILELANG)}"
+    if not (shutil.which("gcc") or shutil.which("cc")):
+        return "gcc is missing, which makes its server"
+    if why := for_nvcc({}):
+        return why
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            flavour = flavour_of(session().target.arch, dict(job.pass_configs))
-            code = compile_remotely(job.source, flavour, session().run_dir)
+            behind(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
         except (CiccError, OSError) as error:
-            compiled = plain(job)  # a source that both refuse is the kernel's own mistake
-            return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
-        return MachineCode(code, "cicc")
+            return str(error)[:300]
+    return ""
+
+
+def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
+    """Compile by a cicc that has parsed tilelang's headers, if its server is linked in the run; otherwise by nvcc.
+
+    The server is the compile service's. Raises what nvcc raises.
+    """
+    if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
+        return steps.compile(source, pass_configs)
+    if reason := for_nvcc(dict(pass_configs)):
+        return replace(steps.compile(source, pass_configs), why=f"nvcc, because {reason}")
+    try:
+        flavour = flavour_of(session().target.arch, dict(pass_configs))
+        code = compile_remotely(source, flavour, session().run_dir)
+    except (CiccError, OSError) as error:
+        compiled = steps.compile(source, pass_configs)  # a source that both refuse is the kernel's own mistake
+        return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
+    return MachineCode(code, "cicc")
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:

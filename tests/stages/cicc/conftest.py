@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from atune.stages.accelerators.cicc_server import Server, includes_for
+from atune.stages.cicc.server import Server, includes_for
 from atune.stages.compile.device_source import Flavour
 
 

@@ -1,6 +1,6 @@
 """The compile service: a process with tilelang's CUDA headers parsed, which compiles device code for the workers.
 
-It drives cicc's server, see `cicc`. It imports neither tilelang nor torch, so that it can parse the headers while
+It drives cicc's server, see `server`. It imports neither tilelang nor torch, so that it can parse the headers while
 others still import.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from atune.stages.accelerators.cicc_server import CiccError, Server, includes_for
+from atune.stages.cicc.server import CiccError, Server, includes_for
 from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, parts
 from atune.stages.compile.lowering import Blob
 from atune.stages.session.devices import visible_gpus

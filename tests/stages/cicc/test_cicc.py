@@ -19,7 +19,7 @@ import pytest
 from processes import gone, wait_until
 from services import artifacts, children, given_up, lowered, until
 from stage_runs import session_of
-from versions import accelerated
+from versions import needs_cicc
 
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
@@ -27,10 +27,10 @@ from atune.model.device import Target
 from atune.model.folders import short_path
 from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
-from atune.stages.accelerators import cicc, cicc_server
+from atune.stages.cicc import client
+from atune.stages.cicc import server as cicc_server
 from atune.stages.compile.device_source import MICROSOFT, Flavour, parts
 from atune.stages.compile.lowering import Blob, lower
-from atune.stages.compile.steps import Steps
 from atune.stages.tilelang import paths
 from atune.workers.processes.server import parked
 from atune.workload.workload import FileRef
@@ -89,13 +89,13 @@ def gemm_source(folder: Path, arch: str, **config: object) -> str:
     """Return the device code that tilelang prints of the example's product."""
     one = {**GEMM, **config}
     with session_of(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), folder, Target("cuda", arch)):
-        return msgspec.msgpack.decode(lower(Candidate(0, config_key(one), one), Steps()).blob, type=Blob).source
+        return msgspec.msgpack.decode(lower(Candidate(0, config_key(one), one)).blob, type=Blob).source
 
 
 def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> None:
     """Of a kernel with Hopper's instructions; `test_corpus` compares others, and libraries."""
     source = gemm_source(tmp_path, HOPPER.arch, block_N=128, num_stages=0, swizzle=True)
-    ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+    ours = code(client.compile_remotely(source, HOPPER, str(server)))
     assert "wgmma_ss<" in source and sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
     assert ours == code(by_nvcc(source, HOPPER, tmp_path))
 
@@ -112,9 +112,9 @@ def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path
     for source in also:
         assert not set(parts(source).includes) <= set(cicc_server.includes_for(HOPPER.arch))
         with ThreadPoolExecutor(2) as threads:
-            both = list(threads.map(lambda one: cicc.compile_remotely(one, HOPPER, str(server)), [source] * 2))
+            both = list(threads.map(lambda one: client.compile_remotely(one, HOPPER, str(server)), [source] * 2))
         made = {path: path.stat().st_mtime_ns for path in (server / cicc_server.FOLDER).glob("more-*.ii")}
-        ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+        ours = code(client.compile_remotely(source, HOPPER, str(server)))
         assert sum(name.startswith(".text.") for name in ours) == 1 and [code(one) for one in both] == [ours] * 2
         assert ours == code(by_nvcc(source, HOPPER, tmp_path))
         assert made == {path: path.stat().st_mtime_ns for path in (server / cicc_server.FOLDER).glob("more-*.ii")}
@@ -131,10 +131,10 @@ def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
         assert "mma_sync" in gemm
         exponential = INCLUDES + KERNEL.format(name="k", factor="__expf(x[1]) / x[2]")
         for source in (gemm, exponential):
-            ours = cicc.compile_remotely(source, flavour, str(tmp_path))
+            ours = client.compile_remotely(source, flavour, str(tmp_path))
             assert code(ours) == code(by_nvcc(source, flavour, tmp_path))
         with pytest.raises(cicc_server.CiccError, match="parsed for sm_80, fast math True"):
-            cicc.compile_remotely(exponential, AMPERE, str(tmp_path))
+            client.compile_remotely(exponential, AMPERE, str(tmp_path))
     finally:
         server.kill()
 
@@ -149,11 +149,11 @@ def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
         for own in (OWN, OWN + "\n" + OWN):
             source = own + MICROSOFT + INCLUDES + kernel
             assert server.fits(HOPPER, source)
-            assert code(cicc.compile_remotely(source, HOPPER, str(tmp_path))) == expected
+            assert code(client.compile_remotely(source, HOPPER, str(tmp_path))) == expected
         for source in (INCLUDES + kernel, MICROSOFT + INCLUDES, OWN.replace("3", "4") + MICROSOFT + INCLUDES):
             assert not server.fits(HOPPER, source)
             with pytest.raises(cicc_server.CiccError, match="other text before"):
-                cicc.compile_remotely(source, HOPPER, str(tmp_path))
+                client.compile_remotely(source, HOPPER, str(tmp_path))
     finally:
         server.kill()
 
@@ -188,9 +188,9 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_compile_at_once(server: Path) -> None:
     printed = [INCLUDES + KERNEL.format(name=f"k{n}", factor=n) for n in range(12)]
     with ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(lambda source: cicc.compile_remotely(source, HOPPER, str(server)), printed))
+        found = list(threads.map(lambda source: client.compile_remotely(source, HOPPER, str(server)), printed))
     assert [f".text.k{n}" in code(binary) for n, binary in enumerate(found)] == [True] * 12
-    assert code(found[7]) == code(cicc.compile_remotely(printed[7], HOPPER, str(server)))
+    assert code(found[7]) == code(client.compile_remotely(printed[7], HOPPER, str(server)))
     assert not list(server.glob("cicc-*"))
 
 
@@ -213,7 +213,7 @@ def test_many_compile_at_once(server: Path) -> None:
 )
 def test_what_needs_more_is_refused_with_the_reason(server: Path, source: str, why: str) -> None:
     with pytest.raises(cicc_server.CiccError) as raised:
-        cicc.compile_remotely(source, HOPPER, str(server))
+        client.compile_remotely(source, HOPPER, str(server))
     assert why in str(raised.value)
     assert not list(server.glob("cicc-*"))
 
@@ -234,17 +234,17 @@ def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         killed = threads.submit(kill)
         with pytest.raises(cicc_server.CiccError, match="its process ended"):
-            cicc.compile_remotely(LONG, HOPPER, str(server))
+            client.compile_remotely(LONG, HOPPER, str(server))
         killed.result()
-    assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+    assert code(client.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
 
 
 ASK = """
 import sys
-from atune.stages.accelerators import cicc
+from atune.stages.cicc import client
 from atune.stages.compile.device_source import Flavour
 
-cicc.compile_remotely(sys.stdin.read(), Flavour("sm_90a"), sys.argv[1])
+client.compile_remotely(sys.stdin.read(), Flavour("sm_90a"), sys.argv[1])
 """
 
 
@@ -307,7 +307,7 @@ def check_loads(built: Sequence[Artifact]) -> None:
     assert done.stdout.split() == ["True", "cuda"], done.stderr
 
 
-@accelerated
+@needs_cicc
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
     async with lowered(3, CompileSettings(workers=1)) as (machine, worker, group):
@@ -334,10 +334,10 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
 
-@accelerated
+@needs_cicc
 @pytest.mark.anyio
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
-    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (machine, worker, group):
+    async with lowered(1, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready
         service = machine.service.pid
         os.killpg(service, signal.SIGKILL)
@@ -347,7 +347,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
         assert "SIGKILL" in built.why
 
 
-@accelerated
+@needs_cicc
 @pytest.mark.anyio
 async def test_the_next_run_has_the_headers_if_it_follows_unless_they_or_the_device_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -415,7 +415,7 @@ def test_what_an_upgrade_replaces_is_noticed(tmp_path: Path, monkeypatch: pytest
             server.kill()
 
 
-@accelerated
+@needs_cicc
 @pytest.mark.anyio
 async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,1 +1,0 @@
-"""Ways to compile faster, each a module that can be switched off."""

@@ -1,0 +1,1 @@
+"""nvcc with the headers parsed once: the server and its process, the workers' side, and Hopper's instructions."""
