@@ -31,7 +31,6 @@ __all__ = [
     "RunStarted",
     "SpaceSurveyed",
     "Warned",
-    "WinnerProven",
 ]
 
 

@@ -88,7 +88,7 @@ def figures(done: Finished) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(last) if last.startswith('{"') else {"best_config": last.rpartition("}")[0]}
     return {
         "wall_s": round(said.get("second_s", done.wall_s), 3),
-        **{key: said[key] for key in ("best_config", "latency_ms", "proven", "measured") if key in said},
+        **{key: said[key] for key in ("best_config", "latency_ms", "measured") if key in said},
     }
 
 

@@ -69,13 +69,11 @@ class Run(msgspec.Struct, kw_only=True):
     result_s: float | None = None
     """Start of the process to the journal's `run_finished`."""
     ordered_s: float | None = None
-    """Start of the process to the journal's `final_ordered`: the winner is known, if not proven or kept yet."""
+    """Start of the process to the journal's `final_ordered`: the winner is known, if not kept yet."""
     cpu_s: float = 0.0
     """Of the process and of every descendant."""
     best_config: dict[str, Any] | None = None
     latency_ms: float | None = None
-    proven: bool | None = None
-    """Whether the winner is proven plain; None where the run does not say."""
     outcomes: dict[str, int] = {}
     stages: dict[str, float] = {}
     """Seconds of compiling and of measuring, as the run's ``--json`` has them."""
@@ -202,7 +200,6 @@ def read_summary(run: Run, done: Finished) -> None:
         with suppress(ValueError):  # a run that is killed may leave half a line
             summary = json.loads(lines[-1])
     run.best_config, run.latency_ms = summary.get("best_config"), summary.get("latency_ms")
-    run.proven = summary.get("proven")
     keys = ("measured", "failed", "pruned", "duplicates", "remaining")
     run.stages = summary.get("stages", {})
     run.outcomes = {key: summary[key] for key in keys if summary.get(key)}

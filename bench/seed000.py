@@ -7,7 +7,7 @@
 `nothing` measures once all is compiled, compiles each candidate alone, measures on one device and does without cicc.
 The experiments `pipeline`, `groups` and `devices` turn on that one feature. `all` has each of them, as atune does by
 default. Each run is a fresh process with empty caches, and the ways take turns. End to end are the seconds from the
-start of the process to the result, with the winner proven. Compile and benchmark seconds are those in which a worker
+start of the process to the result. Compile and benchmark seconds are those in which a worker
 compiled and a device measured, as `atune tune --json` has them, without the final.
 
 `--limit` ends in time with what is done; `--resume` goes on from there. Three kinds of seconds are drawn in figure.svg.

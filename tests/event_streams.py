@@ -24,7 +24,6 @@ from atune.journal.events import (
     RunInterrupted,
     RunResumed,
     RunStarted,
-    WinnerProven,
 )
 from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
@@ -120,9 +119,6 @@ class Stream:
         timed = tuple(FinalEntry(index, timing(*ms)) for index, ms in entries.items())
         timed_too = None if reference is None else timing(*reference)
         return self.add(FinalOrdered, device="cpu", entries=timed, reference=timed_too, ties=ties)
-
-    def proven(self, index: int, how: str = "compared") -> Stream:
-        return self.add(WinnerProven, index=index, seconds=1.0, how=how)
 
     def finished(self, wall_s: float = 1.0, **fields: Any) -> Stream:
         return self.add(RunFinished, wall_s=wall_s, reason="exhausted", **fields)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atune import TuneResult, tune
-from atune.journal.events import CandidateMeasured, Event, RunFinished, WinnerProven
+from atune.journal.events import CandidateMeasured, Event
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -63,13 +63,6 @@ class Timed:
     def when(self, kind: type[Event]) -> float:
         """Return when the last event of `kind` came."""
         return [seconds for seconds, e in self.events if isinstance(e, kind)][-1]
-
-    def proven(self) -> tuple[int, str, float]:
-        """Return what the one proof says, which comes right before the end."""
-        [proof] = self.of(WinnerProven)
-        assert [type(e) for _, e in self.events[-2:]] == [WinnerProven, RunFinished]
-        assert self.result.proven
-        return proof.index, proof.how, proof.seconds
 
 
 async def tuned(machine: FakeMachine, n_final: int = 3, **options: Any) -> Timed:

@@ -146,16 +146,16 @@ def _is_default(state: State, index: int) -> bool:
 
 async def compiled_in_time(
     worker: CompileWorker,
-    group: Sequence[Lowered],
+    job: BuildJob,
     deadline_s: Callable[[Sequence[Lowered]], float | None],
     sleep: Callable[[float], Awaitable[None]],
 ) -> list[Built] | GroupFailed:
-    """Have `worker` compile `group`. Past the deadline that is known by then, kill the compile: it is ``hopeless``.
+    """Have `worker` compile a group. Past the deadline that is known by then, kill the compile: it is ``hopeless``.
 
     Time passes in steps of `sleep`, and only while a process compiles. So of the time in which this program is stopped
     a step counts at most, and waiting for memory, for a place or for a process does not count.
     """
-    passed_s, limit_s, scope = 0.0, None, anyio.CancelScope()
+    passed_s, limit_s, scope, group = 0.0, None, anyio.CancelScope(), job.group
 
     async def end_in_time() -> None:
         nonlocal passed_s, limit_s
@@ -168,7 +168,7 @@ async def compiled_in_time(
     async with background() as tasks:
         tasks.start_soon(end_in_time)
         with scope:
-            return await worker.run(BuildJob(tuple(group)))
+            return await worker.run(job)
     message = f"compiling ran past {limit_s:g} s, far longer than the others' compiles took"
     if len(group) > 1:
         return GroupFailed(message)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from atune.engine.comparing import CompilerStates
 from atune.engine.compile_cost import FACTOR, LONG_FACTOR, compile_deadline_s, compiled_in_time
 from atune.engine.interfaces import CompileHints, CompileWorker
-from atune.engine.proof import Proofs
 from atune.engine.run_state import Run
-from atune.engine.scheduler import CompileState, Job, Lower, Prove, halves
+from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict, why_last
 from atune.journal.events import (
     BuildFailed,
@@ -29,7 +30,7 @@ from atune.journal.events import (
 from atune.journal.seconds import FOUND
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
-from atune.model.jobs import FindJob, GroupFailed, LowerJob
+from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob
 from atune.workload.source_locations import place_in
 
 Deliver = Callable[[Artifact], Awaitable[None]]
@@ -41,7 +42,7 @@ class CompileStage:
 
     `judge`: says what becomes of a lowered candidate. `hints` returns the compilers' hints for a number of measuring
     devices. `timeout_s`: the user's deadline of a compile; without one none is hopeless. `sleep`: see
-    `compiled_in_time`. `proofs`: proves the leader meanwhile; None where nothing is measured.
+    `compiled_in_time`. `states`: compares compiler states meanwhile; None where nothing is measured.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class CompileStage:
         deliver: Deliver,
         *,
         hints: Callable[[int], CompileHints],
-        proofs: Proofs | None = None,
+        states: CompilerStates | None = None,
         timeout_s: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.run, self.state, self.emit = run, state, run.recorder.emit
-        self._proposals, self._judge, self._deliver, self._proofs = proposals, judge, deliver, proofs
+        self._proposals, self._judge, self._deliver, self._states = proposals, judge, deliver, states
         self._hints, self._timeout_s, self._sleep = hints, timeout_s, sleep
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
@@ -70,16 +71,16 @@ class CompileStage:
         """Held by the idle worker that looks for work. The others would find what it finds, so they queue."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler decides, until nothing is left to compile and all is measured."""
+        """Do what the scheduler decides, until all is compiled, or with `states` until cancelled."""
         while True:
-            job = self._next_job()
-            if job is None:
+            work = self._next()
+            if work is None:
                 async with self._idle:
-                    while (job := self._next_job()) is None and not self._all_done:
+                    while (work := self._next()) is None and (self._states is not None or not self._all_compiled):
                         await self.run.changed()
-            if job is None:
+            if work is None:
                 return
-            await self._do(worker, job)
+            await work(worker)
 
     async def ended(self) -> None:
         """Wait until everything is compiled and handed on, then report it."""
@@ -91,16 +92,17 @@ class CompileStage:
         self.run.wake()
 
     @property
-    def _all_done(self) -> bool:
-        return self._all_compiled and (self._proofs is None or self.run.measured.is_set())
-
-    @property
     def _all_compiled(self) -> bool:
         return self.state.finished and not self.state.counts.busy
 
-    def _next_job(self) -> Job | None:
+    def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
+        """Return what a free worker does next; a state is compared where nothing else can start."""
         self._look()
-        return self.state.next_job()
+        if (job := self.state.next_job()) is not None:
+            return partial(self._do, job)
+        if self._states is None or not self._states.due:
+            return None
+        return self._compare if self.state.counts.busy < self.state.workers - self.state.hints.resting else None
 
     def _look(self) -> None:
         """Bring the scheduler's state up to date."""
@@ -108,14 +110,8 @@ class CompileStage:
             self._drop_queues()
         self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
         self.state.hints = self._hints(self.run.measuring)
-        proofs = None if self.run.measured.is_set() else self._proofs
-        self.state.unproven = proofs is not None and proofs.leader() is not None
 
-    async def _do(self, worker: CompileWorker, job: Job) -> None:
-        if isinstance(job, Prove):
-            if self._proofs is not None:
-                await self._prove(worker, self._proofs)
-            return
+    async def _do(self, job: Job, worker: CompileWorker) -> None:
         self.state.counts.busy += 1
         try:
             if isinstance(job, Lower):
@@ -126,13 +122,17 @@ class CompileStage:
             self.state.counts.busy -= 1
             self.run.wake()
 
-    async def _prove(self, worker: CompileWorker, proofs: Proofs) -> None:
-        self.state.counts.proving += 1
+    async def _compare(self, worker: CompileWorker) -> None:
+        assert self._states is not None
+        self.state.counts.comparing += 1
         try:
-            await proofs.ahead(worker)
+            await self._states.compare(worker)
         finally:
-            self.state.counts.proving -= 1
+            self.state.counts.comparing -= 1
             self.run.wake()
+
+    def _job(self, group: Sequence[Lowered]) -> BuildJob:
+        return BuildJob(tuple(group), plain=self._states is not None and self._states.differs)
 
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
         counts = self.state.counts
@@ -160,6 +160,7 @@ class CompileStage:
                 worker=worker.name,
                 index=answer.index,
                 code_key=answer.code_key,
+                source_key=answer.source_key,
                 facts=answer.facts,
                 seconds=answer.seconds,
                 deferred=why_last(answer.facts),
@@ -202,7 +203,7 @@ class CompileStage:
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
         try:
-            built = await compiled_in_time(worker, group, self._deadline_s, self._sleep)
+            built = await compiled_in_time(worker, self._job(group), self._deadline_s, self._sleep)
         finally:
             self.state.counts.building -= 1
         if isinstance(built, GroupFailed):
@@ -232,6 +233,8 @@ class CompileStage:
     async def _hand_on(self, worker: CompileWorker, artifacts: Sequence[Artifact], reason: str) -> None:
         """Record a library, and hand on its `artifacts`."""
         self.run.built(worker.name, artifacts, reason)
+        if self._states is not None:
+            self._states.saw(artifacts)
         for artifact in artifacts:
             await self._deliver(artifact)
 
@@ -242,7 +245,7 @@ class CompileStage:
         if failure.kind == "lower" and place_in(failure.detail) is None:
             self._unlowered[failure.message] += 1
             alike, lowered = self._unlowered[failure.message], self.run.recorder.state.lowered
-            if self._proofs is not None and not lowered and 0 < self.state.hints.alike <= alike:
+            if self._states is not None and not lowered and 0 < self.state.hints.alike <= alike:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:

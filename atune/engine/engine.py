@@ -4,7 +4,7 @@
 
 Proposals and artifacts are bounded memory object streams. The scheduler decides what a free compile worker does next.
 The engine itself never compiles, loads or runs anything. `compile_stage` and `benchmark_stage` serve the workers,
-`final` runs the final, and `proof` compiles its winner plain.
+`final` runs the final, and `comparing` compares what cicc builds with nvcc's code.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import anyio.to_thread
 
 from atune.engine.background import background
 from atune.engine.benchmark_stage import BenchmarkStage
+from atune.engine.comparing import CompilerStates
 from atune.engine.compile_stage import CompileStage
 from atune.engine.final import FinalStage
 from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan
-from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposing import ProposeStage
 from atune.engine.roles import find_roles
 from atune.engine.run_state import Run, keep_time
@@ -89,7 +89,7 @@ class Engine:
         await self.recorder.sync()
 
     async def _work(self, plan: Plan) -> None:
-        """Compile and measure the work that is left, run the final, and prove its winner."""
+        """Compile and measure the work that is left, and run the final."""
         run, machine, start, settings = self._run, self.machine, self._start, self.settings
         compile_workers, device_workers = machine.compile_workers(), machine.device_workers()
         self._started = True
@@ -108,24 +108,23 @@ class Engine:
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-        proofs = Proofs(run, plan.candidate, compile_workers, wanted=settings.compile.prove)
-
+        states = CompilerStates(run, plan.candidate)
         compiling = CompileStage(
-            run, scheduled, proposals, screen.judge, deliver.send, hints=machine.hints, proofs=proofs,
+            run, scheduled, proposals, screen.judge, deliver.send, hints=machine.hints, states=states,
             timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, proofs)
+        final = FinalStage(run, settings.benchmark, measuring, compile_workers, plan.candidate)
 
         async def find_and_compile(worker: CompileWorker) -> None:
             await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
             await compiling.serve(worker)
 
-        async with anyio.create_task_group() as until_proven:
-            until_proven.start_soon(run.outcomes.keep_synced)
-            until_proven.start_soon(find_and_compile, compile_workers[0])
-            for compile_worker in compile_workers[1:]:  # one may still prove the leader during the final
-                until_proven.start_soon(compiling.serve, compile_worker)
+        async with anyio.create_task_group() as until_ended:
+            until_ended.start_soon(run.outcomes.keep_synced)
+            until_ended.start_soon(find_and_compile, compile_workers[0])
+            for compile_worker in compile_workers[1:]:  # one may still compare a state after all is measured
+                until_ended.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, settings.budget.seconds)
                 tasks.start_soon(proposing.serve, compile_workers, propose)
@@ -137,8 +136,8 @@ class Engine:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
             proposing.driver.tell()
-            await ProofStage(run, proofs, measuring, final.hold).settle()
-            until_proven.cancel_scope.cancel()
+            await final.hold(await states.settle())
+            until_ended.cancel_scope.cancel()
 
     async def _finish(self) -> None:
         built, winner = self.recorder.state.winner, None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 
 import anyio
 
 from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
-from atune.engine.proof import Proofs
 from atune.engine.ranking import equal_best, final_order, finalists, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
@@ -37,9 +36,9 @@ class _FinalistsFailed(Exception):
 
 
 class FinalStage:
-    """Re-benchmarks finalists on one device, while the leader is proven. Gets libraries for those that an earlier part
-    of the run measured.
+    """Re-benchmarks finalists on one device. Gets libraries for those that an earlier part of the run measured.
 
+    `candidate`: returns one by its index.
     """
 
     def __init__(
@@ -47,31 +46,31 @@ class FinalStage:
         run: Run,
         benchmark: BenchmarkSettings,
         measuring: BenchmarkStage,
-        proofs: Proofs,
+        workers: Sequence[CompileWorker],
+        candidate: Callable[[int], Candidate],
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.proofs = measuring, proofs
+        self.measuring, self.workers, self.candidate = measuring, workers, candidate
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
-    async def hold(self) -> None:
-        """Re-benchmark the best few in turn, with the default and the slowest. Only the leader's proof compiles.
+    async def hold(self, wrong: Set[int] = frozenset()) -> None:
+        """Re-benchmark the best few in turn, with the default and the slowest. `wrong`: those with wrong libraries.
 
         A finalist with wrong results becomes a failure, and the others are timed again. A final that a journal already
         holds is kept; then only a missing library of the winner is compiled.
         """
-        while await self._hold():
+        again = set(wrong)
+        while await self._hold(again):
             await self.run.outcomes.acknowledge()
 
-    async def _hold(self) -> bool:
+    async def _hold(self, wrong: set[int]) -> bool:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)
         best = finalists(self.state.ranked(AMONG * most), reference_ms, most)
         contenders = [measured.index for measured in best]
         if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
-            if self.state.winner is not None:
-                await self._recover([self.state.winner])
-            return False
+            return await self._recovered(wrong)
         usable = self.measuring.usable()
         if not usable:
             self.emit(Warned, message=NO_FINAL)
@@ -88,13 +87,18 @@ class FinalStage:
         worker = next((worker for worker in usable if worker.alive), usable[0])
         if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
             return self._on_another(NO_FINAL)
-        leader = self.run.artifacts[contenders[0]]
-        async with anyio.create_task_group() as proving:
-            proving.start_soon(self.proofs.begin, leader)
-            again = await self._time(worker, chosen, contenders)
-            if self.state.winner != leader.index:
-                proving.cancel_scope.cancel()
-        return again
+        return await self._time(worker, chosen, contenders)
+
+    async def _recovered(self, wrong: set[int]) -> bool:
+        """Get the winner's library where there is no final. Returns whether another candidate may have become it."""
+        winner = self.state.winner
+        if winner is None:
+            return False
+        await self._recover([winner])
+        if winner not in wrong or winner not in self.run.artifacts:
+            return False
+        wrong.discard(winner)
+        return await self.measuring.again(self.run.artifacts[winner])
 
     def _on_another(self, without: str) -> bool:
         """Return whether a device is left for a final whose device was given up. Warns `without` one."""
@@ -190,13 +194,13 @@ class FinalStage:
         async def rebuild(worker: CompileWorker) -> None:
             while missing:
                 index = missing.pop(0)
-                failed = await self._rebuild(worker, self.proofs.candidate(index))
+                failed = await self._rebuild(worker, self.candidate(index))
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
                     self.emit(Warned, worker=worker.name, message=f"{message}: it is not in the final")
 
         async with anyio.create_task_group() as tasks:
-            for worker in self.proofs.workers[: len(missing)]:
+            for worker in self.workers[: len(missing)]:
                 tasks.start_soon(rebuild, worker)
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
@@ -206,7 +210,8 @@ class FinalStage:
             lowered = await worker.run(LowerJob(candidate))
         if isinstance(lowered, Failure):
             return lowered.message
-        if lowered.code_key != self.state.entries[candidate.index].code_key:
+        entry = self.state.entries[candidate.index]
+        if lowered.code_key != entry.code_key:
             return "it has other code now"
         built, reason = await worker.run(FindJob(lowered)), FOUND
         if built is None:
@@ -216,13 +221,15 @@ class FinalStage:
             if isinstance(answer, Failure):
                 return answer.message
             built, reason = answer, "measured before: again for the final"
+        if built.source_key != entry.source_key and built.source_key and entry.source_key:
+            return "its library has other code"
         self.run.artifacts[candidate.index] = built
         self.run.built(worker.name, [built], reason)
         return ""
 
 
 async def _built(worker: CompileWorker, lowered: Lowered) -> Built:
-    """Compile one candidate alone."""
-    answers = await worker.run(BuildJob((lowered,)))
+    """Compile one candidate alone, by nvcc: no later part of the run would compare cicc's code."""
+    answers = await worker.run(BuildJob((lowered,), plain=True))
     assert not isinstance(answers, GroupFailed), "it is alone"
     return answers[0]

@@ -42,12 +42,7 @@ class Build:
     reason: str
 
 
-@dataclass(frozen=True)
-class Prove:
-    """Compile the leader plain, as its proof needs."""
-
-
-Job = Lower | Build | Prove
+Job = Lower | Build
 
 
 @dataclass
@@ -75,7 +70,7 @@ class Counts:
     busy: int = 0
     """Workers that lower or build."""
     building: int = 0
-    proving: int = 0
+    comparing: int = 0
 
 
 @dataclass
@@ -89,8 +84,6 @@ class CompileState:
     group_size: int | None = None
     pipeline: bool = True
     proposing: bool = True
-    unproven: bool = False
-    """Whether there is a leader whose proof has not begun."""
     held: bool = False
     """Whether the strategy proposes nothing until outcomes come. Then all waiting candidates are compiled now."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
@@ -115,10 +108,10 @@ class CompileState:
 
         At first, each device gets one small group. Later groups follow guided self-scheduling (Polychronopoulos and
         Kuck, IEEE ToC C-36, 1987). Each is one worker's share of the work that is left. So groups shrink towards the
-        end, and no worker waits for a late large group. The leader is proven once no likely winner is left to start.
+        end, and no worker waits for a late large group.
         """
         queues, counts = self.queues, self.counts
-        if counts.busy and counts.busy + counts.proving >= self.workers - self.hints.resting:
+        if counts.busy and counts.busy + counts.comparing >= self.workers - self.hints.resting:
             return None
         if queues.retry:
             return Build(queues.retry.pop(), "after a failed or lost group")
@@ -129,8 +122,6 @@ class CompileState:
             return build
         if queues.waiting:
             return Lower()
-        if self.unproven and not (queues.ready or self._more_to_lower):
-            return Prove()
         if self.hints.builds == "all" and not self._coming and queues.deferred:
             return self._build_deferred(self.work.of)  # nothing else can start
         return None

@@ -23,6 +23,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     key: str = ""
     config: Config = {}
     code_key: str = ""
+    source_key: str = ""
     facts: StaticFacts | None = None
     machine: MachineFacts | None = None
     lowered: bool = False

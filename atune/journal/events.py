@@ -6,7 +6,7 @@ carries its sequence number, wall-clock and monotonic time, and the worker or de
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -119,10 +119,12 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
-    """A candidate was lowered. `code_key`: equal for equal code. `facts`: what is known of it before it is compiled."""
+    """A candidate was lowered. `code_key`: equal for equal code, `source_key` for
+    equal sources. `facts`: what is known of it before it is compiled."""
 
     index: int
     code_key: str
+    source_key: str = ""
     facts: StaticFacts
     seconds: float
     deferred: str = ""
@@ -270,14 +272,14 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The best few, the default and the slowest, `indices`, are timed in turn, while only the leader is proven."""
+    """The best few, the default and the slowest, `indices`, are timed in turn, without compiles."""
 
     device: str
     indices: tuple[int, ...]
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The best few, the default and the slowest, timed again in turn while only the leader's proof compiled.
+    """The best few, the default and the slowest, timed again in turn, without compiles.
 
     `entries`: index and timing of each, fastest first. `reference`: its timing in the same rounds; None without one.
     """
@@ -287,17 +289,6 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     reference: Timing | None = None
     ties: tuple[int, ...] = ()
     """Those that are statistically tied with the winner, or are as fast."""
-
-
-class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):
-    """The winner's library is tilelang's own code."""
-
-    index: int
-    seconds: float
-    """Seconds of the plain compile that it was compared with; 0 where there was none in this run."""
-    how: Literal["plain", "compared", "replaced"]
-    """``plain``: compiled by nvcc or g++. ``compared``: the plain compile makes the same. ``replaced``: it does
-    not, and the plain library took its place."""
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):
@@ -343,11 +334,15 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
     cut_bytes: int
 
 
+class Retired(Event, frozen=True, kw_only=True, tag="winner_proven"):
+    """An event of older journals, which says nothing any more."""
+
+
 AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
     | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed
-    | BestChanged | FinalStarted | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed
+    | BestChanged | FinalStarted | FinalOrdered | Retired | Warned | RunFinished | RunInterrupted | RunResumed
     | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""

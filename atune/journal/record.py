@@ -107,7 +107,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     it, else from its first timing; a duplicate has its original's. `kind`, `message`, `detail`: why it failed; for a
     pruned candidate `message` is the reason. `device`: id of the device that measured it; empty where none did.
     `facts`: what lowering found, None for a candidate that was not lowered. `code_key`: equal for equal code, else
-    empty.
+    empty. `source_key`: equal for equal sources of device and host.
     """
 
     index: int
@@ -123,6 +123,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
     facts: StaticFacts | None = None
     code_key: str = ""
+    source_key: str = ""
     machine: MachineFacts | None = None
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
     roofline: Roofline | None = None
@@ -163,6 +164,7 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], roofline
         detail=detail,
         facts=entry.facts,
         code_key=entry.code_key,
+        source_key=entry.source_key,
         machine=first.machine,
         roofline=rooflines(timing, device),
         instead=instead,

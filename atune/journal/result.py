@@ -81,9 +81,6 @@ class Result:
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
-        proven = state.proven
-        self.proven = self.finished and proven is not None and state.first(proven.index).index == self.best_index
-        """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
         made = {
             index: record_of(state, state.entries[index], self._final, self._roofline)
             for index in sorted(state.entries)

@@ -31,7 +31,6 @@ from atune.journal.events import (
     RunStarted,
     SpaceSurveyed,
     Warned,
-    WinnerProven,
 )
 from atune.journal.seconds import FOUND, Stages, WallTime
 from atune.model.artifact import STORED
@@ -66,8 +65,6 @@ class State:
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
         self.final: FinalOrdered | None = None
-        self.proven: WinnerProven | None = None
-        """The proof of this part's winner, once there is one."""
         self.finished: RunFinished | None = None
         """How the last part ended; None while it runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
@@ -107,6 +104,7 @@ class State:
                 entry = self._made(event.index)
                 self.lowered += not entry.lowered and entry.in_space
                 entry.lowered, entry.code_key, entry.facts = True, event.code_key, event.facts
+                entry.source_key = event.source_key
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
@@ -137,8 +135,6 @@ class State:
                 self.references[event.device] = event.timing
             case FinalOrdered():
                 self.final = event
-            case WinnerProven():
-                self.proven = event
             case SpaceSurveyed():
                 self.surveyed = event
             case Warned():
@@ -239,7 +235,7 @@ class State:
         self._deaths.update(self._measuring.keys())
         self._measuring.clear()
         self.resumed = event
-        self.finished = self.interrupted = self.proven = None
+        self.finished = self.interrupted = None
 
     def _made(self, index: int) -> Entry:
         if index not in self.entries:

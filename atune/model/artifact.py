@@ -244,7 +244,13 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_key: str = ""
     """The input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
-    """Key of its library in the artifact store: `code_key`, and everything that the way to that code depends on."""
+    """Key of its library by nvcc or g++ in the artifact store: `code_key`, and what the way to that code depends on."""
+    use: str = ""
+    """What its source uses of the headers, for cicc: a part of the compiler state. Empty if cicc cannot compile it."""
+    source_key: str = ""
+    """As in `Artifact`."""
+    kept_as: str = ""
+    """Key of the library with which the artifact store keeps this."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 
@@ -286,11 +292,15 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     why: str = ""
     """Why this compiler was used."""
     store_key: str = ""
-    """Its key in the artifact store, and the key of a proof of it; empty if it may not be kept."""
+    """Its key in the artifact store; empty if it may not be kept."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
     machine: MachineFacts | None = None
     """Its registers, stack and code; None for target ``c``."""
+    state: str = ""
+    """Key of the compiler state in which cicc built it; empty if nvcc or g++ did."""
+    compared: bool = False
+    """Whether code of that state was found equal to nvcc's."""
 
     @property
     def plain(self) -> bool:
@@ -301,17 +311,11 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
 Built = Artifact | Failure
 
 
-class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """Comparison of a measured library with a compile of the candidate by nvcc.
-
-    `difference`: how its sources or code sections differ; empty if they are the same. `plain`: the library of the plain
-    compile, as a fallback if they differ; None if an earlier run left the proof.
-    """
+class Compared(msgspec.Struct, frozen=True, tag="compared"):
+    """Comparison of a library that cicc built with one by nvcc. `difference`: empty if code and sources are equal."""
 
     index: int
     difference: str = ""
-    plain: Artifact | None = None
-    seconds: float = 0.0
 
 
 def source_path(library: str, symbol: str) -> str:

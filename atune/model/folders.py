@@ -71,11 +71,10 @@ def is_cached(path: str) -> bool:
     return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
 
-def store_file(folder: Path, kind: Literal["codes", "lowered", "proofs"], key: str) -> Path:
+def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
-    ``codes``: the library with the code `key`. ``lowered``: the lowering result of the kernel `key`. ``proofs``: the
-    proof that the code `key` is tilelang's own.
+    ``codes``: the library with the code `key`. ``lowered``: the lowering result of the kernel `key`.
     """
     return folder / kind / f"{key}.json"
 

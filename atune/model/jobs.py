@@ -12,12 +12,12 @@ import msgspec
 
 from atune.model.artifact import (
     Artifact,
+    Compared,
     Elaborated,
     Failure,
     KernelParam,
     Lowered,
     MachineFacts,
-    Proof,
     Roles,
     StaticFacts,
 )
@@ -102,27 +102,29 @@ class FindJob(Job[Artifact | None], frozen=True):
 class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     """Compile `group` into one library. The answer has each member, in order.
 
-    `path` and `service` are the worker's: the library's file, and whether the compile service is available.
+    `plain`: cicc must not take part. `path` and `service` are the worker's: the library's file, and whether the compile
+    service is available.
     """
 
     group: tuple[Lowered, ...]
+    plain: bool = False
     path: str = ""
     service: bool = False
 
 
-class ProveJob(Job[Proof | Failure], frozen=True):
-    """Compile `candidate` by nvcc, and compare it with the library that was `measured`.
+class CompareJob(Job[Compared | Failure], frozen=True):
+    """Compile `candidate` by nvcc, and compare it with the library that cicc built.
 
-    `path` is the worker's: the plain library's file. Raises `WorkerLost` if the worker ends through no fault of the
-    candidate.
+    The result is remembered for its compiler state. `path` is the worker's: the plain library's file. Raises
+    `WorkerLost` if the worker ends through no fault of the candidate.
     """
 
     candidate: Candidate
-    measured: Artifact
+    built: Artifact
     path: str = ""
 
 
-CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | ProveJob
+CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | CompareJob
 
 
 # ---- of a device's worker

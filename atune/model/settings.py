@@ -149,10 +149,6 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         "Compile device code by nvcc's own programs, with the headers parsed once.",
         flag="--cicc", page="design/cicc.md",
     )] = True
-    prove: Annotated[bool, Option(
-        "Compile the winner again by nvcc, and compare sources and code.",
-        page="design/proof.md",
-    )] = True
     store: Annotated[bool, Option(
         "Use libraries that earlier runs built from the same code, and keep new ones.",
         flag="--store", page="design/store.md",

@@ -1,10 +1,11 @@
-"""Entry points of compile workers: discover, elaborate candidates, find roles, lower, build a group, prove a winner.
+"""Entry points of compile workers: discover, elaborate candidates, find roles, lower, build a group, compare.
 
-Bytes in, bytes out. To prove a library, or to explain a configuration, it is compiled by nvcc, as tilelang does.
+Bytes in, bytes out. To compare a library, or to explain a configuration, it is compiled by nvcc, as tilelang does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -17,13 +18,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from atune.errors import in_one_line
-from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, source_path
+from atune.model.artifact import Artifact, Compared, Elaborated, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, thaw
 from atune.model.device import Target, occupancy_of
-from atune.model.jobs import BuildJob, ElaborateJob, Explained, ExplainJob, LowerJob, ProveJob, RolesJob
+from atune.model.jobs import BuildJob, CompareJob, ElaborateJob, Explained, ExplainJob, LowerJob, RolesJob
 from atune.model.settings import CompileSettings
 from atune.stages import tilelang
 from atune.stages.cicc import client
+from atune.stages.cicc.server import CiccError
 from atune.stages.compile import elf, lowering, steps
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.facts import foreseen
@@ -33,6 +35,7 @@ from atune.stages.frontend.frontend import elaborated
 from atune.stages.frontend.roles import roles_of
 from atune.stages.session import devices
 from atune.stages.session.session import session, workload
+from atune.workers.storage.compiler_states import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.definition import check_config
 from atune.workload.source_locations import detail_of
@@ -52,8 +55,9 @@ def discover(payload: bytes) -> bytes:
     """
     text, wanted, settings = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], CompileSettings])
     found = devices.discover(text, wanted)
-    no_cicc = client.unusable(found.target) if settings.cicc else SWITCHED_OFF
-    return msgspec.msgpack.encode(msgspec.structs.replace(found, no_cicc=no_cicc, untested=tilelang.untested()))
+    tools, why = client.tools_or_why(found.target) if settings.cicc else ("", SWITCHED_OFF)
+    found = msgspec.structs.replace(found, tools=tools, no_cicc=why, untested=tilelang.untested())
+    return msgspec.msgpack.encode(found)
 
 
 def elaborate(payload: bytes) -> bytes:
@@ -93,7 +97,7 @@ def lower(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowered_before
-    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: lowering.lower(one, known)))
+    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, known))))
 
 
 def build(payload: bytes) -> bytes:
@@ -102,14 +106,15 @@ def build(payload: bytes) -> bytes:
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    return msgspec.msgpack.encode(answer(job.group, job.path, client.compile if job.service else steps.compile))
+    built = answer(job.group, job.path, client.compile if job.service else steps.compile)
+    pairs = zip(job.group, built, strict=True)
+    return msgspec.msgpack.encode([client.in_state(of, it) if isinstance(it, Artifact) else it for of, it in pairs])
 
 
-def prove(payload: bytes) -> bytes:
-    """Prove a candidate's library plain: `ProveJob` → `Proof` or `Failure`."""
-    job = msgspec.msgpack.decode(payload, type=ProveJob)
-    proof = _guarded(job.candidate, lambda one: prove_plain(one, job.measured, job.path))
-    return msgspec.msgpack.encode(proof)
+def compare(payload: bytes) -> bytes:
+    """Compare what cicc built with what nvcc makes: `CompareJob` → `Compared` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=CompareJob)
+    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: compared(one, job.built, job.path)))
 
 
 def explain(payload: bytes) -> bytes:
@@ -139,16 +144,22 @@ def _message(error: BaseException) -> str:
     return text
 
 
-def prove_plain(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failure:
-    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare with `measured`.
+def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
+    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare with `built`.
 
-    Raises what elaborating and lowering raise. Returns a `Failure` if compilers refuse the plain source.
+    The result is kept for the compiler state of `built`, if this machine is in that state. Raises what elaborating and
+    lowering raise. Returns a `Failure` if compilers refuse the source.
     """
-    started = time.perf_counter()
-    (built,) = answer([lowering.lower(candidate)], path)
-    if isinstance(built, Failure):
-        return built
-    return Proof(candidate.index, difference(measured, built), built, round(time.perf_counter() - started, 4))
+    lowered = client.with_use(lowering.lower(candidate))
+    (plain,) = answer([lowered], path)
+    if isinstance(plain, Failure):
+        return plain
+    found = difference(built, plain)
+    with contextlib.suppress(OSError, CiccError, ValueError):  # then a later run compares again
+        files, headers = client.headers_of(plain)
+        if state_of(session().tools, lowered.use, headers) == built.state:
+            remember(session().tools, lowered.use, StateCheck(files, headers, found))
+    return Compared(candidate.index, found)
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:

@@ -105,8 +105,8 @@ class FakeMachine:
         """Candidates in the order in which lowering started."""
         self.groups: list[tuple[int, ...]] = []
         """Groups in the order in which building started. Includes failed ones."""
-        self.proved: list[int] = []
-        """Candidates in the order in which proving started."""
+        self.compared: list[int] = []
+        """Candidates in the order in which comparing their libraries with nvcc's started."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
         """Candidates in the order in which measuring started, by device."""
         self.begun: Counter[int] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,10 +48,10 @@ class Script:
     is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
     sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
 
-    `cicc` compiles every library by cicc, so that the winner needs a proof.
-    Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls.
-    The code of those in `differs` differs: their plain library has the latency `plain_ms` (by default the candidate's),
-    and measuring it fails for those in `plain_fails`.
+    `cicc` compiles every library by cicc, in a state that no run has compared.
+    Comparing it takes `compare_s`, fails if `compare_fails`, and loses the worker in its first `compare_losses` calls.
+    If `differs`, cicc's code differs: libraries by nvcc have the latency `plain_ms` (by default the candidate's), and
+    measuring them fails for those in `plain_fails`.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -78,10 +78,10 @@ class Script:
     final_noise: Callable[[int], float] = lambda index: 1.0
     final_losses: int = 0
     cicc: bool = False
-    prove_s: float = 1.0
-    prove_fails: Collection[int] = ()
-    prove_losses: int = 0
-    differs: Collection[int] = ()
+    compare_s: float = 1.0
+    compare_fails: bool = False
+    compare_losses: int = 0
+    differs: bool = False
     plain_ms: Callable[[Config], float] | None = None
     plain_fails: Mapping[int, FailureKind] = field(default_factory=dict)
     prepare_error: str = ""

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from atune.errors import WorkerError, WorkerLost, WorkloadError
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, Roles
+from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, KernelParam, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
     A,
     BuildJob,
+    CompareJob,
     ElaborateJob,
     FinalJob,
     Finals,
@@ -25,7 +26,6 @@ from atune.model.jobs import (
     MeasureJob,
     Prepared,
     PrepareJob,
-    ProveJob,
     RolesJob,
     Started,
     StartJob,
@@ -59,11 +59,11 @@ class FakeCompileWorker:
             case BuildJob():
                 self.compiling = True
                 try:
-                    answer = await self._build(job.group)
+                    answer = await self._build(job)
                 finally:
                     self.compiling = False
-            case ProveJob():
-                answer = await self._prove(job)
+            case CompareJob():
+                answer = await self._compare(job)
         return cast(A, answer)
 
     def _roles(self, index: int) -> Roles | Failure:
@@ -112,8 +112,9 @@ class FakeCompileWorker:
                     answers.append(Elaborated(index, script.facts(config)))
         return answers
 
-    async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
-        machine, script = self.machine, self.machine.script
+    async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
+        machine, script, group = self.machine, self.machine.script, job.group
+        compiler, state = ("cicc", "fake") if script.cicc and not job.plain else ("", "")
         limit = machine.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
         machine.groups.append(indices)
@@ -135,25 +136,21 @@ class FakeCompileWorker:
             return [Failure(indices[0], kinds[0], message, "output of the fake")]
         path = machine.new_library(group)
         return [
-            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, compiler="cicc" if script.cicc else "")
+            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, compiler=compiler, state=state)
             for m in group
         ]
 
-    async def _prove(self, job: ProveJob) -> Proof | Failure:
-        candidate, measured = job.candidate, job.measured
-        machine, script, index = self.machine, self.machine.script, candidate.index
-        machine.proved.append(index)
-        machine.given(candidate)
-        lost = len(machine.proved) <= script.prove_losses
-        with machine.running_as("prove"):
-            await machine.take(script.prove_s)
+    async def _compare(self, job: CompareJob) -> Compared | Failure:
+        machine, script, index = self.machine, self.machine.script, job.candidate.index
+        machine.compared.append(index)
+        lost = len(machine.compared) <= script.compare_losses
+        with machine.running_as("compare"):
+            await machine.take(script.compare_s)
         if lost:
-            raise WorkerLost(f"{self.name} is scripted to be lost while it proves")
-        if index in script.prove_fails:
-            return Failure(index, "compile", "the plain compile is scripted to fail")
-        path, symbol = machine.new_library([candidate]), symbol_of(index)
-        plain = Artifact(index, path, symbol, measured.params, "c", script.prove_s, compiler="nvcc")
-        return Proof(index, "the device code" if index in script.differs else "", plain, script.prove_s)
+            raise WorkerLost(f"{self.name} is scripted to be lost while it compares")
+        if script.compare_fails:
+            return Failure(index, "compile", "nvcc is scripted to fail")
+        return Compared(index, "the device code" if script.differs else "")
 
 
 class FakeDeviceWorker:

@@ -127,7 +127,7 @@ async def test_options_that_do_not_exist(options: dict[str, Any], error: type[Ex
         (lambda: CompileSettings(flags="-O1 -g"), r"list of texts, got '-O1 -g': did you mean \('-O1', '-g'\)?"),
         (lambda: CompileSettings(flags=[1]), r"CompileSettings: flags must be a list of texts, such as"),
         (lambda: CompileSettings(store="no"), r"store must be True or False, got 'no': did you mean False?"),
-        (lambda: CompileSettings(prove=1), r"CompileSettings: prove must be True or False, got 1: did you mean True?"),
+        (lambda: CompileSettings(cicc=1), r"CompileSettings: cicc must be True or False, got 1: did you mean True?"),
         (lambda: CompileSettings(store=None), r"CompileSettings: store must be True or False, got None"),
         (lambda: CompileSettings(pass_configs=3), r"pass_configs must be a dict, such as .*, got 3"),
         (lambda: CompileSettings(pass_configs={3: 1}), r"CompileSettings: pass_configs must be a dict"),

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from bundle_kernels import LARGE, OTHER, SMALL
@@ -111,6 +112,44 @@ def test_a_library_that_is_gone_is_compiled_again(journals: dict[str, str], tmp_
     result.save_bundle(tmp_path / "b")
     A, B = torch.randn(32, 32), torch.randn(32, 16)
     torch.testing.assert_close(load(tmp_path / "b")(A, B), A @ B)
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ({}, False),
+        ({"compiler": "cicc", "state": "s", "compared": True}, False),
+        ({"compiler": "cicc", "state": "s"}, True),
+        ({"source_key": "that of a stale entry"}, True),
+    ],
+    ids=["plain", "compared", "unknown state", "other source"],
+)
+def test_a_measured_library_is_taken_if_its_code_is_known(
+    changed: dict[str, Any], again: bool, journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [result] = replayed(journals, "SMALL")
+    result.kept = msgspec.structs.replace(result.kept, **changed)
+    compiled, compile_again = list[Any](), writer._compiled
+
+    async def counted(*given: Any) -> Any:
+        compiled.append(given)
+        return await compile_again(*given)
+
+    monkeypatch.setattr(writer, "_compiled", counted)
+    result.save_bundle(tmp_path / "b")
+    assert bool(compiled) == again
+    A, B = torch.randn(32, 32), torch.randn(32, 16)
+    torch.testing.assert_close(load(tmp_path / "b")(A, B), A @ B)
+
+
+def test_a_winner_that_is_lowered_to_other_code_now_is_refused(
+    journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [result] = replayed(journals, "SMALL")
+    best = msgspec.structs.replace(result.best, source_key="what the journal has")
+    monkeypatch.setattr(type(result), "best", property(lambda self: best))
+    with pytest.raises(UsageError, match="lowered to other code now than when it was tuned: tune again"):
+        result.save_bundle(tmp_path / "b")
 
 
 @pytest.mark.usefixtures("without_libraries")

@@ -180,7 +180,7 @@ class Compile:
 
     async def run(self) -> None:
         worker = cast(CompileWorker, self.worker)
-        self.outcome = await compiled_in_time(worker, [lowered()], lambda group: self.limit_s, self._sleep)
+        self.outcome = await compiled_in_time(worker, BuildJob((lowered(),)), lambda group: self.limit_s, self._sleep)
 
     async def steps(self, count: float) -> None:
         for _ in range(int(count)):

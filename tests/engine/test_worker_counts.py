@@ -11,7 +11,7 @@ from idle import InstantClock
 
 from atune import tune
 from atune.engine.scheduler import CompileState
-from atune.journal.events import ArtifactBuilt, WinnerProven
+from atune.journal.events import ArtifactBuilt
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -26,9 +26,8 @@ SCRIPT = Script(lower_s=0.1, compile_s=2.0)
 async def test_a_single_candidate_is_compiled_once_and_held_in_no_final(workers: int) -> None:
     machine = FakeMachine(1, SCRIPT, workers=workers, clock=FakeClock())
     run = await finish(machine)
-    assert (machine.lowered, machine.groups, machine.proved, machine.finals) == ([0], [(0,)], [], [])
-    [proven] = run.of(WinnerProven)
-    assert proven.how == "plain" and run.result.proven
+    assert (machine.lowered, machine.groups, machine.compared, machine.finals) == ([0], [(0,)], [], [])
+    assert run.result.artifact is not None and run.result.artifact.plain
 
 
 @pytest.mark.parametrize(("total", "budget"), [(2, None), (15, None), (36, 4)])
@@ -38,7 +37,7 @@ async def test_few_candidates_are_compiled_each_alone_and_at_once(total: int, bu
     run = await finish(machine, strategy="exhaustive", budget=budget)
     assert sorted(map(len, machine.groups)) == [1] * candidates
     assert len({event.worker for event in run.of(ArtifactBuilt)}) == candidates == machine.most_at_once["build"]
-    assert machine.proved == []
+    assert machine.compared == []
 
 
 @pytest.mark.parametrize("workers", [2, 128])

@@ -37,7 +37,7 @@ from atune.reporting.summary import failure_groups, summary, summary_text
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
-    "duplicates", "remaining", "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+    "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance",
     "roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
     "stages", "cache_hit", "untried", "failures",
 ]  # fmt: skip

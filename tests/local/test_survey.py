@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None:
     """The best by the figures of an H100; among the first are those that won on an H200."""
-    settings = CompileSettings(workers=2, store=False, prove=False)
+    settings = CompileSettings(workers=2, store=False)
     machine = CompileOnly(FileRef(str(GEMM), "WORKLOAD"), target="sm_90a", devices=(), compile=settings)
     events: list[AnyEvent] = []
     engine: list[Engine] = []

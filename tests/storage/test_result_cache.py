@@ -40,7 +40,6 @@ from atune.journal.result import Result
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
-from atune.model.settings import CompileSettings
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import ResultKey, read_exported, result_key
 from atune.workers.system.locks import TuningLock
@@ -123,16 +122,6 @@ def test_an_older_run_replaces_no_later_measurement(cache: ResultCache) -> None:
     cache.put(key(), events(5.0, 2.0))
     known = cache.known(key(), [{"block": 16}, {"block": 32}]).values()
     assert sorted(k.outcome.timing.latency_ms for k in known if isinstance(k.outcome, CandidateMeasured)) == [1.0, 2.0]
-
-
-def test_a_winner_that_was_not_proven_is_none_where_proof_is_asked_for() -> None:
-    header = events(1.0)[0]
-    assert isinstance(header, RunStarted)
-    unproven = msgspec.structs.replace(
-        header, settings={**header.settings, "compile": msgspec.to_builtins(CompileSettings(prove=False))}
-    )
-    proven, other = result_key(header), result_key(unproven)
-    assert proven is not None and other is not None and proven.text != other.text and proven.work == other.work
 
 
 def test_a_failure_that_may_pass_is_not_kept(cache: ResultCache) -> None:

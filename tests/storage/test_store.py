@@ -145,36 +145,6 @@ def test_what_leads_nowhere_is_swept(tmp_path: Path, built: Path) -> None:
     assert not young.exists()
 
 
-def test_a_proof_lasts_as_long_as_its_code(tmp_path: Path, built: Path) -> None:
-    library = artifact(built, "k").path
-    folder = tmp_path / "store"
-    store = ArtifactStore(folder)
-    for i in range(3):
-        store.put([(f"{i}" * 32, artifact(built, f"k{i}"))])
-        store.put_proof(f"{i}" * 32, library)
-    assert [store.find_proof(key * 32, library) for key in "0123"] == [True, True, True, False]
-    (tmp_path / "other.so").write_bytes(b"compiled otherwise")
-    assert not store.find_proof("1" * 32, str(tmp_path / "other.so"))  # a proof is of one library
-    (folder / "proofs" / f"{'1' * 32}.json").write_text("torn")
-    assert not store.find_proof("1" * 32, library)
-    next(p for p in folder.glob("*.so") if p.read_bytes().startswith(b"k0")).unlink()
-    torn = folder / "proofs" / ".new.json.abc.part"
-    torn.write_bytes(b"half")
-    age(*folder.rglob("*"))
-    ArtifactStore(folder).evict()
-    assert sorted(p.stem[0] for p in folder.glob("proofs/*.json")) == ["1", "2"] and not torn.exists()
-    assert [store.find_proof(key * 32, library) for key in "012"] == [False, False, True]
-
-
-def test_a_proof_s_key_leads_nowhere_else(tmp_path: Path, built: Path) -> None:
-    """It may come from a journal, and so from a stranger."""
-    library = artifact(built, "k").path
-    store = ArtifactStore(tmp_path / "store")
-    store.put_proof("../../outside", library)
-    assert [path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*.json")] == [("store", "proofs")]
-    assert store.find_proof("../../outside", library) and not (tmp_path / "outside.json").exists()
-
-
 def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:
     """Writers of the same and of different libraries, readers, and one that evicts: never a wrong answer."""
     folder = tmp_path / "store"
@@ -251,7 +221,8 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_b
 
     first, second = await lowered(), await lowered()
     assert first.blob and not second.blob
-    assert msgspec.structs.replace(second, blob=first.blob, seconds=first.seconds) == first
+    assert second.kept_as == second.store_key
+    assert msgspec.structs.replace(second, blob=first.blob, seconds=first.seconds, kept_as="") == first
     assert (await lowered(build=False, store=False)).blob
     flags = ("-O1",) if target == "c" else ("-DMARK",)
     assert (await lowered(build=False, flags=flags)).ir_key != first.ir_key

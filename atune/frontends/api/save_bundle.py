@@ -49,7 +49,7 @@ def save_bundle(
 ) -> str:
     """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
 
-    A library that is gone is compiled again, in a worker.
+    A library that is gone, or whose compiler state was not compared, is compiled again, in a worker.
 
     Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
     and `CompileFailed`.
@@ -209,7 +209,6 @@ def _problem(result: Result, header: RunStarted, files: Files, workload: Workloa
         "default_ms": result.default_ms,
         "reference_ms": result.reference_ms,
         "interval_ms": run.winner.interval_ms,
-        "proven": result.proven,
         "device": run.winner.device,
         "versions": header.versions,
         "code_key": run.winner.code_key,
@@ -231,7 +230,8 @@ def _library(result: Result, header: RunStarted, workload: Workload | None) -> t
     here = this_cpu()["name"]
     if _is_native(result, header) and device not in ("", here):
         raise UsageError(f"the winner has instructions of the {device} that it was tuned on: save the bundle there")
-    if (artifact := result.artifact) is not None:
+    artifact = result.artifact
+    if artifact is not None and (artifact.plain or artifact.compared) and _is_of(artifact, result):
         try:
             return artifact, Path(artifact.path).read_bytes()
         except OSError:
@@ -265,7 +265,15 @@ async def _compiled(result: Result, header: RunStarted, workload: Workload | Non
         raise_failures([candidate], answers)
         artifact = answers[0]
         assert isinstance(artifact, Artifact), "no failure"
+        if not _is_of(artifact, result):
+            raise UsageError("the winner is lowered to other code now than when it was tuned: tune again")
         return artifact, await anyio.to_thread.run_sync(Path(artifact.path).read_bytes)
+
+
+def _is_of(artifact: Artifact, result: Result) -> bool:
+    """Tell whether a library's sources are those that the journal has of the winner; an older one has none."""
+    lowered_to = "" if result.best is None else result.best.source_key
+    return not lowered_to or artifact.source_key == lowered_to
 
 
 def _is_native(result: Result, header: RunStarted) -> bool:

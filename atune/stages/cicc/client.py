@@ -18,11 +18,13 @@ from typing import Any
 
 import msgspec
 
+from atune.model.artifact import CICC, Artifact, Lowered, source_path
 from atune.model.device import Target
 from atune.stages import tilelang
 from atune.stages.cicc import wgmma
 from atune.stages.cicc.server import (
     FOLDER,
+    HEADERS,
     NAME,
     OUTPUT,
     TOOLS,
@@ -30,37 +32,105 @@ from atune.stages.cicc.server import (
     Parsed,
     ask,
     behind,
+    files_of,
     nvcc_command,
     preprocess,
     repeats,
     run_tool,
 )
 from atune.stages.compile import steps
-from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts
+from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, parts
+from atune.stages.compile.keys import digest, toolchain
+from atune.stages.compile.lowering import Blob
 from atune.stages.compile.steps import MachineCode
 from atune.stages.session.session import session
+from atune.workers.storage.compiler_states import contents_of, key_in, state_of
 
 CUT = "#pragma atune_cut"
+VERSION = 1
+"""Raised where cicc may make other code than before."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
 
 
-def unusable(target: Target) -> str:
-    """Say why cicc cannot compile for `target` on this machine; empty if it can."""
+def tools_or_why(target: Target) -> tuple[str, str]:
+    """Return the compilers behind nvcc as a key, and why cicc cannot compile for `target` here; one is empty."""
+    if why := _unusable(target):
+        return "", why
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tools = behind(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
+        except (CiccError, OSError) as error:
+            return "", str(error)[:300]
+    commands = [[word.replace(folder, "") for word in one] for one in (tools.preprocess, tools.cicc, tools.ptxas)]
+    found = [shutil.which(one[0], path=tools.environment.get("PATH")) or one[0] for one in commands]
+    stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in found if os.path.exists(path)]
+    return digest((VERSION, toolchain("cuda"), commands, stats)), ""
+
+
+def _unusable(target: Target) -> str:
     if target.kind != "cuda":
         return f"it is for CUDA, and the target is {target.kind}"
     if tilelang.__version__ not in TILELANG:
         return f"tilelang {tilelang.__version__} is not known, only {', '.join(TILELANG)}"
     if not (shutil.which("gcc") or shutil.which("cc")):
         return "gcc is missing, which makes its server"
-    if why := for_nvcc({}):
-        return why
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            behind(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
-        except (CiccError, OSError) as error:
-            return str(error)[:300]
-    return ""
+    return for_nvcc({})
+
+
+def with_use(lowered: Lowered) -> Lowered:
+    """Return `lowered` with what its source uses of the headers, as a key; without one if cicc cannot compile it."""
+    if session().target.kind != "cuda" or not lowered.blob:
+        return lowered
+    blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
+    if for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+        return lowered
+    try:
+        includes = parts(blob.source).includes
+    except ValueError:
+        return lowered
+    instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Use]()
+    if instructions is None:
+        return lowered
+    flavour = flavour_of(session().target.arch, blob.pass_configs)
+    use = digest((flavour, includes, sorted({one[:4] for one in instructions})))
+    return msgspec.structs.replace(lowered, use=use)
+
+
+def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
+    """Return the headers that the run's server reads for a library's source, and the digest of their contents.
+
+    Raises `CiccError`, `ValueError` and `OSError`.
+    """
+    source = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
+    return headers_read(os.path.join(session().run_dir, FOLDER), parts(source).includes)
+
+
+def in_state(lowered: Lowered, artifact: Artifact) -> Artifact:
+    """Return what was built of `lowered`, with its compiler state and its key in the artifact store."""
+    if artifact.plain:
+        return artifact
+    try:
+        _, headers = headers_of(artifact)
+    except (CiccError, ValueError, OSError):
+        headers = ""  # no later run is in this state
+    state = state_of(session().tools, lowered.use, headers)
+    return msgspec.structs.replace(artifact, state=state, store_key=key_in(lowered.store_key, state))
+
+
+@functools.cache
+def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the headers that the server in the folder `server` reads for `includes`, and the digest of their contents.
+
+    Raises `CiccError` and `OSError`.
+    """
+    parsed, folder = _parsed(os.path.join(server, TOOLS)), os.path.realpath(server)
+    read = files_of(Path(folder, HEADERS))
+    if more := tuple(name for name in includes if name not in parsed.includes):
+        read |= files_of(Path(_more(parsed, more, server)))
+    real = set(map(os.path.realpath, read))  # one file may be named in several ways
+    files = tuple(sorted(name for name in real if not name.startswith(f"{folder}/")))
+    return files, contents_of(files)
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
@@ -78,7 +148,7 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
     except (CiccError, OSError) as error:
         compiled = steps.compile(source, pass_configs)  # a source that both refuse is the kernel's own mistake
         return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
-    return MachineCode(code, "cicc")
+    return MachineCode(code, CICC)
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:

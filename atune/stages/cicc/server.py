@@ -180,7 +180,7 @@ class Server:
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
         path = self.tools.environment.get("PATH")
         tools = (shutil.which(one[0], path=path) for one in (self.tools.preprocess, self.tools.cicc, self.tools.ptxas))
-        self._files = _identities({*filter(None, tools), *_files_of(Path(folder, HEADERS))})
+        self._files = _identities({*filter(None, tools), *files_of(Path(folder, HEADERS))})
         self.header_s = round(time.monotonic() - began, 3)
         """Seconds until it compiled."""
 
@@ -198,7 +198,7 @@ class Server:
         try:
             now = _identities(self._files)
             for more in Path(self.folder).glob("more-*.ii"):  # what kernels brought
-                if any(os.stat(name).st_ctime_ns >= more.stat().st_mtime_ns for name in _files_of(more)):
+                if any(os.stat(name).st_ctime_ns >= more.stat().st_mtime_ns for name in files_of(more)):
                     return False
         except OSError:
             return False
@@ -261,7 +261,7 @@ class Server:
         return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
-def _files_of(preprocessed: Path) -> set[str]:
+def files_of(preprocessed: Path) -> set[str]:
     """Return the files that a preprocessed text comes from."""
     return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
 

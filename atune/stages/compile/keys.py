@@ -25,7 +25,7 @@ from atune.stages import tilelang
 from atune.stages.compile.steps import context_of
 from atune.stages.frontend.frontend import elaborated, frontend_lock
 
-FORMAT = 2
+FORMAT = 3
 """Format version of the artifact store's entries: another format, another key."""
 _DECISIVE = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
@@ -152,7 +152,7 @@ def lowered_before(ir_key: str) -> Lowered | None:
         found = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.ir_key == ir_key and store_file(folder, "codes", found.store_key).exists() else None
+    return found if found.ir_key == ir_key and store_file(folder, "codes", found.kept_as).exists() else None
 
 
 def store_key(

@@ -99,6 +99,7 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
         code_key=code_key,
         store_key=store_key_of(code_key),
         merge_key=digest(together),
+        source_key=source_key,
         params=parameters,
         facts=found_facts,
         seconds=0.0,

@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import AtuneError, WorkerError, name_and_message, traceback_of
-from atune.model.artifact import Artifact, Proof, source_path
+from atune.model.artifact import Artifact, source_path
 from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -177,7 +177,7 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
         changed = change(value)
     elif isinstance(value, list | tuple):
         changed = type(value)(with_artifacts(one, change) for one in value)
-    elif isinstance(value, Job | Proof):
+    elif isinstance(value, Job):
         fields = {name: with_artifacts(getattr(value, name), change) for name in value.__struct_fields__}
         changed = msgspec.structs.replace(value, **fields)
     return cast(T, changed)

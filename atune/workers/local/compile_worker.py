@@ -12,17 +12,17 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import RemoteError, ServerLost, WorkerLost, WorkerTimeout, translated
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof
+from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered
 from atune.model.folders import made_folder
 from atune.model.jobs import (
     A,
     BuildJob,
+    CompareJob,
     ElaborateJob,
     FindJob,
     GroupFailed,
     Job,
     LowerJob,
-    ProveJob,
     RolesJob,
     decoded,
     encoded,
@@ -33,6 +33,7 @@ from atune.workers.local.workers import Workers, how_it_ended
 from atune.workers.processes.messages import COMPILE, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.storage.compiler_states import key_in, recall
 from atune.workers.system.resources import CompilerKilled, ShortOf, space_is_short
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ A candidate that takes longer stays unknown, and its lowering has the whole dead
 COMPILING = "compiling"
 DOING: dict[type, str] = {
     LowerJob: "lowering", ElaborateJob: "elaborating", RolesJob: "elaborating",
-    BuildJob: COMPILING, ProveJob: COMPILING,
+    BuildJob: COMPILING, CompareJob: COMPILING,
 }  # fmt: skip
 """What a process does, for messages."""
 
@@ -85,9 +86,9 @@ class LocalCompileWorker:
             case FindJob():
                 answer = await self._find(job.lowered)
             case BuildJob():
-                answer = await self._build(job.group)
-            case ProveJob():
-                answer = await self._prove(job)
+                answer = await self._build(job)
+            case CompareJob():
+                answer = await self._compare(job)
             case _:
                 raise TypeError(f"no compile worker does {job.name}")
         return cast(A, answer)
@@ -116,54 +117,56 @@ class LocalCompileWorker:
             self.context.service.saw(lowered, self.context.session.target)  # only its first call decides
         return found
 
-    async def _build(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
-        """Compile `group`. An earlier run lowered the members without a blob; these come from the store."""
-        answers: dict[int, Built] = {}
+    async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
+        """Compile a group. An earlier run lowered the members without a blob; these come from the store."""
+        answers, group = dict[int, Built](), job.group
         for lowered in group:
             if not lowered.blob:
                 gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
                 answers[lowered.index] = await self.context.store.find(lowered) or gone
         if fresh := [lowered for lowered in group if lowered.blob]:
-            built = await self._compile(fresh)
+            built = await self._compile(fresh, plain=job.plain)
             if isinstance(built, GroupFailed):
                 return built
             explain = self.context.service.explain
             answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
-    async def _prove(self, job: ProveJob) -> Proof | Failure:
-        """Compile a candidate by nvcc and compare, unless an earlier run proved it.
+    async def _compare(self, job: CompareJob) -> Compared | Failure:
+        """Compile a candidate by nvcc and compare. A crash or a timeout is a `Failure`.
 
-        A crash or a timeout is a `Failure`. The plain library is stored, and if nothing differs, the proof too.
         Raises `WorkerLost` if the worker was killed from outside.
         """
-        store, measured, index = self.context.store, job.measured, job.candidate.index
-        if await store.find_proof(measured):
-            return Proof(index=index)
-        proof = await self._try(msgspec.structs.replace(job, path=self._new_library()), index)
-        if isinstance(proof, Failure) and proof.doubt:
-            raise WorkerLost(proof.message, proof.detail, outside=True)
-        if isinstance(proof, Proof) and measured.store_key:  # without a key, neither may be stored
-            if proof.plain is not None:
-                await store.keep([proof.plain])
-            if not proof.difference:
-                await store.keep_proof(measured)
-        return proof
+        answer = await self._try(msgspec.structs.replace(job, path=self._new_library()), job.candidate.index)
+        if isinstance(answer, Failure) and answer.doubt:
+            raise WorkerLost(answer.message, answer.detail, outside=True)
+        return answer
 
-    async def _compile(self, group: Sequence[Lowered]) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it."""
-        job = BuildJob(tuple(group), self._new_library(), self.context.service.ready)
+    async def _known(self, built: Built, lowered: Lowered) -> Built:
+        """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
+        if isinstance(built, Failure):
+            return built
+        compared = bool(built.state) and await self.context.store.states.equal(lowered.use) == built.state
+        key = built.store_key if lowered.storable else ""
+        return msgspec.structs.replace(built, store_key=key, compared=compared)
+
+    async def _compile(self, group: Sequence[Lowered], *, plain: bool) -> list[Built] | GroupFailed:
+        """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
+        service = self.context.service.ready and not plain
+        for lowered in group:
+            service = service and not await self.context.store.states.differs(lowered.use)
+        job = BuildJob(tuple(group), path=self._new_library(), service=service)
         answers = await self._try(job, group[0].index)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))
         assert not isinstance(answers, GroupFailed), "a process raises"
-        built = [_keyed(one, lowered) for lowered, one in zip(group, answers, strict=True)]
+        built = [await self._known(one, lowered) for lowered, one in zip(group, answers, strict=True)]
         store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
         await store.keep(good)
-        stored = {one.index for one in good if one.store_key}
+        stored = {one.index: one.store_key for one in good if one.store_key}
         for lowered in group:
             if lowered.index in stored:
-                await store.keep_lowered(lowered)
+                await store.keep_lowered(lowered, stored[lowered.index])
         return built
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None) -> A | Failure:
@@ -213,7 +216,7 @@ class LocalCompileWorker:
         if self._worker is None or not self._worker.alive:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
-        steps = 2 if isinstance(job, ProveJob) else 1  # a proof lowers and compiles
+        steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
         self.compiling = isinstance(job, BuildJob)
         try:
             return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
@@ -245,11 +248,28 @@ def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
     return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]
 
 
-def _keyed(built: Built, lowered: Lowered) -> Built:
-    """Return `built` with the store's key of `lowered`, which is empty if the result may not be stored."""
-    if isinstance(built, Failure):
-        return built
-    return msgspec.structs.replace(built, store_key=lowered.store_key if lowered.storable else "")
+class RunStates:
+    """What is known of the compiler states of a run. Reads the headers once for each use of them."""
+
+    def __init__(self, tools: str = "") -> None:
+        self._tools = tools
+        self._found = dict[str, tuple[str, str] | None]()
+
+    async def equal(self, use: str) -> str:
+        """Return the state of sources of this `use` if cicc's code is known to be nvcc's in it; empty otherwise."""
+        state, difference = await self._recall(use) or ("", "unknown")
+        return "" if difference else state
+
+    async def differs(self, use: str) -> bool:
+        """Tell whether cicc's code is known to differ from nvcc's for sources of this `use`."""
+        return bool((await self._recall(use) or ("", ""))[1])
+
+    async def _recall(self, use: str) -> tuple[str, str] | None:
+        if not (use and self._tools):
+            return None
+        if use not in self._found:
+            self._found[use] = await anyio.to_thread.run_sync(recall, self._tools, use)
+        return self._found[use]
 
 
 class RunStore:
@@ -259,7 +279,7 @@ class RunStore:
     """
 
     def __init__(self, store: ArtifactStore | None = None) -> None:
-        self._store = store
+        self._store, self.states = store, RunStates()
 
     @property
     def used(self) -> bool:
@@ -271,8 +291,12 @@ class RunStore:
         if not lowered.storable:
             return None
         found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
+        if found is None and (state := await self.states.equal(lowered.use)):
+            key = key_in(lowered.store_key, state)
+            if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
+                found = msgspec.structs.replace(found, compared=True)
         if found is not None and lowered.blob:
-            await self.keep_lowered(lowered)
+            await self.keep_lowered(lowered, found.store_key)
         return found
 
     async def keep(self, library: Iterable[Artifact]) -> None:
@@ -280,19 +304,9 @@ class RunStore:
         if good := [(one.store_key, one) for one in library if one.store_key]:
             await self._do(lambda store: store.put(good))
 
-    async def keep_lowered(self, lowered: Lowered) -> None:
-        """Keep what a kernel was lowered to. Its library must be in the store."""
-        await self._do(lambda store: store.put_lowered(lowered))
-
-    async def find_proof(self, artifact: Artifact) -> bool:
-        """Tell whether an earlier run proved that the code of `artifact` is tilelang's own."""
-        key = artifact.store_key
-        return bool(key) and bool(await self._do(lambda store: store.find_proof(key, artifact.path)))
-
-    async def keep_proof(self, artifact: Artifact) -> None:
-        """Record the proof that the code of `artifact` is tilelang's own."""
-        if key := artifact.store_key:
-            await self._do(lambda store: store.put_proof(key, artifact.path))
+    async def keep_lowered(self, lowered: Lowered, key: str) -> None:
+        """Keep what a kernel was lowered to. Its library must be in the store, under `key`."""
+        await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
         if self._store is None:

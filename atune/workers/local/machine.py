@@ -23,7 +23,7 @@ from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.local.compile_service import CompileService
-from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStore
+from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStates, RunStore
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.retry import Patience, Room
 from atune.workers.local.space_worker import described
@@ -38,10 +38,10 @@ from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
 FEW, LEAST = 0.8, 4
 """Up to `FEW` candidates for each worker, and always up to `LEAST`, nvcc compiles all. They hardly delay each
-other, and the winner's proof would take as long again. On an H200 with 16 workers, runs of 10 candidates ended 1.22
-times as late with cicc and a proof as without, and runs of 15 candidates 1.01 times. Parsing headers once, for
-cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two. The problems of a set
-share what is parsed: there cicc is always used."""
+other, and comparing a new compiler state would take as long again. On an H200 with 16 workers, when each winner was
+compared, runs of 10 candidates ended 1.22 times as late with cicc as without, and runs of 15 candidates 1.01 times.
+Parsing headers once, for cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two. The
+problems of a set share what is parsed: there cicc is always used."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
@@ -86,6 +86,8 @@ class LocalMachine:
         self._devices: list[LocalDeviceWorker] = []
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
+        self._tools = ""
+        """The compilers as a part of the compiler state, where cicc is used."""
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
@@ -171,6 +173,8 @@ class LocalMachine:
     def use(self, no_cicc: str) -> None:
         """Compile by cicc, unless there is a reason against it."""
         self.service.use("" if self._on_cpu else no_cicc or None)
+        self._tools = "" if no_cicc else self.found.tools
+        self.store.states = RunStates(self._tools)
 
     def compile_workers(self) -> list[LocalCompileWorker]:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
@@ -222,6 +226,7 @@ class LocalMachine:
             compile=self.compile,
             benchmark=self.benchmark,
             run_dir=self.run_dir,
+            tools=self._tools,
         )
 
     def versions(self) -> dict[str, str]:

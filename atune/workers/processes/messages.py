@@ -41,6 +41,8 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     device: str = ""
+    tools: str = ""
+    """The compilers, as a part of the compiler state; empty where cicc is not used."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -48,6 +50,8 @@ class Discovery(msgspec.Struct, frozen=True):
 
     target: Target
     devices: tuple[DeviceInfo, ...]
+    tools: str = ""
+    """The compilers behind nvcc, as a part of the compiler state, where cicc can be used."""
     no_cicc: str = ""
     """Why cicc cannot be used; empty if it can."""
     fallback: str = ""

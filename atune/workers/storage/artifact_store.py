@@ -4,7 +4,6 @@
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        location of a candidate's code: library, symbol, how to call it
     artifacts/lowered/<ir key>.json        result of lowering a kernel: its code's key, and the facts about it
-    artifacts/proofs/<code key>.json       proof that nvcc makes the same code
     artifacts/swept                        time of the last removal of unused files
 
 Several processes may use it at once. Files appear whole, by renaming. Lookups check the library's hash before use.
@@ -30,16 +29,9 @@ MAX_BYTES = 4 << 30
 DAY_S = 86400.0
 """Seconds after its last use in which a library stays, because a run may still need it; and between two searches for
 unused files, each of which reads the whole index."""
-INDEX = ("codes", "lowered", "proofs")
+INDEX = ("codes", "lowered")
 SWEPT = (".*.part", *(f"{name}/.*.part" for name in INDEX), "*.source", *(f"{name}/*.json" for name in INDEX))
 """Folders with files that may be unused."""
-
-
-class _Proven(msgspec.Struct, frozen=True):
-    """Content of a file in `proofs`: its own name, and the SHA-256 of the compared library."""
-
-    store_key: str
-    library: str
 
 
 class ArtifactStore:
@@ -82,19 +74,6 @@ class ArtifactStore:
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
 
-    def find_proof(self, key: str, library: str) -> bool:
-        """Tell whether the code under `key` in the file `library` was proven to be tilelang's own. Raises `OSError`."""
-        try:
-            proven = msgspec.json.decode(self._proof(key).read_bytes(), type=_Proven)
-            return proven == _Proven(key, hashlib.sha256(Path(library).read_bytes()).hexdigest())
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return False
-
-    def put_proof(self, key: str, library: str) -> None:
-        """Store the proof that the code under `key` in the file `library` is tilelang's own. Raises `OSError`."""
-        digest = hashlib.sha256(Path(library).read_bytes()).hexdigest()
-        _write(self._proof(key), msgspec.json.encode(_Proven(key, digest)))
-
     def keep(self, artifact: Artifact) -> Artifact:
         """Store a winner's library and source, and return the stored artifact. Raises `OSError`."""
         library = self._keep_library(artifact)
@@ -125,7 +104,7 @@ class ArtifactStore:
         """Remove unused files last written before `old`. Nobody is about to complete those."""
         with contextlib.suppress(OSError):
             libraries = {path.stem for path in self.folder.glob("*.so")}
-            # Codes first, because lowered results and proofs refer to codes.
+            # Codes first, because lowered results refer to codes.
             for path in itertools.chain.from_iterable(map(self.folder.glob, SWEPT)):
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime > old:
@@ -138,18 +117,13 @@ class ArtifactStore:
             return path.name.partition(".")[0] not in libraries
         try:
             if path.parent.name == "lowered":
-                return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).store_key).exists()
-            if path.parent.name == "proofs":
-                return not self._code(path.stem).exists()
+                return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).kept_as).exists()
             return Path(msgspec.json.decode(path.read_bytes(), type=Artifact).path).stem not in libraries
         except msgspec.MsgspecError:
             return True
 
     def _code(self, key: str) -> Path:
         return store_file(self.folder, "codes", key)
-
-    def _proof(self, key: str) -> Path:
-        return store_file(self.folder, "proofs", Path(key).name)  # a name, never a path that leads elsewhere
 
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()

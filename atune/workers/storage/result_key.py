@@ -66,8 +66,6 @@ def result_key(header: RunStarted) -> ResultKey | None:
     chosen = {name: value for name, value in header.settings.items() if name.startswith("prior")}
     if compile.get("layouts") is not None:
         chosen["layouts"] = compile["layouts"]
-    if not compile.get("prove", True):
-        chosen["prove"] = False
     return ResultKey(
         kernel=header.workload,
         source=header.kernel,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from stage_runs import session_of
 
-from atune.model.artifact import Artifact, Failure, Proof
+from atune.model.artifact import Artifact, Compared, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages.compile import elf
@@ -17,7 +17,7 @@ from atune.stages.compile.codegen import build
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import Compile
 from atune.stages.compile.steps import compile as by_nvcc
-from atune.stages.compile_jobs import prove_plain
+from atune.stages.compile_jobs import compared
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
@@ -49,8 +49,8 @@ def test_other_code_is_found_in_every_kernel_and_its_constants(
 ) -> None:
     with session_of(FileRef(str(KERNELS), name), tmp_path) as candidates:
         artifacts = built(candidates, tmp_path / "group.so", compile)
-        proof = prove_plain(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
-    assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain
+        proof = compared(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
+    assert isinstance(proof, Compared)
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
 
 
@@ -59,8 +59,8 @@ def test_on_the_cpu_the_sources_decide(source: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path, Target("c")) as candidates:
         artifacts = built(candidates, tmp_path / "group.so")
         measured = msgspec.structs.replace(artifacts[1], source_key=source or artifacts[1].source_key)
-        proof = prove_plain(candidates[1], measured, str(tmp_path / "plain.so"))
-    assert isinstance(proof, Proof) and proof.difference == ("the generated source" if source else "")
+        proof = compared(candidates[1], measured, str(tmp_path / "plain.so"))
+    assert isinstance(proof, Compared) and proof.difference == ("the generated source" if source else "")
 
 
 @needs_nvcc
@@ -69,8 +69,8 @@ def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(t
     with session_of(FileRef(str(KERNELS), "PLUS"), tmp_path) as candidates:
         artifacts = built(candidates, tmp_path / "group.so")
         other = Candidate(candidates[0].index, "0123456789abcdef", candidates[0].config)
-        proof = prove_plain(other, artifacts[0], str(tmp_path / "plain.so"))
-    assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.symbol != artifacts[0].symbol
+        proof = compared(other, artifacts[0], str(tmp_path / "plain.so"))
+    assert isinstance(proof, Compared)
     assert proof.difference == ""
 
 
@@ -80,7 +80,7 @@ def test_what_nvcc_refuses_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monk
         (artifact, *_) = built(candidates, tmp_path / "group.so")
         monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-option")
         monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
-        answer = prove_plain(candidates[0], artifact, str(tmp_path / "plain.so"))
+        answer = compared(candidates[0], artifact, str(tmp_path / "plain.so"))
     assert isinstance(answer, Failure) and answer.kind == "compile"
 
 
