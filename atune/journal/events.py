@@ -342,13 +342,13 @@ AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
     | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed
-    | BestChanged | FinalStarted | FinalOrdered | Retired | Warned | RunFinished | RunInterrupted | RunResumed
+    | BestChanged | FinalStarted | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
     | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyEvent | Retired)
 
 
 def encode(event: Event) -> bytes:
@@ -358,4 +358,5 @@ def encode(event: Event) -> bytes:
 
 def decode(line: bytes | msgspec.Raw) -> AnyEvent:
     """Return the event that `encode` made. Raises `msgspec.MsgspecError` on anything else; executes nothing."""
-    return _decoder.decode(line)
+    found: AnyEvent = _decoder.decode(line)
+    return found
