@@ -119,6 +119,44 @@ def test_resume() -> None:
     says("resume", f"{len(measured)} measured once each")
 
 
+def test_op_library() -> None:
+    rows = {(row["operator"], row["tuner"]): row for row in stored("op_library/op_library.json")["rows"]}
+    for name in ("Silu", "RmsNorm"):
+        theirs, ours = rows[name, "tilelang"], rows[name, "atune"]
+        says("op_library", f"{ours['seconds'] / theirs['seconds']:.2f}")
+        [(one, other)] = zip(theirs["retimed"].values(), ours["retimed"].values(), strict=True)
+        says("op_library", f"{other['latency_ms'] / one['latency_ms']:.3f}")
+    says("op_library", f"{rows['SplitKGemm', 'atune']['seconds']:.1f} s")
+    assert rows["SplitKGemm", "tilelang"]["error"] == "not ended after 110 s"
+    assert all(row["correct"] for row in rows.values() if not row["error"])
+
+
+def test_outputs() -> None:
+    _, *rows = stored("outputs/outputs.json")["rows"]
+    short, long = (row for row in rows if row[0] == "length")
+    says("outputs", f"{float(short[2]):.3f} and {float(long[2]):.2f} ms", f"{float(short[3]):.2f} and")
+    assert {row[-1] for row in rows if row[0] == "zero"} == {"9 of 9"} and "9 of 9 calls" in claims()["outputs"]
+
+
+def test_sets_plain() -> None:
+    names = ("before", "one_gpu", "two_gpus")
+    found = [stored(f"sets/plain/{name}.json")["pairs"][0]["set"] for name in names]
+    before, one, two = (each["wall_s"] for each in found)
+    says(
+        "sets_plain", f"{one:.1f} s on one GPU, before {before:.1f} s ({one / before:.2f})", f"{two:.1f} s on two GPUs"
+    )
+    assert {each["measured"] for each in found} == {336} and two <= one <= 1.3 * before
+
+
+def test_states() -> None:
+    rows = stored("states/turns.json")["rows"]
+    for run in {row["run"] for row in rows}:
+        before, now = (
+            [row["wall_s"] for row in rows if (row["tree"], row["run"]) == (t, run)] for t in ("before", "now")
+        )
+        says("states", *(f"{n / b:.2f}" for b, n in zip(before, now, strict=True)))
+
+
 def test_faults() -> None:
     found = stored("faults/faults.json")
     head, *rows = found["rows"]

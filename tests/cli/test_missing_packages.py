@@ -60,7 +60,6 @@ def test_a_missing_package_is_no_bug(command: tuple[str, ...]) -> None:
     ("module", "package", "command"),
     [
         ("shtab", "shtab", ("--show-completion", "bash")),
-        ("watchfiles", "watchfiles", ("tune", GEMM, "--on-save")),
         ("ray", "ray", ("tune", GEMM, "--cluster", "auto")),
         ("sklearn", "scikit-learn", ("tune", GEMM, "--strategy", "forest")),
     ],
