@@ -293,9 +293,10 @@ class AutoTuner:
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     """Return the result of a call. Tunes if it is unknown."""
+    if call.explicit:
+        warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
     winner, compiled = (None, made(call)) if call.explicit else kernel.chosen(call)
     if winner is None:
-        warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
         compiled.config = {name: value for name, value in call.given.values.items() if name in call.tunables}
     return AutotuneResult(
         latency=None if winner is None else winner.latency_ms,
