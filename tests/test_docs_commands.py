@@ -42,7 +42,7 @@ NOT_RUN = {
 """Beginnings of commands that are read and not run, and why. The other commands of their blocks run."""
 STATUS = {"atune tune broken.py --quiet\n": 1}
 """Blocks that are there to show a failure, and their exit status."""
-OUTPUT = ("space ─▶", "your program ──", "atune: gemm.py was saved")
+OUTPUT = ("space ─▶", "your program ──")
 """Beginnings of ``text`` blocks that are neither Python nor shown by a command right above."""
 GEMM = """\
 import tilelang.language as T
