@@ -147,9 +147,9 @@ async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     made, entered = LocalDeviceWorker.__init__, anyio.Event()
 
     class Announced(DeviceLock):
-        def held(self, patience_s: float | None = None) -> Any:
+        def held(self) -> Any:
             entered.set()
-            return super().held(patience_s)
+            return super().held()
 
     def shared(worker: LocalDeviceWorker, *arguments: Any) -> None:
         made(worker, *arguments)

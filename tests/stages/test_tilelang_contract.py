@@ -58,15 +58,6 @@ def test_the_installed_tilelang_keeps_the_contract() -> None:
     assert tilelang.breaches() == [] and tilelang.differences(REPLACED) == []
 
 
-OPTIONAL = {
-    # swizzle_lowering, for tested versions alone
-    "tvm.tirx.stmt_functor.ir_transform", "tvm.tirx.AttrStmt",
-    # axes of atune.layout, which only their users need
-    "language.GemmWarpPolicy", "language.copy", "layout.make_linear_layout", "layout.make_full_bank_swizzled_layout",
-    "layout.make_half_bank_swizzled_layout", "layout.make_quarter_bank_swizzled_layout",
-}  # fmt: skip
-
-
 def used(source: str) -> set[str]:
     """Return what a module takes from `atune.stages.tilelang`, as dotted names."""
     tree, owners = ast.parse(source), {"tilelang": ""}
@@ -90,7 +81,7 @@ def test_the_contract_has_all_that_is_used() -> None:
     found = set().union(*(used(text) for text in texts if "from atune.stages import tilelang\n" in text))
     covered = {name for name in found if any(f"{name}.".startswith(f"{one}.") for one in known - {"tvm"})}
     inner = {name for name in found if any(one.startswith(f"{name}.") for one in known)}
-    assert "tvm.tirx.PrimFunc" in covered and found - covered - inner == OPTIONAL
+    assert "tvm.tirx.PrimFunc" in covered and not found - covered - inner
 
 
 @jit
