@@ -56,11 +56,11 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         source_section(result),
         environment_section([*environment(result), *parts_of(state)]),
     ]
-    return whole_page(page_title(result), sections, data, "report_page.js")
+    return whole_page(page_title(result), sections, data, file_text("report_page.js"))
 
 
 def whole_page(title: str, sections: Iterable[str], data: object, script: str) -> str:
-    """Return a page of these sections. `script`: the file of this folder that draws `data`."""
+    """Return a page of these sections. `script`: the text of the script that draws `data`, after that of `page.js`."""
     # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
@@ -68,16 +68,19 @@ def whole_page(title: str, sections: Iterable[str], data: object, script: str) -
         "@PAGE@": "\n".join(sections),
         "@DATA@": text,
         "@LIBRARIES@": "\n".join(map(_script, LIBRARIES)),
-        "@SCRIPT@": f"{_file('page.js')}\n{_file(script)}",
+        "@SCRIPT@": f"{file_text('page.js')}\n{script}",
     }
-    return re.sub("|".join(parts), lambda place: parts[place[0]], _file("report_page.html"))  # texts may hold "@DATA@"
+    return re.sub(
+        "|".join(parts), lambda place: parts[place[0]], file_text("report_page.html")
+    )  # texts may hold "@DATA@"
 
 
 def _script(name: str) -> str:
     """Return a library as a script element. It begins with its licence, which goes where the page goes."""
-    licence = _file(f"vendored/{name.partition('.')[0]}.LICENSE")
-    return f"<script>/*\n{licence}*/\n{_file(f'vendored/{name}.min.js')}</script>"
+    licence = file_text(f"vendored/{name.partition('.')[0]}.LICENSE")
+    return f"<script>/*\n{licence}*/\n{file_text(f'vendored/{name}.min.js')}</script>"
 
 
-def _file(name: str) -> str:
+def file_text(name: str) -> str:
+    """Return a file of this folder, such as the script of a page."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from atune.reporting.page import (
     winner_notes,
 )
 from atune.reporting.plot import drawable
-from atune.reporting.report import whole_page
+from atune.reporting.report import file_text, whole_page
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
 from atune.reporting.sets.maps import map_data, map_sections
@@ -74,7 +74,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
         _each(rows),
         _environment(begun, folder),
     ]
-    return whole_page(title, sections, data, "set_page.js")
+    return whole_page(title, sections, data, file_text("set_page.js"))
 
 
 def _found(won: Sequence[TunedProblem]) -> SetFindings:
