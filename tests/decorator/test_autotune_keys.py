@@ -17,6 +17,7 @@ from stand_in_engine import Engine
 
 import atune
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
+from atune.frontends.decorator import decorator
 from atune.frontends.decorator.arguments import raw_key
 from atune.frontends.decorator.options import PRESETS, tuning_options
 from atune.journal.result import Result
@@ -116,6 +117,26 @@ def test_arguments_that_do_not_fit_are_python_s_own_mistakes(tuned: Any, engine:
             call(tuned())
     with pytest.raises(UsageError, match="Cannot find value for constexpr variable `n`"):
         tuned(shift)()
+
+
+# Started early
+
+
+def test_a_kernel_that_may_tune_starts_the_processes(
+    tuned: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(decorator, "warm_early", lambda: asked.append(True))
+
+    def starts(**options: Any) -> bool:
+        asked.clear()
+        kernel = tuned(**options)
+        return bool(asked) and kernel is not None
+
+    assert starts() and not starts(on_miss="default") and not starts(on_miss="error")
+    tuned().tune(64)
+    assert not starts(), "it has a result"
+    assert starts(kernel=shift) and starts(name="another") and starts(cache=False)
 
 
 # Spaces

@@ -8,12 +8,9 @@ meaning here warns once (`CompatWarning`), with what happens instead. docs/migra
 
 from __future__ import annotations
 
-import os
+from atune.workers.processes.server import warm_early
 
-from atune.compat.tilelang import environment
-from atune.frontends.decorator import prewarm
-
-prewarm.for_program(environment.cache_root(), os.path.dirname(__file__))  # it imports tilelang while the program does
+warm_early()  # it imports tilelang while the program does
 
 from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuner, AutotuneResult

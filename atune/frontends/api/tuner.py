@@ -161,15 +161,6 @@ class Tuner:
         self._engine: Engine | None = None
         self._stopped = self._entered = False
 
-    def share(self, server: ForkServer) -> None:
-        """Run on an open fork server, with other runs at the same time."""
-        if isinstance(self._machine, LocalMachine):
-            self._machine.shared = server
-
-    def keep_nothing(self) -> None:
-        """Leave it to the caller to put the result into the result cache."""
-        self._cache = None
-
     async def __aenter__(self) -> Tuner:
         if self._entered:
             raise UsageError("Tuner: it has been entered before, and is one run: make another for another run")
@@ -316,10 +307,18 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     return await _finished(await _made(workload, {**named("tune", options), "progress": shows_progress(options)}))
 
 
+def tuner_on(server: ForkServer | None, workload: Workload | FileRef, **options: Unpack[TuneOptions]) -> Tuner:
+    """Return a tuner that runs on an open fork server, with other runs at the same time."""
+    tuner = Tuner(workload, **options)
+    if server is not None and isinstance(tuner._machine, LocalMachine):
+        tuner._machine.shared = server
+    return tuner
+
+
 async def tune_apart(workload: Workload, *, taken_up: bool = False, **options: Unpack[TuneOptions]) -> TuneResult:
     """Do what `tune` does, without the result cache: the caller asks it and fills it. `taken_up`: as of `kept_line`."""
     tuner = await _made(workload, {**options, "progress": shows_progress(options), "cached": False})
-    tuner.keep_nothing()
+    tuner._cache = None
     return await _finished(tuner, taken_up=taken_up)
 
 

@@ -19,15 +19,15 @@ from atune.frontends.api.options import ListenOptions
 from atune.frontends.decorator.arguments import Entry, direct, giver, launcher, raw_key, text_of
 from atune.frontends.decorator.call import Call, TunableKernel
 from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
-from atune.frontends.decorator.prewarm import of_kernel
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import PASS_CONFIGS, Config, config_key
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.storage.result_key import same_problem
+from atune.workers.storage.result_key import CacheEntry, same_problem
 from atune.workload.definition import function_of, outputs_named
+from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.workload import Workload
 
 
@@ -368,7 +368,19 @@ class Autotuned(TunedKernel):
         self.forget(encoded)
         if self.options.cache is None:
             return 0
-        return self.options.cache.clear(chosen=of_kernel(self.kernel), problem=encoded)
+        return self.options.cache.clear(chosen=self._is_mine(), problem=encoded)
+
+    def has_result(self) -> bool:
+        """Tell whether the result cache has a result of the kernel as it is written now, for any problem."""
+        cache, name = self.options.cache, self.options.workload.get("name") or self.__name__
+        with suppress(Exception):  # the call will report what is wrong
+            return cache is not None and any(map(self._is_mine(), cache.entries(kernel=name)))
+        return False
+
+    def _is_mine(self) -> Callable[[CacheEntry], bool]:
+        """Return a test whether a result is of the kernel as it is written now, for any problem and space."""
+        source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
+        return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return Call(self, self.options, args, kwargs)

@@ -12,7 +12,6 @@ from typing import Any, Unpack, overload
 import msgspec
 
 from atune.errors import UsageError
-from atune.frontends.decorator import prewarm
 from atune.frontends.decorator.arguments import text_of
 from atune.frontends.decorator.autotuned import Autotuned
 from atune.frontends.decorator.options import TUNING, AutotuneOptions, checked_options
@@ -20,6 +19,7 @@ from atune.frontends.decorator.winners import Winner
 from atune.model.candidate import describe_config, printable
 from atune.model.options import documents, refuse_unknown
 from atune.reporting.export import aligned
+from atune.workers.processes.server import warm_early
 from atune.workers.storage.result_key import open_sizes
 from atune.workload.source_text import parse_module
 
@@ -65,7 +65,8 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
         autotuned = Autotuned(kernel, known)
         autotuned.check_names(known.names)
         _all.add(autotuned)
-        prewarm.for_kernel(autotuned)
+        if known.on_miss == "tune" and not autotuned.has_result():
+            warm_early()
         return autotuned
 
     return decorate if kernel is None else decorate(kernel)

@@ -29,7 +29,7 @@ from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.default_journal import default_journal, journals_folder
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
 from atune.frontends.api.resume import options_of, origin_of
-from atune.frontends.api.tuner import Tuner
+from atune.frontends.api.tuner import tuner_on
 from atune.frontends.api.warm_start import Warm, sources
 from atune.frontends.sets.problems import Given, Problems
 from atune.frontends.sets.set_result import SetResult, row_line
@@ -254,10 +254,8 @@ class _SetRun:
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
         if fresh:
             options["warm"] = [*self._nearest(problem), *sources(options.get("warm"))]
-        make = partial(Tuner, self._at(problem), **options)
+        make = partial(tuner_on, self._server, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-        if self._server is not None:
-            tuner.share(self._server)
         try:
             with scope:
                 async with tuner:
