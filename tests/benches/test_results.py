@@ -6,26 +6,16 @@ import json
 import lzma
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import msgspec
 import pytest
-from rounds import Run, waited
-from strategies import interval
 
 from atune.frontends.api.resume import read_state
-from atune.frontends.sets.tuning import read_set
 from atune.journal.events import (
     BenchmarkFailed,
-    BenchmarkStarted,
-    BestChanged,
     CandidateMeasured,
-    Event,
-    ReferenceMeasured,
     RunStarted,
 )
 from atune.journal.reader import read
@@ -86,15 +76,6 @@ def test_vs_tilelang() -> None:
 def test_roller20() -> None:
     compared("roller20", "default", "pipeline", "grouped", "both")
     says("roller20", f"{stored('roller20/result.json')['tuners'][-1]['stages_s']['start']:.1f} are the start")
-
-
-def test_checkouts() -> None:
-    rows = stored("checkouts/checkouts-cuda.json")["rows"] | stored("checkouts/second-cuda.json")["rows"]
-    pairs = [pair for row in rows.values() for pair in row]
-    assert len(pairs) == 22 and all(pair["this"]["best_config"] == pair["other"]["best_config"] for pair in pairs)
-    for name, row in rows.items():
-        ratios = sorted(pair["this"]["wall_s"] / pair["other"]["wall_s"] for pair in row)
-        says("checkouts", f"{name} {median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})")
 
 
 def test_bundle() -> None:
@@ -168,19 +149,6 @@ def test_faults() -> None:
     says("faults", f"{hang[head.index('kill s')]} s after its deadline", f"{hang[head.index('again s')]} s after it")
 
 
-def test_fidelity() -> None:
-    off = [abs(row["ratio"] - 1) for row in stored("fidelity/fidelity.json") if row["method"] == "atune"]
-    says("fidelity", f"two kernels beside a compile load differ from the idle ones by {max(off) * 100:.2f} %")
-    assert len(off) == 2
-
-
-def test_effort() -> None:
-    fixed, adaptive = stored("effort/effort.json")
-    assert fixed["best"] == adaptive["best"]
-    says("effort", f"{adaptive['seconds'] / fixed['seconds']:.2f} of the measuring seconds")
-    says("effort", f"{adaptive['samples'] / fixed['samples']:.2f} of the samples")
-
-
 def test_scaling() -> None:
     found = stored("scaling/scaling.json")
     stage, engine = found["stage"], found["engine"]
@@ -189,20 +157,6 @@ def test_scaling() -> None:
     says("scaling", f"{one / engine['2']['stage_s']:.2f} and {one / engine['4']['stage_s']:.2f} times faster")
     walls = [f"{engine[n]['wall_s']:.1f}" for n in "124"]
     says("scaling", f"{walls[0]}, {walls[1]} and {walls[2]} s")
-
-
-def test_reproducible() -> None:
-    found = stored("reproducible/reproducible.json")
-    best = found["truth_ms"].index(min(found["truth_ms"]))
-    right = sum(winner == best for winner, *_ in found["winners"])
-    says("reproducible", f"{right} of {len(found['winners'])} tunings of {len(found['configs'])}")
-
-
-def test_noise() -> None:
-    rows = {row["way"]: row for row in stored("noise/noise.json") if (row["phase"], row["call"]) == ("alone", "2 a")}
-    for way in ("write, 1 burst", "read, 5 bursts"):
-        says("noise", f"{rows[way]['far'] * 100:.1f} %")
-    says("noise", f"{len(rows['read, 5 bursts']['medians_us'])} medians")
 
 
 def test_compat() -> None:
@@ -250,112 +204,6 @@ def test_cluster_faults() -> None:
     says("cluster_faults", f"a cancelled run ended in {rows['cancelled, then resumed']['noticed_s']:.2f} s")
 
 
-def test_cluster_overhead() -> None:
-    ratios = stored("cluster_overhead/result.json")["ratios"]
-    for arm in ("one node", "two nodes"):
-        low, middle, high = sorted(ratios[arm])
-        says("cluster_overhead", f"{arm}: {middle:.2f} ({low:.2f}–{high:.2f})")
-
-
-def seconds_of(events: Sequence[Event]) -> float:
-    """Return the seconds after a run's start."""
-    return events[-1].mono - events[0].mono
-
-
-def best_known_s(events: Sequence[Event]) -> float:
-    """Return the seconds after a run's start in which its last best so far was measured."""
-    return [event for event in events if isinstance(event, BestChanged)][-1].mono - events[0].mono
-
-
-def test_registers_and_spills_of_twenty_kernels_are_those_of_ptxas() -> None:
-    rows = stored("registers.json")["rows"]
-    assert len(rows) == 20 and all(row["explain"] == row["ptxas"] for row in rows)
-    assert sum(row["ptxas"]["spill_bytes"] > 0 for row in rows) == 5
-
-
-def test_prior_runs() -> None:
-    def after_start_s(name: str) -> float:
-        return seconds_of(read(RESULTS / f"search/prior/{name}.jsonl.xz"))
-
-    names = [(f"{kind}288_{n}", f"all288_{n}") for kind in ("five", "ten") for n in (1, 2, 3)]
-    ratios = [after_start_s(search) / after_start_s(whole) for search, whole in names]
-    says("prior_runs", f"{min(ratios):.2f} to {max(ratios):.2f} of the exhaustive")
-    slower = [
-        (journal(f"search/prior/{search}.jsonl.xz").latency_ms or 0)
-        / (journal(f"search/prior/{whole}.jsonl.xz").latency_ms or 1)
-        for search, whole in names
-    ]
-    says("prior_runs", f"within {100 * (max(slower) - 1):.1f} %")
-
-
-def test_known_runs() -> None:
-    runs = [[read(RESULTS / f"search/known/{name}288_{n}.jsonl.xz") for name in ("five", "all")] for n in (1, 2, 3)]
-    known = [best_known_s(search) / seconds_of(whole) for search, whole in runs]
-    says("known_runs", f"measured after {min(known):.2f} to {max(known):.2f} of the exhaustive")
-    ends = [seconds_of(search) / seconds_of(whole) for search, whole in runs]
-    says("known_runs", f"with the winner proven, after {min(ends):.2f} to {max(ends):.2f} of them")
-    results = [[Result.from_events(run) for run in pair] for pair in runs]
-    slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
-    says("known_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
-    pairs = [[f"search/known/{name}_{how}.jsonl.xz" for how in ("auto", "plain")] for name in ("attention", "layout")]
-    seconds = [[seconds_of(read(RESULTS / name)) for name in pair] for pair in pairs]
-    says("known_runs", " and ".join(f"{auto / plain:.2f}" for auto, plain in seconds) + " of the time")
-
-
-def test_best_first() -> None:
-    names = [(f"best_first_{n}", f"space_order_{n}") for n in (1, 2, 3)]
-    runs = [[read(RESULTS / f"search/best_first/{name}.jsonl.xz") for name in pair] for pair in names]
-    ratios = [seconds_of(first) / seconds_of(other) for first, other in runs]
-    says("best_first", "{:.2f}, {:.2f} and {:.2f}".format(*ratios))
-    known = [[best_known_s(run) for run in pair] for pair in runs]
-    for seconds in zip(*known, strict=True):
-        says("best_first", f"after {min(seconds):.1f} to {max(seconds):.1f} s")
-    results = [journal(f"search/best_first/{name}.jsonl.xz") for pair in names for name in pair]
-    assert {result.best_index for result in results} == {results[0].best_index}
-
-
-def test_unfiltered() -> None:
-    """The prior knows which kernels a device cannot run: a small budget is spent on others."""
-    runs = [journal(f"search/attention/unfiltered_{n}.jsonl.xz") for n in (1, 2, 3)]
-    assert all((run.measured, run.failed, run.total) == (12, 0, 240) for run in runs)
-    says("unfiltered", "three runs", "12 each, and none failed")
-
-
-def test_conditions() -> None:
-    alone, beside = (journal(f"conditions/{name}.jsonl.xz") for name in ("alone", "beside"))
-    assert not alone.warnings and not alone.noise
-    noise = " ".join(beside.noise)
-    assert "is also used by process" in noise and "(power cap)" in noise
-    says("conditions", *re.findall(r"at (\d+ of \d+ timings)", noise))
-
-
-def test_occupancy_of_twenty_kernels_is_the_drivers() -> None:
-    rows = stored("occupancy.json")["rows"]
-    assert len(rows) == 20 and all(row["occupancy_blocks"] == row["driver"] for row in rows)
-
-
-def test_sets() -> None:
-    found = json.loads((RESULTS / "sets" / "sets.json").read_bytes())
-    says("sets", " and ".join(f"{ratio:.2f}" for ratio in found["ratios"]))
-    kept = read_set(RESULTS / "sets" / "whole")
-    whole = found["whole"]
-    assert [row.problem.arguments for row in kept] == [row["problem"] for row in whole["rows"]]
-    assert [row.result.latency_ms for row in kept if row.result] == [row["latency_ms"] for row in whole["rows"]]
-    says("sets", f"{len(kept.winners)} problems took {whole['wall_s']:.0f} s", f"{whole['measured']} candidates")
-    faster = min(row["default_ms"] / row["latency_ms"] for row in whole["rows"])
-    says("sets", f"{faster:.2f} times faster", f"{len(kept.cover().configs)} configurations serve all")
-    gaps = [f"{gap['ratio']:g}" for gap in found["gaps"]]
-    says("sets", f"{', '.join(gaps[:-1])} and {gaps[-1]} times as slow")
-
-    for sample, text in ((28, "28 problems took {:.2f} times"), (56, "all 56 took {:.2f} times")):
-        [ways] = stored(f"sets/pair{sample}.json")["pairs"]
-        assert ways["set"]["measured"] == ways["one by one"]["measured"] and len(ways["set"]["rows"]) == sample
-        says("sets", text.format(ways["set"]["wall_s"] / ways["one by one"]["wall_s"]))
-    tried = stored("sets/gaps56.json")
-    says("sets", f"In a set of 56 that took {tried['whole']['wall_s']:.0f} s")
-    assert [gap["ratio"] for gap in tried["gaps"]] == [1.0] * 4
-
-
 def test_sets_tilelang() -> None:
     seconds, latencies = [], []
     for m in (1, 64, 2048):
@@ -366,28 +214,6 @@ def test_sets_tilelang() -> None:
         latencies += re.findall(r"([\d.]+) \(95 % interval", table)
     says("sets_tilelang", f"{', '.join(seconds[:-1])} and {seconds[-1]} of the seconds")
     says("sets_tilelang", f"{', '.join(latencies[:-1])} and {latencies[-1]} of its latency")
-
-
-def test_scaling_whole() -> None:
-    runs = {run["variant"]: run for run in stored("scaling_whole/5_percent/result.json")["runs"]}
-    one, two = runs["1 device, 5%"], runs["2 devices, 5%"]
-    says("scaling_whole", f"{one['result_s']:.1f} s on one GPU and {two['result_s']:.1f} s on two")
-    idle = [100 * (waited(msgspec.convert(run, Run)) or 0) for run in (one, two)]
-    says("scaling_whole", f"{idle[0]:.0f} and {idle[1]:.0f} % of the time")
-    assert not two["excluded"]
-    events = read(RESULTS / "scaling_whole" / "two_devices.jsonl.xz")
-    began = min(event.mono for event in events if isinstance(event, BenchmarkStarted))
-    ended = max(event.mono for event in events if isinstance(event, CandidateMeasured))
-    busy_s = Result.from_events(events).stages.benchmark_s
-    says("scaling_whole", f"two devices wait in {100 * (1 - busy_s / 2 / (ended - began)):.0f} %")
-    one, two = stored("scaling_whole/all/result.json")["runs"]
-    says("scaling_whole", f"{one['result_s']:.1f} and {two['result_s']:.1f} s")
-    assert two["devices"] == 2 and two["stages"]["benchmark_s"] == two["stages"]["benchmark_wall_s"]
-    slow, fast = (event.timing.latency_ms for event in events if isinstance(event, ReferenceMeasured))
-    says("scaling_whole", f"differs by {100 * (slow / fast - 1):.2f} %")
-    sixteen = journal("scaling_whole/sixteen_cores.jsonl.xz")
-    assert sixteen.measured == 1124
-    says("scaling_whole", f"with 16 cores took {sixteen.wall_s:.1f} s")
 
 
 def test_seed000() -> None:
@@ -431,35 +257,11 @@ def test_faults_apart() -> None:
         assert sum(isinstance(event, BenchmarkFailed) for event in tried) == 9
 
 
-def test_cluster_overhead_cuda() -> None:
-    found = stored("cluster_overhead_cuda/result.json")
-    for arm in ("one node", "two nodes"):
-        ratios = found["ratios"][arm]
-        says("cluster_overhead_cuda", f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
-    assert all(run["measured"] == 288 and run["devices"] == 2 for runs in found["runs"].values() for run in runs)
-
-
-def test_layouts_chosen() -> None:
-    """The choice of layouts costs a fraction of the compiles and finds the winner of all."""
-    one, every = (journal(f"layouts/uneven_{name}.jsonl.xz") for name in ("one", "all"))
-    says("layouts_chosen", f"measures {one.measured} candidates and takes {one.wall_s:.1f} s")
-    says("layouts_chosen", f"measures {every.measured} and takes {every.wall_s:.1f} s")
-    assert one.best_config == every.best_config and one.latency_ms is not None and every.latency_ms is not None
-    assert one.latency_ms / every.latency_ms <= 1.005 and one.measured < every.measured / 3 + 1
-
-
 def test_layouts() -> None:
     found = [journal(f"layouts/{name}.jsonl.xz") for name in ("wide", "uneven")]
     ratios = [result.speedup_over_default for result in found]
     says("layouts", " and ".join(f"{ratio[1]:.1f}" for ratio in ratios if ratio is not None) + " times faster")
     assert (found[0].measured, found[0].duplicates) == (18, 54)
-
-
-def test_layout_kinds() -> None:
-    found = {one["kind"]: one["timed"] for one in stored("layout_kinds.json")}
-    for kind in ("dequantising", "transpose"):
-        says("layout_kinds", f"{found[kind]['best_us']:.1f} against {found[kind]['own_layouts_us']:.1f} µs")
-    assert all(found[kind]["best_us"] == found[kind]["own_layouts_us"] for kind in ("norm", "attention"))
 
 
 def row(name: str) -> dict[str, Any]:
@@ -493,15 +295,6 @@ def test_strategies15() -> None:
     says("strategies15", f"all on the other {COUNTS[len(shares) - len(missed)]}")
 
 
-def test_strategies() -> None:
-    found = {space: round(100 * one["within_2pct"]) for space, one in summaries("strategies", "forest").items()}
-    least, *more, last = sorted(found, key=found.__getitem__)[:4]
-    says("strategies", f"in {found[least]} of 100 seeds on {least}")
-    says("strategies", f"in {', '.join(f'{found[space]} on {space}' for space in more)} and {found[last]} on {last}")
-    others = found.keys() - {least, *more, last}
-    says("strategies", f"in {min(found[space] for space in others)} at least on the other {COUNTS[len(others)]}")
-
-
 def test_strategies_prior5() -> None:
     for strategy in ("prior", "forest"):
         found = summaries("strategies_prior5", strategy)
@@ -510,62 +303,7 @@ def test_strategies_prior5() -> None:
     says("strategies_prior5", "5 % of the candidates", "100 of 100 seeds", "each of the ten recordings")
 
 
-def test_strategies_prior() -> None:
-    key = "evaluations_to_2pct_median"
-    with_prior, alone = (summaries(folder, "forest") for folder in ("strategies_prior", "strategies"))
-    ratios = {space: with_prior[space][key] / told[key] for space, told in alone.items() if told[key] is not None}
-    less = [ratio for ratio in ratios.values() if ratio < 1]
-    assert {space for space in ratios if ratios[space] > 1} == {"gemm288", "gemm_square"} and ratios["rms_norm"] == 1
-    says("strategies_prior", f"{min(less):.2f} to {max(less):.2f} of the candidates")
-    says("strategies_prior", f"on {COUNTS[len(less)]} recordings, and as many on rms_norm")
-    says("strategies_prior", f"{ratios['gemm288']:.2f} and {ratios['gemm_square']:.2f} times as many")
-    [other] = alone.keys() - ratios.keys()
-    missed = alone[other]
-    says("strategies_prior", f"{other} it tries {with_prior[other][key]:g}")
-    says("strategies_prior", f"{100 * missed['within_2pct']:.0f} of 100 seeds get there by {missed['evaluations']}")
-
-
-WARM = {"gemm_odd", "gemm_unaligned", "gemm_tall"}
 COUNTS = {6: "six", 7: "seven", 9: "nine", 18: "eighteen"}
-
-
-def warm_starts(folder: str) -> tuple[dict[str, Any], dict[tuple[str, str, str], Any]]:
-    """Return the forest's summaries: without advice by space, and with it by what came first, space and source."""
-    rows = [row for row in stored(f"{folder}/result.json")["rows"] if row["summary"]["strategy"] == "forest"]
-    assert {row["summary"]["seeds"] for row in rows} == {50}
-    alone = {row["space"]: row["summary"] for row in rows if not row["source"]}
-    advised = {(row["advice"], row["space"], row["source"]): row["summary"] for row in rows if row["source"]}
-    assert alone.keys() == WARM and len(advised) == 2 * 3 * len(alone)
-    return alone, advised
-
-
-def test_warm() -> None:
-    alone, advised = warm_starts("warm")
-    bounds = {space: interval(summary["within_2pct"], summary["seeds"]) for space, summary in alone.items()}
-    assert all(summary["within_2pct"] >= bounds[space][0] for (_, space, _), summary in advised.items())
-    key = "evaluations_to_2pct_median"
-    more = {case: summary[key] - alone[case[1]][key] for case, summary in advised.items()}
-    right, wrong = ([cost for case, cost in more.items() if case[0] == one] for one in ("best", "worst"))
-    assert len(right) == len(wrong)
-    count = COUNTS[len(right)]
-    says("warm", f"in no case below the 95 % interval of that without advice: {count} of the best and {count} of the")
-    saved = [-cost for cost in right if cost < 0]
-    says("warm", f"saves {min(saved):g} to {max(saved):g} candidates in {COUNTS[len(saved)]} of {count} cases")
-    says("warm", f"The worst costs {max(wrong):g} at most")
-    *costs, most_costly = sorted(cost for cost in right if cost >= 0)
-    says("warm", f"and costs {', '.join(f'{cost:g}' for cost in costs)} and {most_costly:g} in the others")
-    most = max(advised, key=lambda case: alone[case[1]]["within_2pct"] - advised[case]["within_2pct"])
-    advice, space, source = most
-    shares = [round(100 * summary["within_2pct"]) for summary in (advised[most], alone[space])]
-    low, high = (round(100 * end) for end in bounds[space])
-    said = f"{shares[0]} % of the seeds come within 2 %, rather than {shares[1]} % ({low}–{high})"
-    says("warm", f"{space} lost most to {source}'s {advice}: {said}")
-
-
-def test_warm_prior() -> None:
-    alone, advised = warm_starts("warm_prior")
-    assert {summary["within_2pct"] for summary in (*alone.values(), *advised.values())} == {1.0}
-    says("warm_prior", f"50 of 50 seeds come within 2 % in all {COUNTS[len(advised)]} cases")
 
 
 @pytest.mark.parametrize("folder", ["results", "spaces"])

@@ -1,4 +1,4 @@
-"""The engine's and the journal's own cost stays small and linear; `bench/journal.py` has the exact figures."""
+"""The engine's and the journal's own cost stays small and linear."""
 
 from __future__ import annotations
 

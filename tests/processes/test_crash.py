@@ -1,4 +1,4 @@
-"""SIGKILL of the whole process tree at random instants; `bench/crash.py` does the same for longer."""
+"""SIGKILL of the whole process tree at random instants."""
 
 from __future__ import annotations
 
