@@ -32,7 +32,7 @@ from atune.model.jobs import (
 from atune.model.measurement import Measurement, Timing
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.machine import LocalMachine
+from atune.workers.local.machine import LocalMachine, Shared
 from atune.workload.workload import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
@@ -80,10 +80,11 @@ async def built_by(worker: LocalCompileWorker, *configs: Config) -> list[Artifac
 
 @asynccontextmanager
 async def lowered(
-    n: int, settings: CompileSettings, target: str = "sm_90a"
+    n: int, settings: CompileSettings, target: str = "sm_90a", shared: Shared | None = None
 ) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker, list[Lowered]]]:
     settings = msgspec.structs.replace(settings, store=False)
     machine = LocalMachine(SOFTMAX, target=target, devices=(), compile=settings)
+    machine.shared = shared
     async with machine.open():
         spec = await machine.describe()
         await machine.discover()

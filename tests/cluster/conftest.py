@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from processes import MARK, new_mark
 
-from atune.workers.local import machine
-from atune.workers.processes import pool
+from atune.workers.local import workers
 from atune.workers.processes import server as servers
 from atune.workers.processes.server import ForkServerProcess, Parked
 
-NODES = 2
-
 
 class ParkedOnNodes(Parked):
-    """Idle servers: with the same imports, one for each node."""
+    """One idle server for each node."""
 
-    def take(self, key: tuple[Any, ...]) -> ForkServerProcess | None:
-        imports, *surroundings = key
-        for node in range(NODES):
-            if (found := super().take(((imports, node), *surroundings))) is not None:
-                return found
-        return None
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[ForkServerProcess] = []
 
-    def park(self, key: tuple[Any, ...], server: ForkServerProcess) -> None:
-        imports, *surroundings = key
-        taken = {node for (_, node), *_ in self._servers}
-        super().park(((imports, min({*range(NODES)} - taken, default=0)), *surroundings), server)
+    def pids(self) -> set[int]:
+        return {server.pid for server in (self.server, *self.others) if server is not None}
+
+    def take(self) -> ForkServerProcess | None:
+        found = super().take()
+        self.server = self.others.pop() if self.others else None
+        return found
+
+    def park(self, server: ForkServerProcess | None) -> None:
+        if server is not None and self.server is not None and not self.others:
+            self.others.append(self.server)
+            self.server = None
+        super().park(server)
 
 
 @pytest.fixture(scope="package", autouse=True)
 def mark() -> Iterator[str]:
-    """Mark all processes. Nodes park their servers also if they are lost; workers end all the same."""
+    """Mark all processes."""
     found = ParkedOnNodes()
-    found.begin_series()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, mark := new_mark())
-        for module in (servers, pool, machine):
+        for module in (servers, workers):
             patch.setattr(module, "parked", found)
         yield mark
-    found.shutdown()
+    for server in filter(None, (found.server, *found.others)):
+        server.destroy()

@@ -52,11 +52,6 @@ def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAge
     return on_ask
 
 
-def waiting() -> set[int]:
-    """Return the servers that wait for the next run."""
-    return {server.pid for server in servers.parked._servers.values()}
-
-
 async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path) -> None:
     connect = Loopback(2)
     result = await tune(machine=machine(connect), budget=3, strategy="exhaustive", journal=tmp_path / "j")
@@ -80,7 +75,11 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, mark
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
-    wait_until(lambda: marked(mark).keys() <= waiting(), 5, "the nodes' processes are gone")
+    wait_until(
+        lambda: marked(mark).keys() <= servers.parked.pids(),
+        5,  # type: ignore[attr-defined]
+        "the nodes' processes are gone",
+    )
 
 
 async def test_a_final_whose_node_is_lost_is_held_on_another() -> None:
@@ -120,8 +119,7 @@ async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
     assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
 
 
-async def test_a_cancelled_run_leaves_no_process_on_any_node(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers.parked, "_series", 0)
+async def test_a_cancelled_run_leaves_no_process_on_any_node(mark: str) -> None:
     connect, reached = Loopback(2), anyio.Event()
     connect.on_ask = lambda agent, entry: reached.set() if entry == "build" else None
     async with anyio.create_task_group() as tasks:

@@ -10,9 +10,8 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.local.machine import PLAIN, LocalMachine, are_few
+from atune.workers.local.machine import PLAIN, LocalMachine, Shared, are_few
 from atune.workers.processes.messages import Discovery, ServiceReady
-from atune.workers.processes.pool import ForkServer
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +56,7 @@ async def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
 
 async def test_few_candidates_of_a_sets_problem_are_not() -> None:
     one = machine()
-    one.shared = cast(ForkServer, object())
+    one.shared = cast(Shared, object())
     await one.prepare(1)
     assert one.service._against is None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import MARK, environment, gone, marked, new_mark, wait_until
+from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
 from atune.frontends.cli.main import main
@@ -33,7 +33,7 @@ SCALE = f"{WORKLOADS}:SCALE"
 
 
 def waiting() -> list[ForkServerProcess]:
-    return list(parked._servers.values())
+    return [parked.server] if parked.server is not None else []
 
 
 @pytest.fixture
@@ -94,117 +94,17 @@ async def test_a_cancelled_run_leaves_none() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("how", ["cancelled", "failed", "cancelled while it imports"])
-async def test_a_failed_run_leaves_one_and_a_cancelled_one_where_another_run_will_follow(
-    quick: None, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+async def test_a_failed_run_leaves_one(quick: None) -> None:
     """The next run forks from it, and nothing else of the first is left."""
-    monkeypatch.setattr(parked, "_series", int(how != "failed"))
-    process, park = servers.taken()
-    with anyio.CancelScope() as scope, suppress(ValueError):
-        async with ForkServer(process, park=park) as server:
-            if "imports" not in how:
-                worker = await server.spawn("first")
-            if how == "failed":
-                raise ValueError
-            scope.cancel()
-            await anyio.sleep(1)
-    assert waiting() == [process] and server.pids() == []
-    if "imports" not in how:
-        assert not worker.alive
-    again, park = servers.taken()
-    async with ForkServer(again, park=park) as server:
-        assert again is process and (await server.spawn("second")).alive
-
-
-def test_a_worker_that_stays_serves_the_next_run_and_ends_with_its_server(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On another event loop, beside a server with other imports; a lost one is not there."""
-    monkeypatch.setattr(parked, "_series", 1)
-
-    async def run() -> list[int]:
-        process, park = servers.taken(("pool_targets",))
-        async with ForkServer(process, park=park) as server:
-            await server.spawn("other")
-            workers = await server.stayed() or [await server.spawn("stays")]
-            for worker in workers:
-                worker.stays = True
-                assert await worker.call("pool_targets:echo", b"text") == b"text"
-            return [process.pid, *(worker.pid for worker in workers)]
-
-    atune.warm()
-    first = anyio.run(run)
-    assert anyio.run(run) == first
-    atune.warm()
-    assert len(waiting()) == 2
-    os.kill(first[1], signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{first[1]}").exists(), 5, "its end")
-    second = anyio.run(run)
-    assert second[0] == first[0] and second[1] != first[1]
-    folders = [server.folder for server in waiting()]
-    atune.shutdown()
-    assert all(map(gone, [*first, *second])) and not any(folder.exists() for folder in folders)
-
-
-def test_the_end_of_a_series_ends_what_only_the_series_kept() -> None:
-    async def run() -> list[ForkServerProcess]:
-        found = []
-        for preload in (None, ("pool_targets",)):
-            process, park = servers.taken(preload)
-            async with ForkServer(process, park=park):
-                found.append(process)
-        return found
-
-    parked.begin_series()
-    parked.begin_series()
-    workers, service = anyio.run(run)
-    parked.end_series()
-    assert {*waiting()} == {workers, service} and parked.in_any_case
-    parked.end_series()
-    assert waiting() == [workers] and gone(service.pid) and not parked.in_any_case
-
-
-STAYING = """
-    import sys, time
-    import anyio
-    from atune.workers.processes import server as servers
-    from atune.workers.processes.pool import ForkServer
-
-    async def run():
-        process, park = servers.taken(("pool_targets",))
-        async with ForkServer(process, park=park) as server:
-            worker = await server.spawn("stays")
-            worker.stays = True
-            await worker.call("pool_targets:start_daemon", b"return")
-
-    anyio.run(run)
-    print("parked", flush=True)
-    if sys.argv[1] != "exit":
-        time.sleep(60)
-"""
-
-
-@pytest.mark.usefixtures("with_a_terminal")
-@pytest.mark.parametrize("end", ["exit", "interrupt", "kill"])
-def test_what_stays_ends_with_the_program(tmp_path: Path, end: str) -> None:
-    """With the processes that it started, also where nothing in the program runs any more."""
-    mark = new_mark()
-    program = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(STAYING), end],
-        env={**environment(), MARK: mark, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert program.stdout is not None
-    with program, program.stdout:
-        assert program.stdout.readline() == "parked\n"
-        if end != "exit":
-            wait_until(lambda: len(marked(mark)) == 5, 5, "the server, its worker and two of that one's")
-            program.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGKILL)
-        program.wait(10)
-        wait_until(lambda: not marked(mark), 2, "the end of all processes")
-    if end != "kill":
-        assert not list(tmp_path.glob("atune-*/server-*")), "folders are left over"
+    process = servers.taken()
+    with suppress(ValueError):
+        async with ForkServer(process, park=parked.park) as server:
+            worker = await server.spawn("first")
+            raise ValueError
+    assert waiting() == [process] and server.pids() == [] and not worker.alive
+    async with ForkServer(servers.taken(), park=parked.park) as server:
+        assert waiting() == [] and (await server.spawn("second")).alive
+    assert waiting() == [process]
 
 
 PROGRAM = """
@@ -213,16 +113,16 @@ PROGRAM = """
     from atune.workers.processes.server import parked
 
     atune.run(sys.argv[1], target="c")
-    (server,) = parked._servers.values()
+    server = parked.server
     child = os.fork()
     if child == 0:
-        assert not parked._servers and server.lifeline == -1
+        assert parked.server is None and server.lifeline == -1
         print("child", atune.run(sys.argv[1], target="c").measured, flush=True)
         sys.exit(0)  # runs the exit handlers, which must leave the parent's server alone
     os.waitpid(child, 0)
     assert server.returncode is None
     measured = atune.run(sys.argv[1], target="c").measured
-    print("parent", measured, next(iter(parked._servers.values())).pid == server.pid, flush=True)
+    print("parent", measured, parked.server is server, flush=True)
 """
 
 
@@ -262,7 +162,7 @@ def test_a_server_of_other_surroundings_is_ended_and_another_started(
         atune.warm()
         [before] = waiting()
         CHANGES[change](monkeypatch)
-        server, _ = servers.taken()
+        server = servers.taken()
         assert server is not before and not Path(f"/proc/{before.pid}").exists()
         server.destroy()
     finally:
@@ -276,7 +176,7 @@ def test_a_server_that_ended_meanwhile_is_replaced(quick: None, monkeypatch: pyt
     [before] = waiting()
     os.kill(before.pid, signal.SIGKILL)
     wait_until(lambda: before.returncode is not None, 5, "its end")
-    server, _ = servers.taken()
+    server = servers.taken()
     assert server is not before and server.returncode is None
     server.destroy()
 
@@ -338,7 +238,7 @@ from atune.workers.processes import server
 
 def started():
     server.warm_early()
-    return len(server.parked._servers)
+    return int(server.parked.server is not None)
 
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -361,7 +261,7 @@ UNTUNED = """
     import atune
     from atune.workers.processes.server import parked
 
-    assert not parked._servers, "import atune alone starts a server"
+    assert parked.server is None, "import atune alone starts a server"
     atune.warm()
     if sys.argv[1] == "kill":
         os.kill(os.getpid(), 9)
@@ -415,9 +315,9 @@ DROP_IN = """
     from atune.workers.processes import server
     server.PRELOAD = ()
     import atune.compat.tilelang
-    [waiting] = server.parked._servers.values()
+    waiting = server.parked.server
     import tilelang
-    assert server.taken()[0] is waiting, "importing tilelang made other surroundings"
+    assert server.taken() is waiting, "importing tilelang made other surroundings"
     waiting.destroy()
 """
 

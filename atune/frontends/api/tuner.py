@@ -35,8 +35,7 @@ from atune.model.device import device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
-from atune.workers.local.machine import LocalMachine
-from atune.workers.processes.pool import ForkServer
+from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import keep as keep_library
 from atune.workers.storage.result_cache import ResultCache
@@ -307,11 +306,11 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     return await _finished(await _made(workload, {**named("tune", options), "progress": shows_progress(options)}))
 
 
-def tuner_on(server: ForkServer | None, workload: Workload | FileRef, **options: Unpack[TuneOptions]) -> Tuner:
-    """Return a tuner that runs on an open fork server, with other runs at the same time."""
+def tuner_on(shared: Shared | None, workload: Workload | FileRef, **options: Unpack[TuneOptions]) -> Tuner:
+    """Return a tuner that runs with `shared` processes, with other runs at the same time."""
     tuner = Tuner(workload, **options)
-    if server is not None and isinstance(tuner._machine, LocalMachine):
-        tuner._machine.shared = server
+    if isinstance(tuner._machine, LocalMachine):
+        tuner._machine.shared = shared
     return tuner
 
 

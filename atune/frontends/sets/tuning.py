@@ -51,8 +51,7 @@ from atune.model.candidate import printable
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
-from atune.workers.local.workers import shared_server
-from atune.workers.processes.pool import ForkServer
+from atune.workers.local.machine import Shared, shared_processes
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef, Workload, parse_file_ref
 
@@ -167,8 +166,8 @@ class _SetRun:
         self._budget = Budget.parse(options.get("budget"))
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._at_once = 1 if options.get("cluster") else min(self._most_at_once(), len(problems))
-        self._server: ForkServer | None = None
-        """The fork server that the runs share; None on a cluster."""
+        self._shared: Shared | None = None
+        """The processes that the runs share; None on a cluster."""
         self._rows: dict[int, TunedProblem] = {}
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
@@ -193,7 +192,7 @@ class _SetRun:
             if (header := header_of_set(self._folder)) is not None:
                 self._same_work(header)
             if not self._options.get("cluster"):
-                self._server = await stack.enter_async_context(shared_server())
+                self._shared = await stack.enter_async_context(shared_processes())
             await self._each()
             errors = {self._problems[index].key: str(error) for index, error in self._errors.items()}
             await anyio.to_thread.run_sync(keep_errors, self._folder, errors)
@@ -254,7 +253,7 @@ class _SetRun:
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
         if fresh:
             options["warm"] = [*self._nearest(problem), *sources(options.get("warm"))]
-        make = partial(tuner_on, self._server, self._at(problem), **options)
+        make = partial(tuner_on, self._shared, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         try:
             with scope:

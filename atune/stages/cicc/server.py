@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -178,9 +178,6 @@ class Server:
         else:
             raise problem
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
-        path = self.tools.environment.get("PATH")
-        tools = (shutil.which(one[0], path=path) for one in (self.tools.preprocess, self.tools.cicc, self.tools.ptxas))
-        self._files = _identities({*filter(None, tools), *files_of(Path(folder, HEADERS))})
         self.header_s = round(time.monotonic() - began, 3)
         """Seconds until it compiled."""
 
@@ -192,17 +189,6 @@ class Server:
         except ValueError:
             return True
         return flavour == self.flavour and repeats(first, self.first) and set(includes) <= set(self.includes)
-
-    def up_to_date(self) -> bool:
-        """Tell whether it works, and its tools and what it has read are the same files, not written since."""
-        try:
-            now = _identities(self._files)
-            for more in Path(self.folder).glob("more-*.ii"):  # what kernels brought
-                if any(os.stat(name).st_ctime_ns >= more.stat().st_mtime_ns for name in files_of(more)):
-                    return False
-        except OSError:
-            return False
-        return now == self._files and self.process.poll() is None
 
     def _make_library(self) -> None:
         library = os.path.join(self.folder, LIBRARY)
@@ -264,12 +250,6 @@ class Server:
 def files_of(preprocessed: Path) -> set[str]:
     """Return the files that a preprocessed text comes from."""
     return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
-
-
-def _identities(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return what an upgrade changes: it may set other times to the past, and links may name other files."""
-    found = {file: os.stat(file) for file in files}
-    return {file: (status.st_dev, status.st_ino, status.st_ctime_ns) for file, status in found.items()}
 
 
 def includes_for(arch: str) -> tuple[str, ...]:

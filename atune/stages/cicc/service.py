@@ -21,26 +21,21 @@ from atune.stages.compile.lowering import Blob
 from atune.stages.session.devices import visible_gpus
 from atune.workers.processes.messages import ServiceReady
 
-
-class _ServiceState:
-    server: Server | None = None
-
-
-_state = _ServiceState()
+_servers: list[Server] = []
+"""Those that this process has started. Each serves the runs whose sources fit it."""
 
 
 def header(payload: bytes) -> bytes:
     """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
 
-    That needs no kernel. Without an arch it uses that of this machine's first GPU. Those that an earlier run parsed
-    are kept, unless they were written since.
+    That needs no kernel. Without an arch it uses that of this machine's first GPU. Headers that are parsed serve all
+    runs.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
+    ready = ServiceReady(True)
     try:
-        if _state.server is not None and _state.server.up_to_date():
-            return msgspec.msgpack.encode(ServiceReady(True))
-        _drop()
-        ready = _parse(Flavour(arch or arch_of_this_machine()))
+        if not _servers:
+            ready = ServiceReady(True, header_s=_parse(Flavour(arch or arch_of_this_machine())).header_s)
     except (CiccError, OSError) as error:
         ready = ServiceReady(False, str(error)[:500])
     return msgspec.msgpack.encode(ready)
@@ -54,28 +49,18 @@ def listen(payload: bytes) -> bytes:
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
-    server, ready, flavour = _state.server, ServiceReady(True), flavour_of(arch, blob.pass_configs)
+    ready, flavour = ServiceReady(True), flavour_of(arch, blob.pass_configs)
     try:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
-        if server is not None and not server.fits(flavour, blob.source):
-            _drop()
-            server = None
+        server = next((one for one in _servers if one.fits(flavour, blob.source)), None)
         if server is None:
-            ready = _parse(flavour, *_headers(blob.source))
-        assert _state.server is not None
-        _state.server.link(folder)
+            server = _parse(flavour, *_headers(blob.source))
+            ready = ServiceReady(True, header_s=server.header_s)
+        server.link(folder)
     except (CiccError, OSError) as error:
         return msgspec.msgpack.encode(ServiceReady(False, str(error)[:500]))
     return msgspec.msgpack.encode(ready)
-
-
-def _drop() -> None:
-    """End the server, if there is one."""
-    server, _state.server = _state.server, None  # so that its end is expected
-    if server is not None:
-        server.kill()
-        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 def _headers(source: str) -> tuple[Sequence[str], str]:
@@ -89,25 +74,24 @@ def _headers(source: str) -> tuple[Sequence[str], str]:
 
 def _end_with(server: Server) -> None:
     """Wait for cicc's end, and then end this process, which is useless without it."""
-    how = server.wait()
-    if _state.server is server:
-        print(f"cicc ended: {how}", file=sys.stderr, flush=True)
-        os._exit(1)
+    print(f"cicc ended: {server.wait()}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
-def _parse(flavour: Flavour, includes: Sequence[str] = (), first: str = "") -> ServiceReady:
+def _parse(flavour: Flavour, includes: Sequence[str] = (), first: str = "") -> Server:
     """Parse `first`, `includes`, and the headers that most kernels include.
 
     Raises `CiccError` or `OSError` if cicc cannot be driven.
     """
     folder = tempfile.mkdtemp(prefix="cicc-")
     try:
-        _state.server = server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder, first)
+        server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder, first)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     threading.Thread(target=_end_with, args=(server,), daemon=True).start()
-    return ServiceReady(True, "", server.header_s)
+    _servers.append(server)
+    return server
 
 
 def arch_of_this_machine() -> str:

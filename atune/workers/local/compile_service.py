@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -11,14 +11,14 @@ import anyio.abc
 import msgspec
 
 from atune.engine.background import background
-from atune.errors import UsageError, WorkerError
+from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.workers.local.workers import process_folders
 from atune.workers.processes.messages import SERVICE_HEADER, SERVICE_LISTEN, ServiceReady
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import parked, taken
+from atune.workers.processes.server import started
 from atune.workers.processes.worker import Worker
 from atune.workers.system.resources import usable_cores
 
@@ -28,40 +28,75 @@ PRELOAD = ("atune.stages.cicc.service",)
 PREPARE_TIMEOUT_S = 120.0
 
 
-class CompileService(anyio.AsyncContextManagerMixin):
-    """Owns the process that compiles with headers parsed in advance; see `atune.stages.cicc.service`.
+class ServiceProcess(anyio.AsyncContextManagerMixin):
+    """The process with the parsed headers: of one run, or of several at the same time. Forked at the first call.
 
-    `start` begins to parse them while the fork server still imports tilelang. At the first candidate that must be
-    compiled the process is asked to compile for the run, unless `use` was false. While `warming`, lowering continues
-    and building waits. If `ready`, builds use the service. `why` says which compiler is used. With
-    `parked.in_any_case` the process stays for the next run.
+    It has a fork server of its own, which imports almost nothing; see `atune.stages.cicc.service`.
     """
 
-    def __init__(self, settings: CompileSettings, target: str | Target, nice: int = 0) -> None:
+    def __init__(self, nice: int = 0) -> None:
+        self._nice = nice
+        self._worker: Worker | None = None
+        self._turn = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
+        async with background() as self._tasks:
+            yield self
+
+    @property
+    def pid(self) -> int:
+        """The process; 0 before it starts."""
+        return 0 if self._worker is None else self._worker.pid
+
+    async def call(self, entry: str, request: object) -> ServiceReady:
+        """Have the process answer. Raises `WorkerError` and `OSError`. Cancelling it ends the process."""
+        async with self._turn:
+            if self._worker is None:
+                self._worker = await self._tasks.start(self._run)
+            answer = await self._worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)
+        return msgspec.msgpack.decode(answer, type=ServiceReady)
+
+    async def ended(self) -> AtuneError:
+        """Wait until the process ends, and return the error that says how."""
+        assert self._worker is not None, "`call` comes first"
+        return await self._worker.ended()
+
+    async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
+        async with ForkServer(started(PRELOAD)) as server:
+            worker = await server.spawn("service", env=process_folders(str(server.run_dir)), nice=self._nice)
+            task_status.started(worker)
+            await worker.ended()
+
+
+class CompileService:
+    """Has a run's candidates compiled by `process`.
+
+    `start` begins to parse headers while the fork server still imports tilelang. At the first candidate that must be
+    compiled the process is asked to compile for the run, unless `use` was false. While `warming`, lowering continues
+    and building waits. If `ready`, builds use the service. `why` says which compiler is used.
+    """
+
+    def __init__(self, settings: CompileSettings, target: str | Target) -> None:
         self.ready = False
         """Whether the service compiles."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
-        self.pid = 0
-        """The service's process; 0 before it starts."""
-        self._settings, self._target, self._nice = settings, target, nice
+        self.process: ServiceProcess
+        self._settings, self._target = settings, target
         self._run_dir = ""
         self._asked = self._early = False
         """Whether a candidate came that must be compiled, and whether headers were being parsed before."""
-        self._request = b""
+        self._request: tuple[bytes, str, str]
         self._against: str | None = None
         """Why the run does without the service; empty if that needs no explanation, None if it does not."""
         self._broken = self._parsed = ""
         """Why the process does not compile, and how it came by its headers."""
         self._scope: anyio.CancelScope | None = None
-        """Ends the process; None without one."""
+        """Ends what the run asks of the process; None without it."""
         self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
-
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[None, None]:
-        async with background() as self._tasks:
-            yield
 
     @property
     def warming(self) -> bool:
@@ -79,21 +114,19 @@ class CompileService(anyio.AsyncContextManagerMixin):
         against = self._broken if self._asked and self._against is None else self._against
         return f"nvcc, because {against}" if against else "" if against is None else self._parsed
 
-    def start(self, *, early: bool, run_dir: str) -> None:
-        """If `early`, and a core is free, begin to parse headers, unless the service will probably not be used.
+    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
+        """Have `process` serve the run. If `early`, and a core is free, begin to parse headers that it may need.
 
         `run_dir`: the folder where workers look for the service.
         """
-        self._run_dir = run_dir
+        self.process, self._tasks, self._run_dir = process, tasks, run_dir
         try:
             target = parse_target(self._target)
         except UsageError:
             return  # `discover` reports the error
         settings = self._settings
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
-        if not (cuda and settings.cicc and settings.flags is None):
-            return
-        if early and len(usable_cores()) > 1:
+        if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
@@ -114,7 +147,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self._early = self._scope is not None
             if not self._early:
                 self._begin(None)
-            self._request = msgspec.msgpack.encode((lowered.blob, target.arch, self._run_dir))
+            self._request = (lowered.blob, target.arch, self._run_dir)
             self._wanted.set()
         self.wake()
 
@@ -125,39 +158,26 @@ class CompileService(anyio.AsyncContextManagerMixin):
         return msgspec.structs.replace(artifact, why="; ".join(filter(None, (self.why, artifact.why))))
 
     def _begin(self, arch: str | None) -> None:
-        """Start the process, which parses headers for `arch` before a candidate is known.
-
-        An empty `arch` means that of this machine's GPU; None waits for the candidate.
-        """
+        """Have headers for `arch` parsed before a candidate is known. An empty `arch` means that of this machine's GPU;
+        None waits for the candidate."""
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
         self._tasks.start_soon(self._run, arch, self._scope, self._wanted)
 
     async def _run(self, arch: str | None, scope: anyio.CancelScope, wanted: anyio.Event) -> None:
         try:
             with scope:
-                await self._serve(arch, wanted)
+                early_s = 0.0 if arch is None else (await self.process.call(SERVICE_HEADER, arch)).header_s
+                await wanted.wait()
+                answer = await self.process.call(SERVICE_LISTEN, self._request)
+                self._answered(msgspec.structs.replace(answer, header_s=answer.header_s or early_s))
+                if answer.ok:
+                    raise await self.process.ended()
         except (WorkerError, OSError, msgspec.MsgspecError) as error:
             output = getattr(error, "detail", "").strip().splitlines()
             self._broken = "; ".join((f"the compile service ended: {error}", *output[-1:]))
         finally:
             self.ready = False
             self.wake()
-
-    async def _serve(self, arch: str | None, wanted: anyio.Event) -> None:
-        """Own the process, forked by a server of its own, which imports almost nothing, until it ends or fails."""
-        process, park = taken(PRELOAD)
-        async with ForkServer(process, park=park if parked.in_any_case else None) as server:
-            folders = process_folders(str(server.run_dir))
-            stayed = await server.stayed()
-            (worker,) = stayed or [await server.spawn("service", env=folders, nice=self._nice)]
-            worker.stays, self.pid, early_s = True, worker.pid, 0.0
-            if arch is not None or stayed:
-                early_s = (await _call(worker, SERVICE_HEADER, msgspec.msgpack.encode(arch or ""))).header_s
-            await _first(wanted.wait, worker.ended)
-            answer = await _call(worker, SERVICE_LISTEN, self._request)
-            self._answered(msgspec.structs.replace(answer, header_s=answer.header_s or early_s))
-            if answer.ok:
-                raise await worker.ended()
 
     def _answered(self, answer: ServiceReady) -> None:
         if answer.ok:
@@ -167,19 +187,3 @@ class CompileService(anyio.AsyncContextManagerMixin):
         else:
             self._broken = answer.reason
         self.wake()
-
-
-async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Wait until one of `waits` returns, and cancel the others."""
-
-    async def until(wait: Callable[[], Awaitable[object]]) -> None:
-        await wait()
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        for wait in waits:
-            tasks.start_soon(until, wait)
-
-
-async def _call(worker: Worker, entry: str, request: bytes) -> ServiceReady:
-    return msgspec.msgpack.decode(await worker.call(entry, request, PREPARE_TIMEOUT_S), type=ServiceReady)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,7 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.local.compile_service import CompileService
+from atune.workers.local.compile_service import CompileService, ServiceProcess
 from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStates, RunStore
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.retry import Patience, Room
@@ -30,7 +31,6 @@ from atune.workers.local.space_worker import described
 from atune.workers.local.workers import Workers, fork_server, process_folders
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import parked
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.packing import LARGE_BYTES, write
@@ -47,6 +47,21 @@ PLAIN = "with so few candidates each is compiled plain"
 
 ALIKE = 16
 """So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The processes that runs at the same time share, such as those of a set."""
+
+    server: ForkServer
+    service: ServiceProcess
+
+
+@asynccontextmanager
+async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
+    """Start the fork server, or take the warm one, for one run, or for several in one event loop."""
+    async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
+        yield Shared(server, service)
 
 
 class LocalMachine:
@@ -70,8 +85,8 @@ class LocalMachine:
         cores: int | None = None,
     ) -> None:
         self._most_cores = cores
-        self.shared: ForkServer | None = None
-        """The open fork server of runs that take place at the same time; None for one of this run's own."""
+        self.shared: Shared | None = None
+        """The processes of runs that take place at the same time; None for some of this run's own."""
         self.workload, self.spec = workload, spec
         self._sent = workload
         """The reference that workers load."""
@@ -79,7 +94,7 @@ class LocalMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.server: ForkServer
         self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
-        self.service = CompileService(self.compile, target, COMPILE_NICE)
+        self.service = CompileService(self.compile, target)
         self.store = RunStore()
         self.run_dir = ""
         self._compilers: list[LocalCompileWorker] = []
@@ -101,10 +116,11 @@ class LocalMachine:
         """
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
-            async with self._opened() as self.server, self.service, background() as tasks:
+            async with self._opened() as shared, background() as tasks:
+                self.server = shared.server
                 self.workers.attach(self.server, process_folders(self.run_dir), tasks, self._warned)
-                importing = self.server.preload_s is None  # it uses only one core
-                self.service.start(early=importing or parked.in_any_case, run_dir=self.run_dir)
+                early = self.shared is not None or self.server.preload_s is None  # importing uses only one core
+                self.service.start(shared.service, tasks, self.run_dir, early=early)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
                 tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`
@@ -119,11 +135,11 @@ class LocalMachine:
             await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[ForkServer, None]:
-        """Yield the shared fork server, or one for this run. The run's processes end on leaving."""
+    async def _opened(self) -> AsyncGenerator[Shared, None]:
+        """Yield the shared processes, or those for this run. The run's own processes end on leaving."""
         if self.shared is None:
-            async with fork_server(self._warned) as server:
-                yield server
+            async with shared_processes(self._warned) as own:
+                yield own
             return
         try:
             yield self.shared

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
@@ -46,24 +45,8 @@ async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[F
         warn("the fork server was lost: another starts, and interrupted work is repeated")
         return process
 
-    process, park = taken()
-    async with ForkServer(process, park=park, again=again) as server:
+    async with ForkServer(taken(), park=parked.park, again=again) as server:
         yield server
-
-
-@asynccontextmanager
-async def shared_server() -> AsyncGenerator[ForkServer, None]:
-    """Start the fork server, or take the warm one, for runs at the same time in one event loop, such as those of a set.
-
-    A compile service that one of them leaves serves the next one.
-    """
-    parked.begin_series()
-    try:
-        async with fork_server() as server:
-            yield server
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(parked.end_series)
 
 
 class Workers:

@@ -21,7 +21,7 @@ import anyio.lowlevel
 from atune.engine.background import background
 from atune.errors import AtuneError, MachineError, ServerLost, UsageError, WorkerError
 from atune.model.requirements import not_installed
-from atune.workers.processes.server import ForkServerProcess, parked
+from atune.workers.processes.server import ForkServerProcess
 from atune.workers.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.workers.processes.worker import CANCEL_S, REAP_S, Worker, read_tail
 from atune.workers.system.locks import Deadline
@@ -39,8 +39,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     whatever the processes do. `start_timeout_s`: the longest time that the server may take to import, and then to fork
     a worker.
 
-    With `park`, a server whose body was not cancelled is parked instead of ended; with `parked.in_any_case`, also after
-    a cancellation. Its workers end all the same, except those that stay. `stayed` returns these in the next run.
+    With `park`, a server whose body was not cancelled is parked instead of ended. Its workers end all the same.
 
     With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
     and `spawn` waits for the new server. After the second loss it raises `MachineError`.
@@ -86,7 +85,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 try:
                     if well:
                         detached = await self._detach()
-                    elif failed or parked.in_any_case:
+                    elif failed:
                         with anyio.CancelScope(shield=True):
                             detached = await self._detach(CANCEL_S)
                 finally:  # also if that was cancelled
@@ -167,13 +166,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s
             self._ready.set()
-        self._workers = {number: worker.taken_over(self) for number, worker in self._process.workers.items()}
         self._running = True
-
-    async def stayed(self) -> list[Worker]:
-        """Return the workers that stayed with the server since the run before, and live."""
-        await anyio.lowlevel.checkpoint()  # `_listen` hears which ended meanwhile
-        return [self._workers[number] for number in self._process.workers if number in self._workers]
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
         """Leave the server parked for the next run; False if its state does not allow it.
@@ -184,13 +177,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             return False
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
-                if not worker.stays:
-                    tasks.start_soon(worker.kill, within_s)
-        stay = {number: worker for number, worker in self._workers.items() if worker.stays}
-        if len(self._workers) > len(stay) or self._failure or self._process.returncode is not None:
+                tasks.start_soon(worker.kill, within_s)
+        if self._workers or self._failure or self._process.returncode is not None:
             return False
-        self._process.workers = stay
-        for stderr in {*self.run_dir.glob("*.stderr")} - {worker.stderr for worker in stay.values()}:
+        for stderr in self.run_dir.glob("*.stderr"):
             stderr.unlink(missing_ok=True)  # the next run's workers have other names
         self._running = False
         self._listening.cancel()

@@ -7,7 +7,6 @@ use another loop or thread.
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -27,9 +26,6 @@ from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import SERVER_FOLDER, server_folder, working_folder
 from atune.workers.processes import server_main
 from atune.workers.system.inherited_state import substitute, surroundings
-
-if TYPE_CHECKING:
-    from atune.workers.processes.worker import Worker
 
 PRELOAD = ("torch", "tilelang", "atune.stages.compile_jobs", "atune.stages.measure.benchmark")
 """Modules that the fork server imports once for all workers."""
@@ -89,8 +85,7 @@ class ForkServerProcess:
 
     Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
     of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
-    holds what runs learned for the next run, and `workers` those that stay, by number. Raises `WorkloadError` in a
-    worker.
+    holds what runs learned for the next run. Raises `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -109,7 +104,7 @@ class ForkServerProcess:
         self.numbers = count()
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
-        self.workers: Mapping[int, Worker] = {}
+        self.surroundings = surroundings()
         with ExitStack() as stack:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
@@ -136,6 +131,11 @@ class ForkServerProcess:
     @property
     def returncode(self) -> int | None:
         return self._process.poll()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it lives, and has its folder."""
+        return self.returncode is None and self.folder.is_dir()
 
     async def wait(self) -> int | None:
         """Wait for the process to end, and reap it."""
@@ -169,27 +169,17 @@ class ForkServerProcess:
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End a server that no run is attached to, and the workers that stayed. Blocks for a second at most."""
-        if self.workers:  # the server reaps them
-            with suppress(OSError, subprocess.TimeoutExpired):
-                self.control.shutdown(socket.SHUT_WR)
-                self._process.wait(REAP_S)
+        """End a server that no run is attached to. Blocks for half a second at most."""
         self.hang_up()
         self.reap()
-        self._close()
+        self.control.close()
 
     def forget(self) -> None:
         """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
-        if self.lifeline >= 0:
-            os.close(self.lifeline)
-            self.lifeline = -1
-        self._close()
-        self._process.returncode = 0  # not the child's own child: nothing to wait for
-
-    def _close(self) -> None:
-        for worker in self.workers.values():
-            worker.release()
+        os.close(self.lifeline)
+        self.lifeline = -1
         self.control.close()
+        self._process.returncode = 0  # not the child's own child: nothing to wait for
 
 
 def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
@@ -209,68 +199,37 @@ def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
 
 
 class Parked:
-    """Idle servers, by what they import and their surroundings: at most one for the same imports."""
+    """The program's idle fork server, which the next run takes."""
 
     def __init__(self) -> None:
-        self._series = 0
-        self._servers: dict[tuple[Any, ...], ForkServerProcess] = {}
+        self.server: ForkServerProcess | None = None
         self._lock = threading.Lock()
 
-    @property
-    def in_any_case(self) -> bool:
-        """Whether runs park their servers also if they are cancelled, because another run will follow."""
-        return self._series > 0
-
-    def begin_series(self) -> None:
-        """Expect runs that follow each other, until `end_series`."""
+    def take(self) -> ForkServerProcess | None:
+        """Return the parked server if it lives and was started in the present surroundings; otherwise end it."""
         with self._lock:
-            self._series += 1
+            found, self.server = self.server, None
+        if found is None or (found.usable and found.surroundings == surroundings()):
+            return found
+        found.destroy()
+        return None
 
-    def end_series(self) -> None:
-        """End what only a series keeps, if this is the last one: all but the workers' server. Blocks for a second."""
+    def park(self, server: ForkServerProcess | None) -> None:
+        """Keep `server` for the next run, in place of the one before. None keeps none."""
         with self._lock:
-            self._series -= 1
-            ended = [] if self._series else [self._servers.pop(key) for key in list(self._servers) if key[0] != PRELOAD]
-        for server in ended:
-            server.destroy()
-
-    def take(self, key: tuple[Any, ...]) -> ForkServerProcess | None:
-        """Return a living server of this kind, if there is one, and end one of the same imports in other surroundings.
-
-        The imports are first in `key`.
-        """
-        with self._lock:
-            found = self._servers.pop(key, None)
-            others = [self._servers.pop(other) for other in list(self._servers) if other[0] == key[0]]
-        for server in others:
-            server.destroy()
-        if found is not None and (found.returncode is not None or not found.folder.is_dir()):
-            found.destroy()
-            return None
-        return found
-
-    def park(self, key: tuple[Any, ...], server: ForkServerProcess) -> None:
-        with self._lock:
-            before, self._servers[key] = self._servers.get(key), server
+            before, self.server = self.server, server
         if before is not None:
             before.destroy()
 
-    def shutdown(self) -> None:
-        with self._lock:
-            servers, self._servers = list(self._servers.values()), {}
-        for server in servers:
-            server.destroy()
-
     def forget(self) -> None:
         self._lock = threading.Lock()  # another thread of the parent may have held it
-        for server in self._servers.values():
-            server.forget()
-        self._servers.clear()
+        if self.server is not None:
+            self.server.forget()
+            self.server = None
 
 
 parked = Parked()
-"""The program's idle fork servers."""
-atexit.register(parked.shutdown)
+atexit.register(parked.park, None)
 os.register_at_fork(after_in_child=parked.forget)
 
 
@@ -279,13 +238,9 @@ def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
     return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=server_env())
 
 
-def taken(preload: Sequence[str] | None = None) -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None]]:
-    """Return the parked fork server with these imports, or a fresh one, and the function that parks it again.
-
-    A parked one from other surroundings is ended.
-    """
-    kind = PRELOAD if preload is None else preload, *surroundings()
-    return parked.take(kind) or started(preload), functools.partial(parked.park, kind)
+def taken() -> ForkServerProcess:
+    """Return the parked fork server, or a fresh one."""
+    return parked.take() or started()
 
 
 def warm() -> None:
@@ -299,8 +254,7 @@ def warm() -> None:
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and OSError if no process can be started.
     """
     if not in_worker():
-        server, park = taken()
-        park(server)
+        parked.park(taken())
 
 
 def warm_early() -> None:
@@ -324,6 +278,6 @@ def _is_child() -> bool:
 def shutdown() -> None:
     """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
 
-    They also end with the program, however it ends. Blocks for a second at most.
+    They also end with the program, however it ends. Blocks for half a second at most.
     """
-    parked.shutdown()
+    parked.park(None)

@@ -42,9 +42,6 @@ class Worker:
         self._sock, self._mark = sock, mark
         self._calls = 0
         self._busy = False
-        self.stays = False
-        """Whether it stays with a parked server, for the next run."""
-        """Whether it has served an earlier run."""
         self.forked = anyio.Event()
         """Set once the process exists, or cannot start any more."""
         self.how_ended = ""
@@ -52,17 +49,6 @@ class Worker:
         """Whether it ended because its server did."""
         self._outside = False
         self._exited = anyio.Event()
-
-    def taken_over(self, server: ForkServer) -> Worker:
-        """Return this process as a worker of the next run's `server`, whose event loop may be another."""
-        worker = Worker(server, self._number, self.name, self._sock, self.stderr, self._mark)
-        worker.pid = self.pid
-        worker.forked.set()
-        return worker
-
-    def release(self) -> None:
-        """Close the socket of a parked worker, which no event loop waits for."""
-        self._sock.close()
 
     async def ended(self) -> AtuneError:
         """Wait for the process to end, and return the error that says how it ended."""

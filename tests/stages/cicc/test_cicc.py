@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from atune.stages.cicc import server as cicc_server
 from atune.stages.compile.device_source import MICROSOFT, Flavour, parts
 from atune.stages.compile.lowering import Blob, lower
 from atune.stages.tilelang import paths
-from atune.workers.processes.server import parked
+from atune.workers.local.machine import Shared, shared_processes
 from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -321,7 +321,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         check_loads(built)
 
         # A compile that is given up ends, with the one who asked.
-        (server,) = children(machine.service.pid)
+        (server,) = children(machine.service.process.pid)
         await given_up(worker, group, server)
         assert machine.service.ready
         (again, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
@@ -339,7 +339,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
     async with lowered(1, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready
-        service = machine.service.pid
+        service = machine.service.process.pid
         os.killpg(service, signal.SIGKILL)
         await until(machine, lambda: not machine.service.ready, 5)
         (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
@@ -349,70 +349,23 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 
 @needs_cicc
 @pytest.mark.anyio
-async def test_the_next_run_has_the_headers_if_it_follows_unless_they_or_the_device_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a set. The service stays in each case, and ends with the program's idle processes."""
-    templates = tmp_path / "src"
-    shutil.copytree(f"{paths().TILELANG_TEMPLATE_PATH}/tl_templates", templates / "tl_templates")
-    monkeypatch.setenv("TL_TEMPLATE_PATH", str(templates))
-    monkeypatch.setattr(parked, "_series", 1)
-    services, servers = [], []
+async def test_runs_at_the_same_time_share_the_headers_where_they_fit() -> None:
+    """As in a set. Those of another architecture are parsed beside them, by the same process."""
 
-    async def run(arch: str) -> str:
-        async with lowered(1, CompileSettings(workers=1), arch) as (machine, worker, group):
+    async def run(arch: str, shared: Shared) -> str:
+        async with lowered(1, CompileSettings(workers=1), arch, shared) as (_, worker, group):
             (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
             assert built.compiler == "cicc", built.why
-            services.append(machine.service.pid)
-            servers.extend(children(machine.service.pid))
             return built.why
 
-    assert "headers parsed in an earlier run" not in await run("sm_90a")
-    assert "headers parsed in an earlier run" in await run("sm_90a")
-    with (templates / "tl_templates" / "cuda" / "common.h").open("a") as header:
-        header.write("// another\n")
-    assert "headers parsed in an earlier run" not in await run("sm_90a")
-    assert "headers parsed in an earlier run" not in await run("sm_80")
-    assert len(set(services)) == 1
-    assert servers[0] == servers[1] and len(set(servers)) == 3
-    parked.shutdown()
-    assert all(map(gone, [*services, *servers]))
-
-
-def test_what_an_upgrade_replaces_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files with times of the past, links that name another folder, programs, and headers that kernels brought."""
-    for version in ("1", "2"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "mine.cuh").write_text(f"#define FACTOR {version}\n")
-        (tmp_path / version / "brought.cuh").write_text("")
-    link, header, folder = tmp_path / "current", tmp_path / "1" / "mine.cuh", tmp_path / "server"
-    link.symlink_to("1")
-    program = tmp_path / "g++"
-    program.symlink_to(shutil.which("g++") or "")
-    monkeypatch.setenv("CPATH", str(link))
-    monkeypatch.setenv("CXX", str(program))
-    folder.mkdir()
-
-    def relink() -> None:
-        link.unlink()
-        link.symlink_to("2")
-
-    past = header.stat().st_mtime
-    changes: list[Callable[[], object]] = [
-        lambda: (header.write_text("#define FACTOR 3\n"), os.utime(header, (past, past))),
-        relink,
-        lambda: (tmp_path / "1" / "brought.cuh").write_text("int x;\n"),
-        program.unlink,
-    ]
-    for change in changes:
-        server = cicc_server.Server(AMPERE, ("<mine.cuh>",), str(folder))
-        try:
-            (folder / "more-0.ii").write_text(f'# 1 "{tmp_path}/1/brought.cuh"\n')
-            assert server.up_to_date()
-            change()
-            assert not server.up_to_date()
-        finally:
-            server.kill()
+    async with shared_processes() as shared:
+        assert "headers parsed in an earlier run" not in await run("sm_90a", shared)
+        (server,) = children(shared.service.pid)
+        assert "headers parsed in an earlier run" in await run("sm_90a", shared)
+        assert "headers parsed in an earlier run" not in await run("sm_80", shared)
+        assert len(children(shared.service.pid)) == 2 and server in children(shared.service.pid)
+        service = shared.service.pid
+    wait_until(lambda: gone(service) and gone(server), 2, "the end of the service")
 
 
 @needs_cicc
