@@ -6,6 +6,7 @@ is built, and `deliver` hands its artifact on.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -14,7 +15,6 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.comparing import CompilerStates
-from atune.engine.compile_cost import FACTOR, LONG_FACTOR, compile_deadline_s, compiled_in_time
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
@@ -28,10 +28,19 @@ from atune.journal.events import (
     GroupSplit,
 )
 from atune.journal.seconds import FOUND
+from atune.journal.state import State
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob
 from atune.workload.source_locations import place_in
+
+LEAST = 8
+"""Number of candidates that must have been compiled before a compile can be hopeless."""
+QUANTILE = 0.9
+FACTOR = 5.0
+"""A compile may take this many times the quantile of the others' times."""
+FLOOR_S = 10.0
+"""The shortest limit, because a busy machine may delay any compile by this long."""
 
 Deliver = Callable[[Artifact], Awaitable[None]]
 """Hands a candidate's artifact on, as soon as there is room."""
@@ -41,8 +50,8 @@ class CompileStage:
     """Lowers and builds on all compile workers, as the scheduler decides.
 
     `judge`: says what becomes of a lowered candidate. `hints` returns the compilers' hints for a number of measuring
-    devices. `timeout_s`: the user's deadline of a compile; without one none is hopeless. `sleep`: see
-    `compiled_in_time`. `states`: compares compiler states meanwhile; None where nothing is measured.
+    devices. `timeout_s`: the user's deadline of a compile; without one none is hopeless. `states`: compares compiler
+    states meanwhile; None where nothing is measured.
     """
 
     def __init__(
@@ -56,13 +65,14 @@ class CompileStage:
         hints: Callable[[int], CompileHints],
         states: CompilerStates | None = None,
         timeout_s: float | None = None,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.run, self.state, self.emit = run, state, run.recorder.emit
         self._proposals, self._judge, self._deliver, self._states = proposals, judge, deliver, states
-        self._hints, self._timeout_s, self._sleep = hints, timeout_s, sleep
+        self._hints, self._timeout_s = hints, timeout_s
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
+        self._undecided: dict[int, Lowered] = {}
+        """Lowered candidates that are judged once others are lowered, too."""
         self._repeated: set[int] = set()
         """Candidates that lost a worker once, which is not held against them. A second loss is."""
         self._unlowered = Counter[str]()
@@ -131,9 +141,6 @@ class CompileStage:
             self.state.counts.comparing -= 1
             self.run.wake()
 
-    def _job(self, group: Sequence[Lowered]) -> BuildJob:
-        return BuildJob(tuple(group), plain=self._states is not None and self._states.differs)
-
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
         counts = self.state.counts
         counts.lowering += 1
@@ -174,10 +181,9 @@ class CompileStage:
 
     async def _judge_undecided(self, worker: CompileWorker) -> None:
         """Judge those again that wait for what is known by now."""
-        undecided = self.state.queues.undecided
-        for lowered in list(undecided.values()):
+        for lowered in list(self._undecided.values()):
             verdict = self._judge(lowered)
-            if verdict.becomes != "wait" and undecided.pop(lowered.index, None) is not None:
+            if verdict.becomes != "wait" and self._undecided.pop(lowered.index, None) is not None:
                 await self._follow(worker, lowered, verdict)
 
     async def _follow(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
@@ -192,7 +198,7 @@ class CompileStage:
                 self.emit(CandidatePruned, worker=name, index=index, reason=verdict.why, likely=likely, instead=instead)
                 self.run.outcomes.settled(index)
             case "wait":
-                self.state.queues.undecided[index] = lowered
+                self._undecided[index] = lowered
             case _:
                 known = await worker.run(FindJob(lowered))  # deferring such a candidate saves nothing
                 if known is None:
@@ -203,7 +209,8 @@ class CompileStage:
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
         try:
-            built = await compiled_in_time(worker, self._job(group), self._deadline_s, self._sleep)
+            plain = self._states is not None and self._states.differs
+            built = await worker.run(BuildJob(group, plain=plain, limit_s=self._limit_s(group)))
         finally:
             self.state.counts.building -= 1
         if isinstance(built, GroupFailed):
@@ -224,11 +231,10 @@ class CompileStage:
         if good := [one for one in built if isinstance(one, Artifact)]:
             await self._hand_on(worker, good, reason)
 
-    def _deadline_s(self, group: Sequence[Lowered]) -> float | None:
-        if self._timeout_s is None:
-            return None
-        factor = LONG_FACTOR if any(map(self.state.work.has_long_loops, group)) else FACTOR
-        return compile_deadline_s(self.run.recorder.state, group, self._timeout_s, factor)
+    def _limit_s(self, group: Sequence[Lowered]) -> float | None:
+        """Return the seconds after which compiling `group` is hopeless; None if the user's deadline applies."""
+        weight = sum(map(self.state.work.of, group))
+        return None if self._timeout_s is None else limit_s(self.run.recorder.state, group, weight, self._timeout_s)
 
     async def _hand_on(self, worker: CompileWorker, artifacts: Sequence[Artifact], reason: str) -> None:
         """Record a library, and hand on its `artifacts`."""
@@ -261,10 +267,26 @@ class CompileStage:
         queues.ready.clear()
         queues.deferred.clear()
         queues.retry.clear()
-        queues.undecided.clear()
+        self._undecided.clear()
         self._back.clear()
         while True:
             try:
                 self._proposals.receive_nowait()
             except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
                 break
+
+
+def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float) -> float | None:
+    """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
+
+    It follows each compiled candidate's share of its library's seconds, and grows with the group's `weight`, in
+    compiles. The default configuration alone has the user's limit, because every result is compared with it. In a group
+    it has that of the group, whose parts are then compiled again.
+    """
+    seen, header = state.compile_s, state.header
+    default = None if header is None or header.default is None else state.first(header.default).index
+    if len(seen) < LEAST or [state.first(one.index).index for one in group] == [default]:
+        return None
+    usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
+    limit_s = max(FLOOR_S, FACTOR * usual_s * weight)
+    return round(limit_s, 1) if limit_s < most_s else None

@@ -111,7 +111,7 @@ class Engine:
         states = CompilerStates(run, plan.candidate)
         compiling = CompileStage(
             run, scheduled, proposals, screen.judge, deliver.send, hints=machine.hints, states=states,
-            timeout_s=settings.compile.compile_timeout_s, sleep=machine.sleep,
+            timeout_s=settings.compile.compile_timeout_s,
         )  # fmt: skip
         measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
         final = FinalStage(run, settings.benchmark, measuring, compile_workers, plan.candidate)

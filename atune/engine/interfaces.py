@@ -28,8 +28,6 @@ class CompileWorker(Protocol):
     """One compile worker. It takes one job at a time; cancelling `run` kills what the job started."""
 
     name: str
-    compiling: bool
-    """Whether a `BuildJob` compiles: false also while it waits for memory, for a free place or for a process."""
 
     async def run(self, job: Job[A]) -> A:
         """Do one of `atune.model.jobs.CompileJob`; each says what it raises."""
@@ -83,10 +81,6 @@ class Machine(Protocol):
 
     def hints(self, measuring: int) -> CompileHints:
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Let `seconds` of the machine's time pass, in which its deadlines are counted."""
         ...
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atune.engine.compile_cost import HEAVY_REGISTERS, CompileWork, accumulators
 from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
@@ -14,19 +14,16 @@ MAX_GROUP = 16
 """Largest group that the engine chooses by itself. Beyond it, parsing headers is a small share of a library's cost.
 Group sizes count compiles of kernels with few accumulators (see `CompileWork`), unless the user gave the size."""
 MIN_GROUP = 4
-FEW_WORKERS = 3
-"""With up to this many workers, each has much to do, and one heavy compile does not delay the end. Heavy compiles then
-wait with the other likely losers, and share libraries. With more workers, each heavy compile has its own library."""
 LOWERING = 1.0
 """The time to lower a candidate, in compiles."""
 SHARES = 1.5
 """How many groups of equal size each of several workers should still get. More groups cost more libraries, each half a
 compile. Fewer groups leave workers idle at the end."""
-HEAVY_LEFT = 6
-"""The longest compiles start when this many candidates for each worker are left to lower. A larger number brings likely
-losers forward. A smaller one lets a worker end long after the others."""
 FIRST_GROUP = 2
 """The smallest group, used until every device has something to do."""
+REGISTERS = 100.0
+"""Accumulators, in registers a thread, that compile as long as a kernel with few. Measured: 0.35 s with few, 0.9 s with
+256, 2.3 s (1.3 to 4) with 512."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ class Queues:
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole, and groups whose worker was lost."""
-    undecided: dict[int, Lowered] = field(default_factory=dict)
-    """Lowered candidates that are judged once others are lowered, too."""
 
 
 @dataclass
@@ -71,6 +66,34 @@ class Counts:
     """Workers that lower or build."""
     building: int = 0
     comparing: int = 0
+
+
+@dataclass
+class CompileWork:
+    """Estimates how long candidates compile, in units of one with the median source and few accumulators."""
+
+    lengths: list[int] = field(default_factory=list)
+    """Lengths of the device sources seen, in bytes, sorted."""
+
+    def saw(self, lowered: Lowered) -> None:
+        """Add the length of a candidate's source."""
+        if lowered.facts.source_bytes is not None:
+            bisect.insort(self.lengths, lowered.facts.source_bytes)
+
+    def of(self, lowered: Lowered) -> float:
+        """Return the time to compile one candidate: at least 1."""
+        length, accumulators = lowered.facts.source_bytes or 0, lowered.facts.accumulators or 0
+        median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
+        return max(1.0, length / max(1, median), accumulators / REGISTERS)
+
+    def of_all(self, queue: Sequence[Lowered], enough: float = math.inf) -> float:
+        """Sum up the compile times of `queue`. Stops at `enough`."""
+        work = 0.0
+        for lowered in queue:
+            work += self.of(lowered)
+            if work >= enough:
+                break
+        return work
 
 
 @dataclass
@@ -100,7 +123,7 @@ class CompileState:
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
         queues, counts = self.queues, self.counts
-        left = queues.waiting or queues.undecided or queues.ready or queues.deferred or queues.retry
+        left = queues.waiting or queues.ready or queues.deferred or queues.retry
         return not (self.proposing or counts.lowering or counts.building or left)
 
     def next_job(self) -> Job | None:
@@ -115,15 +138,13 @@ class CompileState:
             return None
         if queues.retry:
             return Build(queues.retry.pop(), "after a failed or lost group")
-        if self._heavy_due():
-            return self._build_deferred(accumulators)
-        self._put_long_ones_last()
         if queues.ready and (build := self._build_ready()) is not None:
             return build
         if queues.waiting:
             return Lower()
         if self.hints.builds == "all" and not self._coming and queues.deferred:
-            return self._build_deferred(self.work.of)  # nothing else can start
+            queues.deferred.sort(key=self.work.of, reverse=True)  # so that the longest is not the last
+            return self._build(queues.deferred, self.group_size or self._share(), "deferred by the screen")
         return None
 
     def _build_ready(self) -> Build | None:
@@ -143,30 +164,6 @@ class CompileState:
         elif not self._more_to_lower:
             return self._build(ready, self._split(ready), "the rest, split over the free workers")
         return None
-
-    def _heavy_due(self) -> bool:
-        late = self.counts.groups >= self.devices and self._left <= HEAVY_LEFT * self.workers
-        return self.hints.builds == "all" and late and any(map(self._heavy, self.queues.deferred))
-
-    def _heavy(self, lowered: Lowered) -> bool:
-        """Tell whether a compile is so long that it could end last. It starts early, and nothing waits for it."""
-        return self.workers > FEW_WORKERS and accumulators(lowered) >= HEAVY_REGISTERS
-
-    def _put_long_ones_last(self) -> None:
-        """Defer candidates that compile far longer than their neighbours, until nothing else can start."""
-        queues = self.queues
-        if self.group_size is None and any(map(self.work.is_long, queues.ready)):
-            queues.deferred += [one for one in queues.ready if self.work.is_long(one)]
-            queues.ready = [one for one in queues.ready if not self.work.is_long(one)]
-
-    def _build_deferred(self, weight: Callable[[Lowered], float]) -> Build:
-        """Take the longest known compiles first, so that none of them is the last."""
-        deferred = self.queues.deferred
-        deferred.sort(key=lambda lowered: (-weight(lowered), -accumulators(lowered)))
-        reason = "deferred by the screen"
-        if self.work.is_long(deferred[0]):
-            reason = f"a long {'source' if self.work.has_long_source(deferred[0]) else 'loop'}, alone"
-        return self._build(deferred, self.group_size or self._share(), reason)
 
     @property
     def _left(self) -> int:
@@ -215,17 +212,12 @@ class CompileState:
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
         """Take a group, the oldest first: at least one, up to `size` compiles. A size that the user gave counts
         candidates."""
-        key, alone = queue[0].merge_key, self._stands_alone(queue[0])
+        key, work = queue[0].merge_key, 0.0
         group: list[Lowered] = []
         left: list[Lowered] = []
-        work = 0.0
         for lowered in queue:
             more = self.work.of(lowered)
-            if self.group_size is not None:
-                fits = len(group) < size
-            else:
-                together = not alone and not self._stands_alone(lowered) and work + more <= size
-                fits = not group or together
+            fits = len(group) < size if self.group_size is not None else not group or work + more <= size
             if lowered.merge_key == key and fits:
                 work += more
                 group.append(lowered)
@@ -234,9 +226,6 @@ class CompileState:
         queue[:] = left
         self.counts.groups += 1
         return Build(tuple(group), reason)
-
-    def _stands_alone(self, lowered: Lowered) -> bool:
-        return self._heavy(lowered) or self.work.is_long(lowered)
 
 
 def bounded(share: float, earlier: float) -> float:

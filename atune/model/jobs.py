@@ -56,6 +56,9 @@ def decoded(job: Job[A], answer: bytes) -> A:
 
 # ---- of compile workers
 
+HOPELESS = "compiling ran past {limit_s:g} s, far longer than the others' compiles took"
+"""Why a compile that ran past its `BuildJob.limit_s` failed."""
+
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
     """A group of several could not be elaborated or built as a whole: its parts may be fine, and are tried again.
@@ -102,12 +105,14 @@ class FindJob(Job[Artifact | None], frozen=True):
 class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     """Compile `group` into one library. The answer has each member, in order.
 
-    `plain`: cicc must not take part. `path` and `service` are the worker's: the library's file, and whether the compile
+    `plain`: cicc must not take part. `limit_s`: seconds after which the compile is ``hopeless``; None: only the
+    settings' deadline counts. `path` and `service` are the worker's: the library's file, and whether the compile
     service is available.
     """
 
     group: tuple[Lowered, ...]
     plain: bool = False
+    limit_s: float | None = None
     path: str = ""
     service: bool = False
 

@@ -194,9 +194,6 @@ class FakeMachine:
     def hints(self, measuring: int) -> CompileHints:
         return CompileHints()
 
-    async def sleep(self, seconds: float) -> None:
-        await self.take(seconds)
-
     def device_workers(self) -> list[FakeDeviceWorker]:
         """Return the devices' workers, ``fake-0`` first."""
         return self._device_workers

@@ -14,6 +14,7 @@ from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure,
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
+    HOPELESS,
     A,
     BuildJob,
     CompareJob,
@@ -45,7 +46,6 @@ class FakeCompileWorker:
 
     def __init__(self, machine: FakeMachine, name: str) -> None:
         self.machine, self.name = machine, name
-        self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
         answer: Any = None
@@ -57,11 +57,7 @@ class FakeCompileWorker:
             case RolesJob():
                 answer = self._roles(job.candidate.index)
             case BuildJob():
-                self.compiling = True
-                try:
-                    answer = await self._build(job)
-                finally:
-                    self.compiling = False
+                answer = await self._build(job)
             case CompareJob():
                 answer = await self._compare(job)
         return cast(A, answer)
@@ -115,7 +111,7 @@ class FakeCompileWorker:
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
         machine, script, group = self.machine, self.machine.script, job.group
         compiler, state = ("cicc", "fake") if script.cicc and not job.plain else ("", "")
-        limit = machine.compile.compile_timeout_s
+        limit = job.limit_s or machine.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
         machine.groups.append(indices)
         seconds = script.library_s + sum(seconds_of(script.compile_s, machine.config_of(i)) for i in indices)
@@ -123,14 +119,17 @@ class FakeCompileWorker:
         hangs = any(script.hangs.get(i) == "build" for i in indices)
         with machine.running_as("build"):
             if not await machine.take(math.inf if hangs else seconds, limit):
-                kinds = ["timeout"]
+                kinds = ["timeout" if job.limit_s is None else "hopeless"]
         if any(machine.killed(i, "build") for i in indices):
             if len(group) > 1:
                 return GroupFailed(KILLED, KILLED)
             return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
         if kinds:
-            past = f"compiling ran past compile_timeout_s={limit:g}"
-            message = past if kinds[0] == "timeout" else f"scripted to fail: {kinds[0]}"
+            past = {
+                "timeout": f"compiling ran past compile_timeout_s={limit:g}",
+                "hopeless": HOPELESS.format(limit_s=limit),
+            }
+            message = past.get(kinds[0], f"scripted to fail: {kinds[0]}")
             if len(group) > 1:
                 return GroupFailed(message)
             return [Failure(indices[0], kinds[0], message, "output of the fake")]

@@ -11,12 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from atune.engine.compile_cost import HEAVY_REGISTERS
 from atune.engine.interfaces import CompileHints
 from atune.engine.scheduler import (
-    FEW_WORKERS,
     FIRST_GROUP,
-    HEAVY_LEFT,
     MAX_GROUP,
     Build,
     CompileState,
@@ -26,7 +23,6 @@ from atune.engine.scheduler import (
     halves,
 )
 from atune.model.artifact import Lowered, StaticFacts
-from atune.model.layouts import Layouts, LoopFacts
 
 
 def lowered(index: int, merge_key: str = "") -> Lowered:
@@ -52,11 +48,6 @@ def with_accumulators(one: Lowered, registers: int | None) -> Lowered:
     return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers))
 
 
-def heavy_and_likely_losers() -> list[Lowered]:
-    alternating = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
-    return [*alternating, *(with_accumulators(lowered(i), 256) for i in range(8, 12))]
-
-
 def indices(job: object) -> list[int]:
     assert isinstance(job, Build)
     return [member.index for member in job.group]
@@ -79,18 +70,6 @@ def test_workers_rest_while_devices_need_their_cores() -> None:
     assert isinstance(state(waiting=5, busy=2, resting=1, workers=4).next_job(), Lower)
     assert isinstance(state(waiting=5, busy=0, resting=2, workers=1).next_job(), Lower)
     assert state(retry=[(lowered(0),)], busy=1, resting=1).next_job() is None
-
-
-def test_the_longest_compiles_begin_before_lowering_ends() -> None:
-    """They are likely losers, so not before little is left; and never while building is on hold."""
-    workers = FEW_WORKERS + 1
-    heavy, light = [with_accumulators(lowered(1), 512)], [with_accumulators(lowered(2), 256)]
-    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * workers, "groups": 1, "workers": workers}
-    assert indices(state(**late, deferred=[*light, *heavy], ready=9).next_job()) == [1]
-    assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
-    assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
-    assert isinstance(state(**late, deferred=[*heavy], builds="first").next_job(), Lower)
-    assert isinstance(state(**{**late, "seen": late["seen"] - 1}, deferred=[*heavy]).next_job(), Lower)
 
 
 def test_the_first_group_is_small_and_one_a_device() -> None:
@@ -125,17 +104,14 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     assert isinstance(one.next_job(), Lower)
     one.proposing = False
     assert indices(one.next_job()) == [0, 1, 2, 3]
-    heavy = [with_accumulators(lowered(9), 512)]
-    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "workers": 4}
-    assert isinstance(state(**last, deferred=[*heavy]).next_job(), Lower)
-    assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
 
-def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
-    one = state(proposing=False, workers=FEW_WORKERS + 1)
-    one.queues.deferred = heavy_and_likely_losers()
-    groups = [indices(one.next_job()) for _ in range(11)]
-    assert groups == [[1], [3], [5], [7], [0], [2], [4], [6], [8], [9], [10]]
+def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
+    one = state(
+        proposing=False, workers=4, deferred=[with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
+    )
+    groups = [indices(one.next_job()) for _ in range(8)]
+    assert groups == [[1], [3], [5], [7], [0], [2], [4], [6]]
 
 
 def test_the_rest_is_split_over_the_free_workers() -> None:
@@ -165,8 +141,8 @@ def test_parts_of_failed_groups_come_first() -> None:
     assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
 
 
-def with_source(one: Lowered, length: int, registers: int | None = None) -> Lowered:
-    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, source_bytes=length))
+def with_source(one: Lowered, length: int) -> Lowered:
+    return msgspec.structs.replace(one, facts=StaticFacts(source_bytes=length))
 
 
 def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
@@ -180,49 +156,11 @@ def test_the_first_group_is_one_candidate_where_workers_are_as_many() -> None:
     assert indices(state(ready=1, workers=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
 
 
-def test_a_far_longer_source_stands_alone_and_comes_last() -> None:
-    one = state(proposing=False, devices=0)
-    for index in range(6):
-        one.add(with_source(lowered(index), 90_000 if index == 1 else 9_000))
-    assert [indices(one.next_job()) for _ in range(4)] == [[0, 2, 3], [4], [5], [1]]
-
-
-@pytest.mark.parametrize(("length", "median"), [(31_000, 1_000), (90_000, 30_000)])
-def test_a_source_that_is_short_or_as_its_neighbours_does_not_stand_alone(length: int, median: int) -> None:
+def test_a_far_longer_source_stands_alone() -> None:
     one = state(proposing=False, devices=0, workers=1)
-    for index in range(5):
-        one.add(with_source(lowered(index), length if index == 1 else median))
-    assert indices(one.next_job()) == [0, 1, 2, 3, 4]
-
-
-def with_loops(one: Lowered, *iterations: int, registers: int | None = None) -> Lowered:
-    loops = tuple(LoopFacts((4, 4096), slots) for slots in iterations)
-    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, layouts=Layouts(loops=loops)))
-
-
-def test_far_longer_loops_stand_alone_and_all_begin_at_once_the_longest_first() -> None:
-    """Once nothing else can start, though others are still compiled."""
-    one = state(proposing=False, workers=16, busy=4, building=4, groups=4)
-    for index, iterations in enumerate([64, 4096, 32, 10_240, 128, 2560, 64]):
-        one.add(with_loops(lowered(index), iterations // 2, iterations // 2))
-    groups = []
-    while (job := one.next_job()) is not None:
-        one.counts.busy += 1
-        one.counts.building += 1
-        groups.append(indices(job))
-    assert groups == [[0], [2], [4], [6], [3], [1], [5]] and one.counts.busy < 16
-
-
-@pytest.mark.parametrize("workers", [1, 2, 16])
-def test_the_default_among_the_first_two_is_alone_if_its_loops_are_far_longer(workers: int) -> None:
-    """It is lowered first. A group of two for a waiting device would hold the other up."""
-    one = state(workers=workers, total=72, waiting=9)
-    one.add(with_loops(lowered(0), 4096))
-    one.add(with_loops(lowered(1), 64))
-    one.add(with_loops(lowered(2), 64))
-    assert indices(one.next_job()) == [1, 2]
-    one.queues.waiting, one.proposing = 0, False
-    assert indices(one.next_job()) == [0]
+    for index in range(6):
+        one.add(with_source(lowered(index), 180_000 if index == 1 else 9_000))
+    assert [indices(one.next_job()), indices(one.next_job())] == [[0, 2, 3, 4, 5], [1]]
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -239,7 +177,6 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     relatives = rng.randint(1, 6)
     accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by relatives
     lengths = [rng.choice([None, 2_000, 40_000, 500_000]) for _ in range(total)]  # by relatives, too
-    iterations = [rng.choice([None, 64, 1024, 9000]) for _ in range(total)]  # by relatives, too
     one = CompileState(workers, devices, total, group_size, pipeline=rng.random() < 0.8)
     proposals = list(range(total))
     buffer: list[int] = []
@@ -268,10 +205,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 heapq.heappush(running, (now + rng.random(), number, begun))
             else:
                 assert 1 <= len(job.group) <= (group_size or MAX_GROUP)
-                heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "after a failed or lost group":
-                    alone = (heavy and workers > FEW_WORKERS) or any(map(one.work.is_long, job.group))
-                    assert len(job.group) <= (group_size or (1 if alone else MAX_GROUP))
                     work = sum(map(one.work.of, job.group))
                     assert work <= MAX_GROUP or len(job.group) == 1 or group_size
                 assert len({member.merge_key for member in job.group}) == 1
@@ -288,9 +222,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
             for index in what:
                 if index not in dropped:
                     registers, length = accumulators[index // relatives], lengths[index // relatives]
-                    slots = iterations[index // relatives]
-                    layouts = None if slots is None else Layouts(loops=(LoopFacts((slots,), slots),))
-                    facts = StaticFacts(accumulators=registers, source_bytes=length, layouts=layouts)
+                    facts = StaticFacts(accumulators=registers, source_bytes=length)
                     candidate = msgspec.structs.replace(lowered(index, str(index % keys)), facts=facts)
                     one.add(candidate, deferred=index in deferred)
         else:

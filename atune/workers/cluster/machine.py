@@ -195,9 +195,6 @@ class ClusterMachine:
         """Return the hints; each node keeps cores free by itself."""
         return compile_hints(self._found)
 
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
-
     @property
     def _living(self) -> list[Node]:
         return [node for node in self.nodes if not node.lost]

@@ -12,7 +12,7 @@ import msgspec
 from atune.engine.background import background
 from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
 from atune.model.device import DeviceInfo
-from atune.model.jobs import A, BuildJob, Job, Started, StartJob
+from atune.model.jobs import A, Job, Started, StartJob
 from atune.workers.cluster.messages import DiscoverJob, Library, NoticesJob, Reply, Shelf
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.locks import Deadline
@@ -139,20 +139,16 @@ class ClusterCompileWorker:
 
     def __init__(self, name: str, slot: Slot, slots: Sequence[Slot]) -> None:
         self.name, self._slot, self._slots = name, slot, slots
-        self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
         """Have the node do `job`. Raises what was raised there, and `MachineError` without a node."""
         while True:
             slot = self._living_slot()
             async with slot.turn:
-                self.compiling = isinstance(job, BuildJob)
                 try:
                     return await slot.node.ask(job, slot.number)
                 except NodeLost:
                     continue
-                finally:
-                    self.compiling = False
 
     def _living_slot(self) -> Slot:
         if not self._slot.node.lost:

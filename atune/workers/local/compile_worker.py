@@ -15,6 +15,7 @@ from atune.errors import RemoteError, ServerLost, WorkerLost, WorkerTimeout, tra
 from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered
 from atune.model.folders import made_folder
 from atune.model.jobs import (
+    HOPELESS,
     A,
     BuildJob,
     CompareJob,
@@ -72,7 +73,6 @@ class LocalCompileWorker:
         self.context, self.name, self.cpus = context, name, cpus
         self._worker: Worker | None = None
         self._libraries = 0
-        self.compiling = False
 
     async def run(self, job: Job[A]) -> A:
         answer: Any
@@ -125,7 +125,7 @@ class LocalCompileWorker:
                 gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
                 answers[lowered.index] = await self.context.store.find(lowered) or gone
         if fresh := [lowered for lowered in group if lowered.blob]:
-            built = await self._compile(fresh, plain=job.plain)
+            built = await self._compile(fresh, job)
             if isinstance(built, GroupFailed):
                 return built
             explain = self.context.service.explain
@@ -150,13 +150,13 @@ class LocalCompileWorker:
         key = built.store_key if lowered.storable else ""
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
-    async def _compile(self, group: Sequence[Lowered], *, plain: bool) -> list[Built] | GroupFailed:
+    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
         """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
-        service = self.context.service.ready and not plain
+        service = self.context.service.ready and not asked.plain
         for lowered in group:
             service = service and not await self.context.store.states.differs(lowered.use)
-        job = BuildJob(tuple(group), path=self._new_library(), service=service)
-        answers = await self._try(job, group[0].index)
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=service)
+        answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))
         assert not isinstance(answers, GroupFailed), "a process raises"
@@ -178,6 +178,8 @@ class LocalCompileWorker:
         try:
             return await self._call(job, limit_s)
         except WorkerTimeout as error:
+            if isinstance(job, BuildJob) and job.limit_s is not None:
+                return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s), error.detail)
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
             how = how_it_ended(error)
@@ -217,7 +219,6 @@ class LocalCompileWorker:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
-        self.compiling = isinstance(job, BuildJob)
         try:
             return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
         except RemoteError as error:
@@ -230,8 +231,6 @@ class LocalCompileWorker:
             if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
-        finally:
-            self.compiling = False
 
     @property
     def _limit_s(self) -> float:

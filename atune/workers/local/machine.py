@@ -255,9 +255,6 @@ class LocalMachine:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
         return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
 
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
-
     def _warned(self, message: str) -> None:
         """Pass a warning on, unless the run has ended."""
         self._warn(message)
