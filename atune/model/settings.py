@@ -151,7 +151,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     )] = True
     store: Annotated[bool, Option(
         "Use libraries that earlier runs built from the same code, and keep new ones.",
-        flag="--store", page="design/store.md",
+        flag="--store", page="cache.md#libraries",
     )] = True
     target_host: Annotated[str | None, Option(
         "TileLang's target for host code: ``c`` or ``llvm``.", check=_host, measured=True, unset="TileLang's choice",

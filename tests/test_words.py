@@ -1,4 +1,4 @@
-"""The glossary and the code use the same words: its names exist, and retired words stand nowhere."""
+"""Retired words stand in no message and on no page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
-
-from atune.journal.events import AnyEvent
 
 ROOT = Path(__file__).parent.parent
-GLOSSARY = ROOT / "docs" / "glossary.md"
 SOURCES = sorted((ROOT / "atune").rglob("*.py"))
 RETIRED = {
     r"lanes?": "worker",
@@ -24,12 +20,6 @@ RETIRED = {
     r"tuning parameters?": "axis",
 }
 """Words that are retired, as patterns, with the words for them."""
-
-
-def rows() -> list[tuple[str, str]]:
-    """Return the glossary's rows: the words, and what they mean."""
-    found = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", GLOSSARY.read_text(), re.MULTILINE)
-    return [(word, meaning) for word, meaning in found if word not in ("word", "---")]
 
 
 def messages() -> Iterator[tuple[str, str]]:
@@ -62,25 +52,3 @@ def test_retired_words_are_in_no_message_and_on_no_page() -> None:
 
 def test_a_retired_word_would_be_found() -> None:
     assert retired("the lane is lost") == ["lane: say worker"]
-
-
-def test_events_that_the_glossary_names_are_those_of_the_journal() -> None:
-    tags = {str(kind.__struct_config__.tag) for kind in get_args(AnyEvent)}
-    named = {name for _, meaning in rows() for name in re.findall(r"event `(\w+)`", meaning)}
-    assert len(named) > 5 and named <= tags
-
-
-def test_names_that_the_glossary_gives_exist() -> None:
-    code = "\n".join(path.read_text() for path in SOURCES)
-    names = [
-        n for row in rows() for part in re.findall(r"`([^`]+)`", " ".join(row)) for n in re.findall(r"[\w-]+", part)
-    ]
-    unknown = {name for name in names if not re.search(rf"(?<![\w]){re.escape(name)}(?![\w])", code)}
-    assert len(set(names)) > 20 and not unknown
-
-
-def test_each_word_is_used_in_messages_docs_or_code() -> None:
-    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page != GLOSSARY]
-    used = " ".join("\n".join(path.read_text() for path in [*SOURCES, *pages]).split()).casefold()
-    words = {word.strip() for row in rows() for word in row[0].split(",")}
-    assert not {word for word in words if word.casefold() not in used}
