@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.bundle.machine import this_cpu
+from atune.bundle.launch import this_cpu
 from atune.bundle.manifest import manifest_digest
 
 SOURCE = """
@@ -44,7 +44,7 @@ def library() -> bytes:
 
 def entry(symbol: str, problem: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a problem of a manifest: by default a function of a vector A and an output B of `n` elements."""
-    of_vectors = {"params": [VECTOR, VECTOR], "outputs": [1], "calls": [0, 1, "n"]}
+    of_vectors = {"params": [VECTOR, VECTOR], "outputs": [1], "zero": [], "calls": [0, 1, "n"]}
     return {"problem": problem, "symbol": symbol, "config": {}, "latency_ms": 1.0, **of_vectors, **fields}
 
 
@@ -60,13 +60,12 @@ def write(
     digest = hashlib.sha256(data).hexdigest()
     manifest: dict[str, Any] = {
         "schema": 1,
-        "kernel": {"name": "toy", "fingerprint": ""},
+        "kernel": "toy",
         "target": "c",
         "arch": "",
         "cpu": this_cpu() | {"features": []},
         "requires": {},
-        "versions": {},
-        "rule": None,
+        "asks": [],
         "problems": [{**problem, "library": digest} for problem in problems],
         "files": {f"{digest}.so": digest},
         **fields,

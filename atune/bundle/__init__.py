@@ -14,6 +14,6 @@ nothing of a bundle. The libraries are machine code: load bundles of people whom
 """
 
 from atune.bundle.bundle import Bundle, load
-from atune.bundle.errors import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine
+from atune.bundle.manifest import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine
 
 __all__ = ["Bundle", "BundleError", "DamagedBundle", "OutsideProblems", "WrongArguments", "WrongMachine", "load"]

@@ -1,4 +1,4 @@
-"""The bundle as a callable: it picks a kernel by a call's sizes, and counts the calls that no problem fits."""
+"""The bundle as a callable: it picks a kernel by a call's sizes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from atune.bundle.arguments import PLAIN, SHAPE, Misfit, distance, fit, nearest, told_problem
-from atune.bundle.cuda import prepare
-from atune.bundle.errors import BundleError, OutsideProblems, WrongArguments
-from atune.bundle.launch import Plan, plan
-from atune.bundle.machine import check_device, check_machine
-from atune.bundle.manifest import BundledKernel, named, read_manifest
-from atune.bundle.misses import Miss, Misses, MissFile, Told
+from atune.bundle.launch import PLAIN, Plan, check_device, check_machine, contiguous, plan, prepare, torch_dtype
+from atune.bundle.manifest import (
+    BundledKernel,
+    BundleError,
+    BundleParam,
+    OutsideProblems,
+    Sizes,
+    WrongArguments,
+    named,
+    read_manifest,
+)
 
-OnMiss = Literal["error", "nearest", "default"]
+OnMiss = Literal["error", "nearest"]
 MOST_PLANS = 4096
 """Most signatures of calls that a bundle remembers. After that it begins anew."""
 SHOWN = 8
@@ -26,42 +30,31 @@ Taking = tuple[BundledKernel, dict[str, int]]
 """A kernel that takes a call's arguments, and the values of its symbolic dimensions."""
 
 
-def load(
-    folder: str | os.PathLike[str],
-    *,
-    on_miss: OnMiss = "error",
-    misses: str | os.PathLike[str] | Told | None = None,
-) -> Bundle:
+def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle:
     """Return the bundle in `folder`, a callable.
 
     Every file is compared with its digest. A library is loaded by the first call that needs it.
 
-    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`; `OSError` for `misses`.
+    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`.
 
     Parameters
     ----------
     folder
         The folder that was written.
     on_miss
-        What a call does whose sizes no problem has, and which are outside of the bundle's rule. ``error`` raises
-        `OutsideProblems`. ``nearest`` runs the kernel of the nearest problem in log sizes, and ``default`` that of the
-        first problem; of those whose kernels take the shapes, and that differ in sizes alone. Both warn once for each
-        signature, and raise `OutsideProblems` if there is none.
-    misses
-        Who hears of calls whose sizes no problem has, whatever served them: a file for ``atune tune --problems``, to
-        which many processes may append, or a function of what `Bundle.misses` lists. Of each problem it hears the
-        first call, the second, the fourth and so on.
+        What a call does whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
+        the nearest problem in log sizes, of those whose kernels take the shapes, and that differ in sizes alone. It
+        warns once for each signature, and raises `OutsideProblems` if there is none.
     """
-    return Bundle(folder, on_miss=on_miss, misses=misses)
+    return Bundle(folder, on_miss=on_miss)
 
 
 class Bundle:
     """Kernels of several problems, called as one.
 
     Call it with the inputs, and it returns the outputs; or with every parameter, and it returns None. The tensors'
-    shapes choose the kernel. Where problems differ in something else, name it: ``bundle(Q, K, V, causal=True)``. Sizes
-    between those that were tuned get the kernel that the bundle's rule says, where one takes them. Where the space's
-    `where=` takes a size, the bundle serves the tuned sizes alone.
+    shapes choose the kernel. Where problems differ in something else, name it: ``bundle(Q, K, V, causal=True)``. Where
+    the space's `where=` takes a size, the bundle serves the tuned sizes alone.
     Tensors are as they were tuned: of those dtypes, on such a device, and contiguous or with the declared strides. CUDA
     kernels run on torch's current stream. Several threads may call it.
 
@@ -69,20 +62,14 @@ class Bundle:
     gradients are recorded.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        on_miss: OnMiss = "error",
-        misses: str | os.PathLike[str] | Told | None = None,
-    ) -> None:
-        if on_miss not in ("error", "nearest", "default"):
-            raise BundleError(f"on_miss must be 'error', 'nearest' or 'default', got {on_miss!r}")
+    def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> None:
+        if on_miss not in ("error", "nearest"):
+            raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
-        self.manifest, self._kernels, self._rules = read_manifest(self.folder)
+        self.manifest, self._kernels = read_manifest(self.folder)
         """All that the bundle says of itself, as plain data."""
         check_machine(self.manifest)
-        asks = ", ".join(self.manifest.get("asks", ()))
+        asks = ", ".join(self.manifest["asks"])
         self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
         """Why other sizes are always a miss; empty where they are not."""
         if self._alone and on_miss != "error":
@@ -93,10 +80,6 @@ class Bundle:
         if self._target == "cuda":
             prepare(self.folder)  # the first call should not wait for it
         self._plans: dict[Any, Plan] = {}
-        if not (misses is None or isinstance(misses, (str, os.PathLike)) or callable(misses)):
-            raise BundleError(f"misses must be a file or a function, got {misses!r}")
-        told = MissFile(misses, [*self._kernels[0].problem]) if isinstance(misses, (str, os.PathLike)) else misses
-        self._misses = Misses(told)
 
     @property
     def problems(self) -> list[dict[str, Any]]:
@@ -118,121 +101,154 @@ class Bundle:
             raise WrongArguments(f"a bundle takes torch tensors and numbers; got {what}") from None
         return (known or self._planned(key, arguments, problem))(arguments)
 
-    def misses(self) -> list[dict[str, Any]]:
-        """Return the calls whose sizes no problem has, as plain data.
-
-        ``shapes``: of the call's tensors. ``problem``: what is known of its problem. ``used``: the problem whose kernel
-        ran instead; None if none did. ``by``: what chose it: ``rule``, or `on_miss`. ``count``: how many calls. What
-        comes after 1,024 different ones is one entry without shapes.
-        """
-        return self._misses()
-
     def __repr__(self) -> str:
-        n, name = len(self._kernels), self.manifest["kernel"]["name"]
+        n, name = len(self._kernels), self.manifest["kernel"]
         return f"<atune bundle of {name}, {n} problems, target {self._target}, digest {self.digest[:12]}>"
 
     def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Plan:
         """Return what calls of this signature do, and remember it."""
-        (kernel, sizes), miss = self._chosen(arguments, problem)
+        kernel, sizes = self._chosen(arguments, problem)
         if self._target == "cuda":
-            home = next((one.device for one in arguments if one.__class__ not in PLAIN), None)
-            check_device(self.manifest["arch"], home)
+            check_device(self.manifest["arch"], _home(arguments))
         found = plan(kernel, self.folder, self._target, arguments, sizes)
-        if miss is not None:
-            found = self._counting(found, miss)
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         self._plans[key] = found
         return found
 
-    def _chosen(self, arguments: Sequence[Any], problem: Mapping[str, Any]) -> tuple[Taking, Miss | None]:
-        """Return the kernel that a call runs, and the miss that the call is, if it is one."""
+    def _chosen(self, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Taking:
+        """Return the kernel that a call runs."""
         if unknown := [name for name in problem if not any(name in one.problem for one in self._kernels)]:
             names = ", ".join(self._kernels[0].problem) or "nothing"
             raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: by name a call gives {names}")
-        taking, misfits = dict[int, Taking](), list[Misfit]()
-        for position, kernel in enumerate(self._kernels):
-            found = fit(kernel, arguments, self._target)
-            if isinstance(found, Misfit):
-                misfits.append(found)
-            else:
-                taking[position] = kernel, found
-        for name, size in next((sizes for _, sizes in taking.values()), {}).items():
+        taking, misfits = list[Taking](), list[BundleError]()
+        for kernel in self._kernels:
+            try:
+                taking.append((kernel, dimensions(kernel, arguments, self._target)))
+            except BundleError as misfit:
+                misfits.append(misfit)
+        if not taking:
+            outside = next((one for one in misfits if isinstance(one, OutsideProblems)), None)
+            if outside is None:
+                raise misfits[0]
+            raise OutsideProblems(f"{outside}; {self._listed()}; its kernels are compiled for fixed sizes")
+        for name, size in taking[0][1].items():
             if problem.get(name, size) != size:
                 raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
-        exact = [(k, sizes) for k, sizes in taking.values() if distance(k.problem, {**sizes, **problem}) == 0]
-        if len(exact) > 1:
-            raise WrongArguments(_differing([kernel.problem for kernel, _ in exact], {}))
-        if exact:
-            return exact[0], None
-        nearest_fit = max(misfits, key=lambda one: (one.step, one.position), default=None)
-        if not taking and nearest_fit is not None and nearest_fit.step != SHAPE:
-            raise WrongArguments(nearest_fit.why)
-        return self._missed(taking, nearest_fit, arguments, problem)
+        exact = [one for one in taking if distance(one[0].problem, {**one[1], **problem}) == 0]
+        return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
 
-    def _missed(
-        self,
-        taking: Mapping[int, Taking],
-        nearest_fit: Misfit | None,
-        arguments: Sequence[Any],
-        problem: Mapping[str, Any],
-    ) -> tuple[Taking, Miss]:
-        """Return what a call of no problem's sizes runs. Raises `OutsideProblems`."""
-        call = {**next((sizes for _, sizes in taking.values()), {}), **problem}
-        used, by = self._instead(taking, call)
-        alike = [kernel for kernel, _ in taking.values()] or self._kernels
-        shapes = [list(one.shape) for one in arguments if one.__class__ not in PLAIN]
-        told = {**told_problem(alike, arguments), **call}
-        if unknown := _differing([kernel.problem for kernel, _ in taking.values()], told):
-            raise WrongArguments(unknown)
-        miss = self._misses.entry(Miss(shapes, told, None if used is None else dict(used[0].problem), by))
-        if used is None:
-            self._misses.count(miss)
-            which = "no problem of such tensors" if call == problem else "no problem"
-            why = f"{which} has {named(call)}" if nearest_fit is None or taking else nearest_fit.why
-            more = "" if taking else "; its kernels are compiled for fixed sizes"
-            more += ", and the call is outside of its rule" if taking and self._rules else ""
-            more += f"; {self._alone}" if taking and self._alone else ""
-            raise OutsideProblems(f"{why}; the bundle {self.digest[:12]} has {self._listed()}{more}")
-        if by != "rule":
-            instead = f"the kernel of {named(used[0].problem)} runs"
-            warnings.warn(f"no problem of the bundle has {named(call)}: {instead}", RuntimeWarning, stacklevel=5)
-        return used, miss
-
-    def _instead(self, taking: Mapping[int, Taking], call: Mapping[str, Any]) -> tuple[Taking | None, str]:
-        """Return what runs, of the kernels that take the arguments, and what says so; None if the call raises."""
-        problems = {position: kernel.problem for position, (kernel, _) in taking.items() if not self._alone}
-        for rule in self._rules:
-            near = nearest({i: problems[i] for i in rule.serving(call) if i in problems}, call)
-            if near is not None:
-                return taking[near], "rule"
-        near = None
-        if self.on_miss == "nearest":
-            near = nearest(problems, call)
-        elif self.on_miss == "default":
-            near = next((i for i, one in problems.items() if distance(one, call) < math.inf), None)
-        return (None if near is None else taking[near]), self.on_miss
+    def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
+        """Return what a call of no problem's sizes runs, of the kernels that take its arguments."""
+        for name in taking[0][0].problem:
+            values = dict.fromkeys(repr(kernel.problem.get(name)) for kernel, _ in taking)
+            if name not in call and len(values) > 1:
+                ways = " or ".join(f"{name}={value}" for value in values)
+                raise WrongArguments(f"{len(taking)} problems take these tensors: give {ways}, by name")
+        used = min(taking, key=lambda one: (distance(one[0].problem, call), _sizes_of(one[0].problem)))
+        if self.on_miss == "error" or self._alone or distance(used[0].problem, call) == math.inf:
+            alone = f"; {self._alone}" if self._alone else ""
+            raise OutsideProblems(f"no problem of such tensors has {named(call)}; {self._listed()}{alone}")
+        instead = f"the kernel of {named(used[0].problem)} runs"
+        warnings.warn(f"no problem of the bundle has {named(call)}: {instead}", RuntimeWarning, stacklevel=5)
+        return used
 
     def _listed(self) -> str:
         shown = "; ".join(named(kernel.problem) for kernel in self._kernels[:SHOWN])
-        return f"{shown}; and {len(self._kernels) - SHOWN} more" if len(self._kernels) > SHOWN else shown
-
-    def _counting(self, plan: Plan, miss: Miss) -> Plan:
-        def run(arguments: Sequence[Any]) -> Any:
-            self._misses.count(miss)
-            return plan(arguments)
-
-        return run
+        more = f"; and {len(self._kernels) - SHOWN} more" if len(self._kernels) > SHOWN else ""
+        return f"the bundle {self.digest[:12]} has {shown}{more}"
 
 
-def _differing(problems: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> str:
-    """Return the message for a call that several problems' kernels take, and that does not tell them apart.
+def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
+    """Return the symbolic dimensions' values in a call of `kernel`.
 
-    It is empty if all arguments that differ are `known`.
+    The first misfit raises `OutsideProblems` if the kernel has other sizes there, else `WrongArguments`.
     """
-    for name in problems[0] if problems else ():
-        values = dict.fromkeys(repr(one.get(name)) for one in problems)
-        if name not in known and len(values) > 1:
-            ways = " or ".join(f"{name}={value}" for value in values)
-            return f"{len(problems)} problems take these tensors: give {ways}, by name"
-    return ""
+    given = kernel.given(len(arguments))
+    if given is None:
+        n, most = len(kernel.inputs), len(kernel.params)
+        inputs = f"{n} input{'s' * (n != 1)}"
+        raise WrongArguments(f"the kernel takes {inputs}, or all {most} parameters; got {len(arguments)} arguments")
+    sizes: dict[str, int] = {}
+    for position, argument in zip(given, arguments, strict=True):
+        param = kernel.params[position]
+        try:
+            _check(param, argument, target, _home(arguments))
+            _bind_all(param, argument, sizes)
+        except BundleError as misfit:
+            raise type(misfit)(f"parameter {position}: {misfit}") from None
+    return sizes
+
+
+def _home(arguments: Sequence[Any]) -> Any:
+    """Return the device of a call's first tensor; None without one."""
+    return next((one.device for one in arguments if one.__class__ not in PLAIN), None)
+
+
+def _check(param: BundleParam, argument: Any, target: str, home: Any) -> None:
+    """Raise `WrongArguments` unless an argument is of the kind, device, dtype and rank that `param` declares."""
+    device = "cpu" if target == "c" else "cuda"
+    number = argument.__class__ in PLAIN
+    if (param.shape is None) != number:
+        wanted = "a number" if param.shape is None else f"a tensor of {param.dtype} {list(param.shape)}"
+        raise WrongArguments(f"the kernel takes {wanted}; got {repr(argument) if number else 'a tensor'}")
+    if param.shape is None:
+        return
+    if argument.device.type != device or argument.device != home:
+        wanted = f"on {home}, as the first tensor" if home.type == device else f"on {device}"
+        raise WrongArguments(f"the kernel takes tensors {wanted}; got one on {argument.device}")
+    if argument.dtype != torch_dtype(param.dtype):
+        raise WrongArguments(f"the kernel takes {param.dtype}; got {_described(argument)}")
+    if argument.dim() != len(param.shape):
+        wanted = f"{len(param.shape)} dimension{'s' * (len(param.shape) != 1)}"
+        raise WrongArguments(f"the kernel takes {wanted}; got {_described(argument)}")
+
+
+def _described(tensor: Any) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
+    """Add the values of the symbolic dimensions of `param` to `sizes`, or raise where the tensor has others."""
+    if param.shape is None:
+        return
+    shape, strides, before = tuple(tensor.shape), tensor.stride(), named(sizes)
+    if not _bind(param.shape, shape, {}):
+        raise OutsideProblems(f"no kernel takes {_described(tensor)} here")
+    if not _bind(param.shape, shape, sizes):
+        raise WrongArguments(f"{_described(tensor)} disagrees with the tensors before it: {before}")
+    declared: Sizes = contiguous(shape) if param.strides is None else param.strides
+    kept = [(w, got) for w, got, size in zip(declared, strides, shape, strict=True) if size > 1]
+    if 0 not in shape and not _bind([w for w, _ in kept], [got for _, got in kept], sizes):
+        wanted = "a contiguous tensor" if param.strides is None else f"a tensor with strides {list(param.strides)}"
+        raise WrongArguments(f"the kernel takes {wanted}; got one with strides {list(strides)}")
+
+
+def _bind(wanted: Sequence[int | str], found: Sequence[int], sizes: dict[str, int]) -> bool:
+    """Tell whether numbers are as `wanted`. Names take the value that they have, or their first one."""
+    return all(
+        got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
+        for want, got in zip(wanted, found, strict=True)
+    )
+
+
+def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
+    """Return how far a call's sizes are from those of `problem`: the sum of the log2 ratios.
+
+    It is infinite if they differ in what is no size. What only one of them has does not count. It is rounded, so that
+    machines whose logarithms differ in their last digit find the same ties.
+    """
+    total = 0.0
+    for name, value in call.items():
+        known = problem.get(name, value)
+        if known == value:
+            continue
+        if any(type(one) not in (int, float) or one <= 0 for one in (known, value)):
+            return math.inf
+        total += abs(math.log2(known / value))
+    return round(total, 9)
+
+
+def _sizes_of(problem: Mapping[str, Any]) -> list[float]:
+    """Return a problem's sizes: of equally near problems that of the smaller ones is taken, in any order."""
+    return [value for _, value in sorted(problem.items()) if type(value) in (int, float)]

@@ -1,18 +1,47 @@
-"""A kernel's library, and what a call of known sizes does: allocate the outputs, and launch."""
+"""What a bundle needs of the machine, and a kernel's library: loaded, and launched with the arguments of a call.
+
+CUDA libraries are loaded by ``apache-tvm-ffi`` and tilelang's runtime, but without tilelang.
+"""
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import functools
+import importlib.util
+import math
+import operator
+import platform
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from atune.bundle.arguments import PLAIN, output_layout, positions, torch_dtype
-from atune.bundle.cuda import cuda_function
-from atune.bundle.errors import DamagedBundle, WrongArguments
-from atune.bundle.manifest import BundledKernel
+from atune.bundle.manifest import RUNTIME, BundledKernel, DamagedBundle, WrongArguments, WrongMachine
 
+PLAIN = frozenset({int, float, bool})
+"""Types of arguments for parameters that are no tensors."""
+_OPERATORS: Mapping[type[ast.operator], Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_COMPARISONS = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
+"""Beginnings of those flags in /proc/cpuinfo that name instructions for ``-march=native``."""
+LIBRARY = "libtvm_runtime.so"
+"""tilelang's runtime. It has tvm_ffi load machine code, launches kernels, and needs the ``libstub_*.so`` next to it."""
+STUBS = "libstub_*.so"
+"""Libraries that find CUDA's, and other vendors', when they are first called."""
+TENSORMAP = "libatune_tensormap.so"
+"""``tensormap.c``: the one function that host code calls, and that tilelang's runtime lacks."""
+PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
+"""Functions that a library of a bundle may call by name."""
+REGISTERED = "ffi.Module.load_from_bytes.cuda"
+"""The function by which the runtime tells tvm_ffi that it is there."""
+_loading = threading.Lock()
 Plan = Callable[[Sequence[Any]], Any]
 """Calls a kernel with arguments of one signature, and returns what the call returns."""
 Launch = Callable[[Sequence[Any]], None]
@@ -33,10 +62,8 @@ def plan(kernel: BundledKernel, folder: Path, target: str, arguments: Sequence[A
         raise DamagedBundle(f"library {kernel.library} does not load: {error}") from error
     if zero_inputs := [i for i in kernel.zero if i not in kernel.outputs]:
         launch = _zeroing(zero_inputs, launch)
-    given = positions(kernel, len(arguments))
-    made = (
-        launch if given is None or len(given) == len(kernel.params) else _allocating(kernel, launch, arguments, sizes)
-    )
+    whole = len(arguments) == len(kernel.params)
+    made = launch if whole else _allocating(kernel, launch, arguments, sizes)
     return _without_gradients(made) if any(getattr(one, "requires_grad", False) for one in arguments) else made
 
 
@@ -97,20 +124,15 @@ def _allocating(kernel: BundledKernel, launch: Launch, inputs: Sequence[Any], si
     device = here or torch.device("cpu" if kernel.calls else "cuda")  # without an index: torch's current one
     makers = []
     for i in kernel.outputs:
-        shape, strides = output_layout(kernel, i, sizes)
-        dtype = torch_dtype(kernel.params[i].dtype)
-        if kernel.params[i].strides is None:
-            make = torch.zeros if i in kernel.zero else torch.empty
-            makers.append(functools.partial(make, shape, dtype=dtype, device=device))
-        else:
-            makers.append(functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))
-    strided = [k for k, i in enumerate(kernel.outputs) if i in kernel.zero and kernel.params[i].strides is not None]
+        layout, dtype = output_layout(kernel, i, sizes), torch_dtype(kernel.params[i].dtype)
+        makers.append(functools.partial(torch.empty_strided, *layout, dtype=dtype, device=device))
+    zero = [k for k, i in enumerate(kernel.outputs) if i in kernel.zero]
     order = [(*kernel.inputs, *kernel.outputs).index(i) for i in range(len(kernel.params))]
     moved, one = order != sorted(order), len(makers) == 1
 
     def run(arguments: Sequence[Any]) -> Any:
         outputs = [make() for make in makers]
-        for k in strided:
+        for k in zero:
             outputs[k].zero_()
         parameters = [*arguments, *outputs]
         launch([parameters[i] for i in order] if moved else parameters)
@@ -140,3 +162,173 @@ def _without_gradients(plan: Plan) -> Plan:
         return plan(arguments)
 
     return run
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+
+
+@functools.cache
+def torch_dtype(name: str) -> Any:
+    """Return torch's dtype for TileLang's `name`; None if torch has none."""
+    import torch
+
+    names = {"float8_e4m3": "float8_e4m3fn", "uint1": "bool"}
+    return getattr(torch, names.get(name, name), None)
+
+
+def output_layout(
+    kernel: BundledKernel, position: int, sizes: Mapping[str, int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the shape and strides of the output `position`. Raises `WrongArguments` if the inputs do not tell."""
+    param = kernel.params[position]
+    if not param.shape:
+        raise WrongArguments(f"output {position} has no dimensions and cannot be allocated: give every parameter")
+    try:
+        shape = [_value(size, sizes) for size in param.shape]
+        strides = contiguous(shape) if param.strides is None else [_value(stride, sizes) for stride in param.strides]
+    except KeyError as lacking:
+        text = lacking.args[0]
+        raise WrongArguments(f"output {position}: the inputs do not tell its {text!r}: give every parameter") from None
+    return shape, strides
+
+
+def _value(size: int | str, sizes: Mapping[str, int]) -> int:
+    """Return the value of a number, a name, or sums and products of these. Raises `KeyError` if a name is unknown."""
+    if not isinstance(size, str):
+        return size
+
+    def of(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return int(_OPERATORS[type(op)](of(left), of(right)))
+        raise KeyError(size)
+
+    try:
+        return sizes[size] if size in sizes else of(ast.parse(size, mode="eval").body)
+    except (KeyError, SyntaxError):
+        raise KeyError(size) from None
+
+
+def this_cpu() -> dict[str, Any]:
+    """Return this machine's architecture, its CPU's name, and the sets of instructions that compilers take from it."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    found = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", info, re.MULTILINE))
+    features = [flag for flag in found.get("flags", "").split() if re.match(X86_FEATURES, flag)]
+    features = features or found.get("Features", "").split()
+    return {"machine": platform.machine(), "name": found.get("model name", "CPU"), "features": sorted(features)}
+
+
+def check_machine(plain: Mapping[str, Any]) -> None:
+    """Raise `WrongMachine` if the bundle with the manifest `plain` cannot run here."""
+    here = this_cpu()
+    if plain["cpu"]["machine"] != here["machine"]:
+        raise WrongMachine(f"the bundle is for {plain['cpu']['machine']}, and this machine is {here['machine']}")
+    if lacking := sorted(set(plain["cpu"]["features"]) - set(here["features"])):
+        raise WrongMachine(
+            f"the bundle was compiled on {plain['cpu']['name']}, and this CPU, {here['name']}, lacks "
+            f"{', '.join(lacking)}: tune on this CPU, or with CompileSettings(flags=('-O3',))"
+        )
+    for package, wanted in plain["requires"].items():
+        _check_package(package, wanted)
+    if plain["target"] == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise WrongMachine(f"the bundle is for CUDA devices of {plain['arch']}, and torch finds no CUDA device")
+
+
+def _check_package(name: str, wanted: str) -> None:
+    """Raise `WrongMachine` unless the package's version is in the range `wanted`, such as ``>=0.1.11,<0.1.13``."""
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise WrongMachine(f"the bundle needs {name}: pip install '{name}{wanted}'") from None
+    for comparison, bound in re.findall(r"(>=|<=|==|!=|<|>)\s*([\d.]+)", wanted):
+        if not _COMPARISONS[comparison](_numbers(version), _numbers(bound)):
+            raise WrongMachine(f"the bundle needs {name}{wanted}, and {version} is installed")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part]  # type: ignore[index]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def check_device(arch: str, device: Any) -> None:
+    """Raise `WrongMachine` if torch's CUDA device `device` does not run code for `arch`, such as ``sm_90a``.
+
+    Machine code runs on its own major version, from its minor version on. With ``a`` it runs on that version alone
+    (CUDA C++ Programming Guide, «Feature Availability»).
+    """
+    import torch
+
+    wanted, suffix = re.match(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
+    major, minor = int(wanted[:-1]), int(wanted[-1])
+    there = torch.cuda.get_device_capability(device)
+    if there[0] != major or there[1] < minor or (suffix == "a" and there[1] != minor):
+        name = torch.cuda.get_device_name(device)
+        raise WrongMachine(f"the bundle is for {arch}, and {device} is {name}, sm_{there[0]}{there[1]}: tune on it")
+
+
+def prepare(folder: Path) -> None:
+    """Load what the libraries of the bundle in `folder` need, once in a process. Raises `OSError`."""
+    import tvm_ffi
+
+    with _loading:
+        if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is None:
+            _load_runtime(runtime_folder() or folder / RUNTIME)
+
+
+def cuda_function(path: str, symbol: str, folder: Path) -> Callable[..., Any]:
+    """Return the function `symbol` of the library at `path`. It launches on torch's current stream.
+
+    `folder`: the bundle's. Raises `OSError`, `RuntimeError` and `AttributeError` if it does not load.
+    """
+    import tvm_ffi
+
+    prepare(folder)
+    library = tvm_ffi.load_module(path)
+    library.import_module(tensormap(folder / RUNTIME / TENSORMAP))  # not registered: tilelang registers its own
+    found: Callable[..., Any] = library[symbol]
+    return found
+
+
+def tensormap(path: Path) -> Any:
+    """Return the module of the library `TENSORMAP` at `path`, which calls the driver's function."""
+    import tvm_ffi
+
+    try:
+        encode = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        encode = None  # a call then says so
+    ctypes.c_void_p.in_dll(ctypes.CDLL(str(path.absolute())), "atune_encode").value = encode
+    return tvm_ffi.load_module(str(path.absolute()))
+
+
+def runtime_folder() -> Path | None:
+    """Return the folder of tilelang's own runtime; None if tilelang is not installed. Imports nothing.
+
+    If tilelang is installed, bundles load its copy: two copies in one process would end it, because each registers the
+    same functions with tvm_ffi. A later ``import tilelang`` finds that copy loaded.
+    """
+    spec = importlib.util.find_spec("tilelang")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (Path(place) / "lib" / LIBRARY).exists():
+            return Path(place) / "lib"
+    return None
+
+
+def _load_runtime(folder: Path) -> None:
+    """Load the runtime and its stubs for all libraries to see. A bundle's library names none of them."""
+    for library in (*sorted(folder.glob(STUBS)), folder / LIBRARY):
+        ctypes.CDLL(str(library.absolute()), ctypes.RTLD_GLOBAL)

@@ -1,24 +1,41 @@
-"""A bundle's manifest: plain JSON with the digest of every file, checked before anything is loaded."""
+"""A bundle's manifest: plain JSON with the digest of every file, checked before anything is loaded; and its errors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atune.bundle.errors import BundleError, DamagedBundle
-
 SCHEMA = 1
 """Version of the manifest."""
-FIELDS = frozenset({"kernel", "target", "arch", "cpu", "requires", "versions", "rule", "problems", "files"})
+FIELDS = frozenset({"kernel", "target", "arch", "cpu", "requires", "asks", "problems", "files"})
 """Fields that it has beside its schema and digest."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
 Sizes = tuple[int | str, ...]
+
+
+class BundleError(Exception):
+    """Root of what a bundle raises. Itself: the folder is no bundle, or this version cannot read it."""
+
+
+class DamagedBundle(BundleError):
+    """A file of the bundle is missing, or is not the file that was written. Copy the bundle again."""
+
+
+class WrongMachine(BundleError):
+    """This machine, its device or its packages cannot run the bundle. Use one as the message says, or tune here."""
+
+
+class WrongArguments(BundleError, TypeError):
+    """No kernel of the bundle takes arguments of this number, device, dtype, layout or number of dimensions."""
+
+
+class OutsideProblems(BundleError, LookupError):
+    """No problem of the bundle has these sizes. Tune it, or see `on_miss` of `load`."""
 
 
 class BundleParam(NamedTuple):
@@ -51,51 +68,11 @@ class BundledKernel:
         """Positions of the other parameters."""
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
-
-class Rule(NamedTuple):
-    """Which kernels serve problems that were never tuned, but whose sizes lie within those that were.
-
-    `others`: arguments that must be equal. `sizes`: the least and the most of each. `root`: the positions of problems,
-    the nearest of which serves, or a `Question`.
-    """
-
-    others: Mapping[str, Any]
-    sizes: Mapping[str, tuple[float, float]]
-    root: Question | tuple[int, ...]
-
-    def serving(self, call: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the positions of the problems that may serve a call; none if it is outside of the rule.
-
-        `call`: what is known of its problem. An argument that is not, such as the size of a dimension that all kernels
-        have fixed, must be the same in all problems.
-        """
-        for name, (least, most) in self.sizes.items():
-            size = call.get(name, math.inf if least < most else least)
-            if isinstance(size, str) or not least <= size <= most:
-                return ()
-        if any(call.get(name, value) != value for name, value in self.others.items()):
-            return ()
-        node = self.root
-        while isinstance(node, Question):
-            node = node.small if call.get(node.size, self.sizes[node.size][0]) <= node.most else node.large
-        return node
-
-
-class Question(NamedTuple):
-    """Where a tree asks for the size `size`: up to `most` goes to `small`, more to `large`."""
-
-    size: str
-    most: float
-    small: Question | tuple[int, ...]
-    large: Question | tuple[int, ...]
-
-
-class Manifest(NamedTuple):
-    """A manifest that was read. `plain`: its content. `kernels`: one for each problem, in order."""
-
-    plain: dict[str, Any]
-    kernels: tuple[BundledKernel, ...]
-    rules: tuple[Rule, ...]
+    def given(self, count: int) -> tuple[int, ...] | None:
+        """Return the parameters that a call of `count` arguments gives: all, or the inputs; None for neither."""
+        if count == len(self.params):
+            return tuple(range(count))
+        return self.inputs if count == len(self.inputs) else None
 
 
 def named(problem: Mapping[str, Any]) -> str:
@@ -109,8 +86,8 @@ def manifest_digest(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of `folder`, after a comparison of every file with its digest.
+def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ...]]:
+    """Return the manifest of `folder` and its kernels, after a comparison of every file with its digest.
 
     Raises `BundleError` and `DamagedBundle`.
     """
@@ -131,7 +108,6 @@ def read_manifest(folder: Path) -> Manifest:
         if lacking := sorted(FIELDS - plain.keys()):
             raise ValueError(f"it has no {lacking[0]}")
         kernels = tuple(map(_kernel, plain["problems"]))
-        rules = tuple(_rule(rule, len(kernels)) for rule in plain["rule"] or ())
         for name, digest in plain["files"].items():
             _check_file(folder, name, digest)
         for path in (folder / RUNTIME).glob("*.so"):
@@ -141,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("no problems, or no library of one")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedBundle(f"{path} is no bundle's manifest: {error!r}") from error
-    return Manifest(plain, kernels, rules)
+    return plain, kernels
 
 
 def _check_file(folder: Path, name: str, digest: str) -> None:
@@ -158,26 +134,10 @@ def _check_file(folder: Path, name: str, digest: str) -> None:
 
 def _kernel(plain: Mapping[str, Any]) -> BundledKernel:
     params = tuple(BundleParam(p["dtype"], _sizes(p["shape"]), _sizes(p["strides"])) for p in plain["params"])
-    calls, outputs, zero = tuple(plain["calls"]), tuple(plain["outputs"]), tuple(plain.get("zero", ()))
+    calls, outputs, zero = tuple(plain["calls"]), tuple(plain["outputs"]), tuple(plain["zero"])
     if not all(0 <= i < len(params) for i in (*outputs, *zero, *(c for c in calls if isinstance(c, int)))):
         raise ValueError("a position that no parameter has")
     return BundledKernel(dict(plain["problem"]), plain["library"], plain["symbol"], calls, outputs, zero, params)
-
-
-def _rule(plain: Mapping[str, Any], count: int) -> Rule:
-    sizes = {name: (least, most) for name, (least, most) in plain["sizes"].items()}
-    return Rule(dict(plain["others"]), sizes, _node(plain["root"], sizes, count))
-
-
-def _node(plain: Mapping[str, Any], sizes: Mapping[str, Any], count: int) -> Question | tuple[int, ...]:
-    if "problems" in plain:
-        if not all(0 <= i < count for i in plain["problems"]):
-            raise ValueError("a rule for a problem that is not there")
-        return tuple(plain["problems"])
-    if plain["size"] not in sizes:
-        raise ValueError("a rule that asks for no size")
-    small, large = (_node(plain[side], sizes, count) for side in ("small", "large"))
-    return Question(plain["size"], plain["most"], small, large)
 
 
 def _sizes(plain: Any) -> Sizes | None:

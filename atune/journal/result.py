@@ -344,10 +344,10 @@ class TuneResult(Result):
         assert self.best.latency_ms is not None, "a winner was measured"
         return self.best.latency_ms
 
-    def save_bundle(self, folder: str | os.PathLike[str], *, workload: Any = None) -> str:
+    def save_bundle(self, folder: str | os.PathLike[str]) -> str:
         """Write the winner as a bundle, the new folder `folder`: `atune.results.save_bundle` of this result alone."""
         save = importlib.import_module("atune.frontends.api.save_bundle").save_bundle
-        return str(save(folder, [self], workload=workload))
+        return str(save(folder, [self]))
 
 
 def _work(state: State) -> ProblemWork:

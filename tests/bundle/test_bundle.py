@@ -1,11 +1,13 @@
-"""A bundle's call: which kernel runs, what is refused, and what is counted. Its kernels are a few lines of C."""
+"""A bundle's call: which kernel runs, and what is refused. Its kernels are a few lines of C."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import re
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from bundles import TWO, VECTOR, entry, write
 from processes import environment
 
 from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, bundle, load
-from atune.bundle.machine import check_device, this_cpu
+from atune.bundle.bundle import distance
+from atune.bundle.launch import check_device, this_cpu
+from atune.model import problem as tuned
 
 ALONE = """
 import sys
@@ -43,7 +47,7 @@ def test_the_shape_chooses_the_kernel(tmp_path: Path) -> None:
     found = load(write(tmp_path))
     assert runs(found(ones(64))) == "twice" and runs(found(ones(1024))) == "tenfold"
     assert torch.equal(found(torch.arange(64.0)), 2 * torch.arange(64.0))  # a signature that is known by now
-    assert found.problems == [{"n": 64}, {"n": 1024}] and found.misses() == []
+    assert found.problems == [{"n": 64}, {"n": 1024}]
 
 
 def test_with_every_parameter_it_writes_into_the_output(tmp_path: Path) -> None:
@@ -62,52 +66,43 @@ def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
     assert {name for name in names if not name.startswith("atune.bundle")} == {"atune", "atune.version"}
 
 
-def test_sizes_outside_the_problems_are_an_error_and_counted(tmp_path: Path) -> None:
+def test_sizes_outside_the_problems_are_an_error(tmp_path: Path) -> None:
     found = load(write(tmp_path))
-    for _ in range(2):
-        with pytest.raises(OutsideProblems, match=r"no problem has n=65; the bundle \w{12} has n=64; n=1024$"):
-            found(ones(65))
-    assert found.misses() == [{"shapes": [[65]], "problem": {"n": 65}, "used": None, "by": "error", "count": 2}]
+    with pytest.raises(
+        OutsideProblems, match=r"no problem of such tensors has n=65; the bundle \w{12} has n=64; n=1024$"
+    ):
+        found(ones(65))
 
 
 @pytest.mark.parametrize(
     ("n", "kernel"), [(65, "twice"), (200, "twice"), (256, "twice"), (257, "tenfold"), (9000, "tenfold")]
 )
-def test_the_nearest_in_log_sizes_runs_and_of_equals_the_first(n: int, kernel: str, tmp_path: Path) -> None:
-    found = load(write(tmp_path), on_miss="nearest")
-    with pytest.warns(RuntimeWarning, match=f"no problem of the bundle has n={n}: the kernel of n="):
+@pytest.mark.parametrize("order", [TWO, TWO[::-1]], ids=["in order", "reversed"])
+def test_the_nearest_in_log_sizes_runs_and_of_equals_the_smaller(
+    n: int, kernel: str, order: Any, tmp_path: Path
+) -> None:
+    found = load(write(tmp_path, order), on_miss="nearest")
+    with pytest.warns(RuntimeWarning, match=f"no problem of the bundle has n={n}: the kernel of n=") as warned:
         assert runs(found(ones(n))) == kernel
+    assert warned[0].filename == __file__
     with warnings.catch_warnings(action="error"):
         found(ones(n))  # told once
-    used = {"n": 64 if kernel == "twice" else 1024}
-    assert found.misses() == [{"shapes": [[n]], "problem": {"n": n}, "used": used, "by": "nearest", "count": 2}]
 
 
-def test_the_default_is_the_first_problem(tmp_path: Path) -> None:
-    found = load(write(tmp_path), on_miss="default")
-    with pytest.warns(RuntimeWarning, match=r"the kernel of n=64 runs"):
-        assert runs(found(ones(9000))) == "twice"
-    assert [miss["count"] for miss in found.misses()] == [1]
-
-
-@pytest.mark.parametrize("on_miss", ["nearest", "default"])
+@pytest.mark.parametrize("on_miss", ["error", "nearest"])
 def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -> None:
-    fixed = {"dtype": "float32", "shape": [64], "strides": None}
-    found = load(write(tmp_path, [entry("twice", {"N": 64}, params=[fixed, fixed])]), on_miss=on_miss)
-    with pytest.raises(
-        OutsideProblems, match=r"no kernel takes float32 \[65\] here; the bundle \w{12} has N=64; its kernels are"
-    ):
+    sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
+    problems = [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]
+    found = load(write(tmp_path, problems), on_miss=on_miss)
+    message = r"parameter 0: no kernel takes float32 \[65\] here; the bundle \w{12} has N=32; N=64; its kernels are"
+    with pytest.raises(OutsideProblems, match=message):
         found(ones(65))
-    assert found.misses()[0]["count"] == 1
 
 
-def test_of_kernels_of_fixed_sizes_the_one_that_nearly_fits_says_why(tmp_path: Path) -> None:
-    """And a size that is named wrongly is none of these tensors' problem."""
+def test_a_size_that_is_named_wrongly_is_none_of_these_tensors_problem(tmp_path: Path) -> None:
     sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
     found = load(write(tmp_path, [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]))
-    with pytest.raises(OutsideProblems, match=r"parameter 1: no kernel takes float32 \[65\] here"):
-        found(ones(64), ones(65))
-    with pytest.raises(OutsideProblems, match=r"no problem of such tensors has N=32; the bundle \w{12} has N=32"):
+    with pytest.raises(OutsideProblems, match=r"no problem of such tensors has N=32; the bundle \w{12} has N=32; N=64"):
         found(ones(64), N=32)
 
 
@@ -134,7 +129,6 @@ def test_arguments_that_no_kernel_takes(call: Any, message: str, tmp_path: Path)
     found = load(write(tmp_path), on_miss="nearest")
     with pytest.raises(WrongArguments, match=message):
         call(found)
-    assert found.misses() == []
 
 
 def test_problems_of_one_shape_are_told_apart_by_name(tmp_path: Path) -> None:
@@ -142,8 +136,68 @@ def test_problems_of_one_shape_are_told_apart_by_name(tmp_path: Path) -> None:
     assert runs(found(ones(64), far=False)) == "twice" and runs(found(ones(64), far=True)) == "tenfold"
     with pytest.raises(WrongArguments, match=r"2 problems take these tensors: give far=False or far=True, by name"):
         found(ones(64))
-    with pytest.raises(OutsideProblems, match=r"no problem has n=65, far=True"):
+    with pytest.raises(OutsideProblems, match=r"no problem of such tensors has n=65, far=True"):
         found(ones(65), far=True)
+
+
+@pytest.mark.parametrize("on_miss", ["error", "nearest"])
+def test_what_else_tells_problems_apart_must_be_named_for_other_sizes_too(on_miss: Any, tmp_path: Path) -> None:
+    """Else a kernel of another `far` would run, and return other values."""
+    problems = [
+        entry(symbol, {"n": n, "far": symbol == "tenfold"}) for symbol in ("twice", "tenfold") for n in (64, 1024)
+    ]
+    found = load(write(tmp_path, problems), on_miss=on_miss)
+    with pytest.raises(WrongArguments, match="4 problems take these tensors: give far=False or far=True, by name"):
+        found(ones(100))
+    if on_miss == "nearest":
+        with pytest.warns(RuntimeWarning, match=r"the kernel of n=64, far=True runs"):
+            assert runs(found(ones(100), far=True)) == "tenfold"
+
+
+def test_of_a_flag_that_no_problem_has_none_is_near(tmp_path: Path) -> None:
+    found = load(write(tmp_path, [entry("twice", {"n": n, "far": True}) for n in (64, 1024)]), on_miss="nearest")
+    with pytest.raises(OutsideProblems, match="no problem of such tensors has n=100, far=False"):
+        found(ones(100), far=False)
+
+
+def test_the_nearest_is_of_the_kernels_that_take_the_call(tmp_path: Path) -> None:
+    """Of two widths, each with symbolic rows."""
+    problems = []
+    for symbol, width in (("twice", 4), ("tenfold", 8)):
+        rows = {"dtype": "float32", "shape": ["n", width], "strides": None}
+        params = {"params": [rows, rows], "calls": [0, 1, "n"]}
+        problems += [entry(symbol, {"n": n, "width": width}, **params) for n in (64, 1024)]
+    found = load(write(tmp_path, problems), on_miss="nearest")
+    for width, by in ((4, 2.0), (8, 10.0)):
+        with pytest.warns(RuntimeWarning, match=f"the kernel of n=64, width={width} runs"):
+            assert float(found(torch.ones(100, width))[0, 0]) == by
+    with pytest.raises(OutsideProblems, match=r"no kernel takes float32 \[100, 5\] here; the bundle .* fixed sizes$"):
+        found(torch.ones(100, 5))
+
+
+def test_distances_are_those_of_tuned_problems() -> None:
+    draw = random.Random(3)
+    problems = [{"M": draw.randrange(1, 10**4), "N": draw.choice([8, 16, 2.5])} for _ in range(200)]
+    for one, other in itertools.pairwise(problems):
+        assert distance(one, other) == tuned.distance(one, other)
+    assert distance({"M": 1, "causal": True}, {"M": 1, "causal": False}) == float("inf")
+    assert distance({"M": 1, "N": 7}, {"M": 1}) == 0
+
+
+@pytest.mark.parametrize("on_miss", ["error", "nearest"])
+def test_where_the_space_asks_for_a_size_the_tuned_sizes_are_served_alone(on_miss: Any, tmp_path: Path) -> None:
+    """A bundle holds no functions, so that nothing says which of its kernels another size may use."""
+    why = "where= takes n, and a bundle holds no functions: it serves the tuned sizes alone"
+    write(tmp_path, asks=["n"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = load(tmp_path, on_miss=on_miss)
+    said = [f"on_miss={on_miss!r} of {tmp_path} does nothing: {why}"] if on_miss != "error" else []
+    assert [str(one.message) for one in warned] == said and all(one.filename == __file__ for one in warned)
+    assert runs(found(ones(64))) == "twice" and runs(found(ones(1024))) == "tenfold"
+    for n in (63, 65, 256, 2000):
+        with pytest.raises(OutsideProblems, match=rf"no problem of such tensors has n={n}; .*; {re.escape(why)}$"):
+            found(ones(n))
 
 
 def test_numbers_and_an_output_that_is_not_last(tmp_path: Path) -> None:
@@ -191,35 +245,13 @@ def test_a_kernel_that_fails_raises(tmp_path: Path) -> None:
         load(write(tmp_path, [entry("fails", {"n": 64})]))(ones(64))
 
 
-def test_misses_of_many_threads_are_all_counted(tmp_path: Path) -> None:
-    found = load(write(tmp_path), on_miss="nearest")
-    with pytest.warns(RuntimeWarning):
-        found(ones(65))
-
-    def call() -> None:
-        for _ in range(200):
-            assert runs(found(ones(65))) == "twice"
-
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found.misses()[0]["count"] == 1 + 8 * 200
-
-
 def test_signatures_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST_PLANS", 2)
     found = load(write(tmp_path), on_miss="nearest")
     with pytest.warns(RuntimeWarning):
         for n in (65, 66, 67, 68, 65, 64):
-            found(ones(n))
-    assert len(found._plans) <= 2 and {m["problem"]["n"]: m["count"] for m in found.misses()} == {
-        65: 2,
-        66: 1,
-        67: 1,
-        68: 1,
-    }
+            assert runs(found(ones(n))) == "twice"
+    assert len(found._plans) <= 2
 
 
 # ---- what is not loaded
@@ -285,7 +317,7 @@ def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(BundleError, match="has schema 2, and this atune reads up to 1: install a newer one"):
         load(write(tmp_path, schema=2))
-    with pytest.raises(BundleError, match="on_miss must be 'error', 'nearest' or 'default', got 'warn'"):
+    with pytest.raises(BundleError, match="on_miss must be 'error' or 'nearest', got 'warn'"):
         load(write(tmp_path), on_miss="warn")  # type: ignore[arg-type]
 
 

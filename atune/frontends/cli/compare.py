@@ -1,4 +1,4 @@
-"""``atune compare``: the winners of two journals, folders of journals or bundles, problem by problem. Runs no code."""
+"""``atune compare``: the winners of two journals or folders of journals, problem by problem. Runs no code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ interval leaves that open. Lines that begin with doubtful do not change it."""
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``compare``. `shown` holds the options that all commands share."""
-    text = "Compare the winners of two journals, folders of them or bundles; runs no code"
+    text = "Compare the winners of two journals or folders of them; runs no code"
     compare = add_command(commands, shown, "compare", _compare, text, epilog=_EXAMPLES)
-    word = "a path, a folder, a bundle, latest, or a number or the start of a name in atune runs"
+    word = "a path, a folder, latest, or a number or the start of a name in atune runs"
     compare.add_argument("before", metavar="J", type=find_journal, help=f"the older journal: {word}")
     compare.add_argument("after", metavar="J", type=find_journal, help="the newer one")
     limit = "by how much a winner may be slower [default: 2%%]"

@@ -99,23 +99,14 @@ def drive_set(
         kept = "nothing has begun"
         if journals_in(Path(folder)):
             kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
-            kept += f", then {_bundled(folder, options)}" if options.get("into") else ""
         print_message(f"interrupted; {kept}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
         print_message(str(ended))
         return NO_WINNER
     if isinstance(ended, BaseException):
-        status = report_error(ended, debug=arguments.debug, json=arguments.json)
-        if options.get("into") and journals_in(Path(folder)):
-            print_message(f"the journals are kept: {_bundled(folder, options)}", kind="")
-        return status
+        return report_error(ended, debug=arguments.debug, json=arguments.json)
     return show_set(ended, arguments)
-
-
-def _bundled(folder: str, options: dict[str, Any]) -> str:
-    """Return the command that adds the winners in a set's folder to the bundle of its options."""
-    return shlex.join(["atune", "bundle", folder, "--into", str(options["into"])])
 
 
 def show_set(found: SetResult, arguments: argparse.Namespace) -> int:

@@ -22,7 +22,6 @@ from atune.reporting.sets.dispatch import dispatch_rule
 from atune.reporting.sets.reading import why
 from atune.reporting.sets.regret import RegretMatrix, regret_matrix
 from atune.reporting.sets.rule import AnyRule
-from atune.workload.workload import Workload
 
 HEADS = ("problem", "latency ms", "× default", "× reference", "winner")
 
@@ -49,13 +48,11 @@ class SetResult(Sequence[TunedProblem]):
         """Their results."""
         return [row.result for row in self.winners if row.result is not None]
 
-    def save_bundle(
-        self, folder: str | os.PathLike[str], *, workload: Workload | None = None, add: bool = False
-    ) -> str:
-        """Write the winners as a bundle, with their weights: `atune.results.save_bundle` of `results`."""
+    def save_bundle(self, folder: str | os.PathLike[str]) -> str:
+        """Write the winners as a bundle: `atune.results.save_bundle` of `results`."""
         from atune.frontends.api.save_bundle import save_bundle
 
-        return save_bundle(folder, self.results, workload=workload, weights=self._weights(), add=add)
+        return save_bundle(folder, self.results)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.

@@ -1,4 +1,4 @@
-"""Compares the winners of two sets of journals, or bundles, problem by problem."""
+"""Compares the winners of two sets of journals, problem by problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atune.journal.result import Ratio, Result
 from atune.model.candidate import Config, config_key, describe_config
 from atune.model.device import Target
 from atune.model.measurement import Timing, median_interval
-from atune.reporting.sets.reading import Source, header_of, manifest_of, parts, plain_problem, results_of
+from atune.reporting.sets.reading import Source, header_of, plain_problem, results_of
 
 FAIL_OVER = 0.02
 """Share by which a winner may be slower, where nothing else is asked for."""
@@ -98,7 +98,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One side of a comparison: a run or a bundle's kernel. `benchmark`: how it was measured, where known."""
+    """One side of a comparison: a run. `benchmark`: how it was measured, where known."""
 
     kernel: str
     problem: dict[str, Any]
@@ -121,7 +121,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> Comparison:
     """Compare the winners of the same problems.
 
-    Each side is a result, a set's result, a journal, a folder of journals, a bundle or its folder, or a list of these.
+    Each side is a result, a set's result, a journal, a folder of journals, or a list of these.
     Problems are matched by the kernel's name and their arguments; of several runs of one the latest counts. The runs
     took no rounds in turn. So a ratio's interval spans the intervals of both medians, each at 97.5 %, which together
     hold at 95 % (Bonferroni). It covers the scatter within the runs, and not what differs between them: `fail_over` is
@@ -165,11 +165,7 @@ def _latest(source: Source) -> dict[tuple[str, str], ComparedRun]:
 
 
 def _runs(source: Source) -> Iterator[ComparedRun]:
-    for each in parts(source):
-        if (manifest := manifest_of(each)) is not None:
-            yield from (_of_kernel(manifest, one) for one in manifest["problems"])
-        else:
-            yield from map(of_result, results_of(each))
+    yield from map(of_result, results_of(source))
 
 
 def of_result(result: Result) -> ComparedRun:
@@ -197,24 +193,6 @@ def of_result(result: Result) -> ComparedRun:
         benchmark={**(header.settings.get("benchmark") or {}), **({} if best is None else {"latency": timing})},
         finished=result.finished,
     )
-
-
-def _of_kernel(manifest: Mapping[str, Any], one: Mapping[str, Any]) -> ComparedRun:
-    """Return a kernel of a bundle."""
-    winner = ComparedWinner(
-        journal=None,
-        config=one["config"],
-        latency_ms=one["latency_ms"],
-        reference_ms=one["reference_ms"],
-        code_key=one["code_key"],
-        source_key=one["source_key"],
-        layouts=one["layouts"],
-        device=one["device"],
-        interval_ms=tuple(one["interval_ms"]) if one["interval_ms"] else None,
-    )
-    kernel, target = manifest["kernel"], Target(manifest["target"], manifest["arch"])
-    setup = _setup(target, winner.device, kernel["fingerprint"], one["versions"])
-    return ComparedRun(kernel["name"], one["problem"], 0.0, winner, setup, {})
 
 
 def _nothing_common(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> str:

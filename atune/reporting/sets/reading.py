@@ -1,4 +1,4 @@
-"""What a user gives for several problems: results, journals, folders, bundles, and lists of these."""
+"""What a user gives for several problems: results, journals, folders, and lists of these."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from atune.bundle.bundle import Bundle
-from atune.bundle.errors import BundleError
-from atune.bundle.manifest import MANIFEST, read_manifest
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.replay import replay
@@ -18,32 +15,20 @@ from atune.journal.set_folder import TunedProblem, journals_in
 from atune.model.candidate import config_key, describe_config, printable
 from atune.reporting.summary import failure_groups, no_winner_line
 
-Part = Result | str | os.PathLike[str] | Bundle
+Part = Result | str | os.PathLike[str]
 Source = Part | Iterable["Part | TunedProblem"]
-"""A result, a journal, a folder of journals, a set's result, or several of these; for `compare` bundles, too."""
+"""A result, a journal, a folder of journals, a set's result, or several of these."""
 
 
 def parts(source: Source | TunedProblem) -> Iterator[Part]:
     """Yield what `source` consists of."""
-    if isinstance(source, (Result, str, os.PathLike, Bundle)):
+    if isinstance(source, (Result, str, os.PathLike)):
         yield source
     elif isinstance(source, TunedProblem):
         yield from [] if source.result is None else [source.result]
     else:
         for each in source:
             yield from parts(each)
-
-
-def manifest_of(part: Part) -> dict[str, Any] | None:
-    """Return the manifest of a bundle or of a bundle's folder; None for other things. Raises `UsageError`."""
-    if isinstance(part, Bundle):
-        return part.manifest
-    if isinstance(part, Result) or not (Path(part) / MANIFEST).exists():
-        return None
-    try:
-        return read_manifest(Path(part)).plain
-    except BundleError as error:
-        raise UsageError(str(error)) from error
 
 
 def results_of(source: Source) -> list[Result]:
@@ -95,8 +80,6 @@ def plain_problem(header: RunStarted) -> dict[str, Any]:
 def _results(part: Part) -> Iterator[Result]:
     if isinstance(part, Result):
         yield part
-    elif isinstance(part, Bundle):
-        raise UsageError("a bundle has no journals: give those of its runs")
     elif (path := Path(part)).is_dir():
         yield from map(replay, journals_in(path))
     else:
