@@ -2,8 +2,8 @@
 
     python bench/warm_start.py --seeds 20
 
-Plays every strategy of `--strategies` on every space of `--spaces`, without advice, with the ratios of another
-recording, and with these turned round, so that the worst configurations there come first. Writes table.md and
+Plays every strategy of `--strategies` on every space of `--spaces`, without advice, with the best of another
+recording first, and with the worst configurations there first. Writes table.md and
 result.json to results/warm, with `--prior` to results/warm_prior. Rows of spaces and strategies that are left out stay.
 Needs no GPU and no torch.
 """
@@ -22,11 +22,10 @@ from recording import Recording
 from simulate import Summary, simulate_seeds, summary_of
 from strategies import RESULTS, interval, recorded
 
-from atune.engine.search.fixed_orders import first_of
 from atune.engine.search.registry import make_strategy
 from atune.engine.search.survey_columns import fields_of_facts, figures_for
-from atune.engine.search.warm_start import elsewhere
-from atune.model.candidate import Advice, config_key
+from atune.frontends.api.warm_start import FIRST
+from atune.model.candidate import config_key
 from atune.model.settings import Budget
 
 SOURCES = {
@@ -51,29 +50,28 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
 
 
-def ratios(source: Recording, here: Recording, advice: str) -> dict[int, float]:
-    """Return what a run on `here` is told of `source`: the ratios there, turned round where the `WORST` come first."""
+def advised_by(source: Recording, here: Recording, advice: str, budget: int) -> list[int]:
+    """Return what a run on `here` tries first: the best of `source`, or its worst."""
     there = {config_key(source.configs[i]): t.latency_ms for i, t in source.tried.items() if t.latency_ms is not None}
-    costs = {key: 1 / ms if advice == WORST else ms for key, ms in there.items()}
-    least = min(costs.values())
-    told = Advice("", {}, (), {}, {key: cost / least for key, cost in costs.items()})
-    return elsewhere([told], {index: config_key(config) for index, config in here.configs.items()})
+    indices = {config_key(config): index for index, config in here.configs.items()}
+    ranked = sorted(there.keys() & indices.keys(), key=lambda key: there[key], reverse=advice == WORST)
+    return [indices[key] for key in ranked[: min(FIRST, max(1, budget // 2))]]
 
 
 def play(space: str, strategy: str, source: str, advice: str, percent: str, seeds: int, prior: bool) -> Row:
     here = recorded(space)
     budget = Budget.parse(percent).most(len(here.configs)) or len(here.configs)
-    known = ratios(recorded(source), here, advice) if source else {}
+    known = advised_by(recorded(source), here, advice, budget) if source else []
     make = partial(make_strategy, strategy)
     figures = figures_for(here.target, here.devices)
     more = fields_of_facts(here.facts, figures) if prior else {}
-    trials = simulate_seeds(here, make, budget=budget, seeds=range(seeds), known={"elsewhere": known, **more})
+    trials = simulate_seeds(here, make, budget=budget, seeds=range(seeds), known={"advised": known, **more})
     return Row(
         space=space,
         total=len(here.configs),
         source=source,
         advice=advice,
-        advised=len(first_of(known, budget)),
+        advised=len(known),
         summary=summary_of(strategy, budget, trials, here),
     )
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN
 from atune.engine.search.registry import make_strategy, uses_prior
 from atune.engine.search.survey_columns import survey_fields
-from atune.engine.search.warm_start import elsewhere, failed_elsewhere
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
 from atune.journal.events import RunStarted
@@ -98,15 +98,16 @@ class Plan:
         default = search.default if search.default in candidates else None
         known = survey_fields(state.surveyed)
         unfit = [index for index, facts in known.get("facts", {}).items() if facts.get(CAN_RUN) == 0 and index in left]
-        last = [index for index in dict.fromkeys([*failed_elsewhere(search.advice, left), *unfit]) if index != default]
+        last = [index for index in unfit if index != default]
         keys = {index: left[index] for index in left.keys() - {*last}} if len(last) < len(left) else left
+        budget = None if most is None else min(most, len(candidates))
         searched = Searched(
             {index: candidates[index].config for index in sorted(keys)},
             search.seed,
-            None if most is None else min(most, len(candidates)),
+            budget,
             **known,
             default=default,
-            elsewhere=elsewhere(search.advice, keys),
+            advised=advised(search.advice, keys, budget),
         )
         if isinstance(search.strategy, str):
             strategy = Guarded(make_strategy(search.strategy, searched), candidates, default, last)
@@ -189,6 +190,17 @@ def check_same_work(
             f"Give another journal, or accept this: atune resume JOURNAL {options} (from Python: accept=[…])"
         )
     return tuple(f"{part}: {text}" for part, text in found)
+
+
+def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
+    """Return the candidates to try first, by index: the best of each source, the second best of each, and so on.
+
+    `keys`: the candidates' configuration keys. They take half of the `budget` at most.
+    """
+    at = {key: index for index, key in keys.items()}
+    ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))
+    found = [*dict.fromkeys(index for rank in ranks for index in rank if index is not None)]
+    return found if budget is None else found[: max(1, budget // 2)]
 
 
 def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:

@@ -19,7 +19,6 @@ from atune.engine.search import forest, registry
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import Guarded, Strategy
 from atune.engine.search.survey_columns import figures_for
-from atune.engine.search.warm_start import no_advice
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target, common_limits
@@ -56,7 +55,7 @@ class EngineSettings:
     budget: Budget = field(default_factory=Budget)
     pipeline: bool = True
     accept: Sequence[str] = ()
-    advise: Advise = no_advice
+    advise: Advise | None = None
     """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
     recall: Recall | None = None
 
@@ -171,15 +170,15 @@ class Start:
         started = RunStarted(seq=0, time=0, mono=0.0, **header)
         remarks, accepted, advice = list[str](), tuple[str, ...](), () if before is None else before.advice
         if before is None:
-            advise = partial(settings.advise, spec, devices)
-            advice, remarks = await computed(spec, advise, quick=settings.advise is no_advice)
+            if settings.advise is not None:
+                advice, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices)
             if settings.recall is not None:
                 found = await anyio.to_thread.run_sync(settings.recall, started, spec)
                 if found.events:
                     self.recalled = True
                     await self.recorder.take_over(found.events)
                     return None
-                advice += found.advice
+                advice = found.advice + advice
         else:
             accepted = check_same_work(state, started, devices, settings.accept)
         own = None if isinstance(settings.strategy, str) else settings.strategy
@@ -199,7 +198,7 @@ class Start:
             remarks = [*spec.remarks, *remarks]
         else:
             self._record_resumed(plan, {"versions": versions, "accepted": accepted})
-            if settings.advise is not no_advice and not before.advice:
+            if settings.advise is not None and not before.advice:
                 remarks = ["the run began without advice and continues without it: warm is ignored"]
         for remark in remarks:
             self.recorder.emit(Warned, message=remark)

@@ -35,20 +35,12 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """How this space's configurations compared in another run. The journal's header keeps it."""
+    """What is tried first because it was fast in another run. The journal's header keeps it."""
 
     source: str
-    """The journal's path, ``result``, or ``cache`` and the entry's key."""
-    arguments: dict[str, Any]
-    """The other run's problem."""
-    devices: tuple[str, ...]
-    """Models of the other run's devices."""
-    best: Config
-    """The fastest of this space's configurations there."""
-    ratios: dict[str, float]
-    """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""
-    failed: tuple[str, ...] = ()
-    """Keys of those that failed there by their code. They may work here, and are tried last."""
+    """The journal's path, ``result``, or ``cache`` and the result's key."""
+    first: tuple[Config, ...] = ()
+    """The fastest of this space's configurations there, the best first."""
 
 
 def normalise(value: Any, where: str) -> Any:

@@ -110,7 +110,7 @@ def known_line(result: Result) -> str | None:
     if result.cache_hit:
         return "from the result cache: nothing was run"
     advice = () if result.header is None else result.header.advice
-    first = next((one.best for one in advice if one.source.startswith("cache ")), None)
+    first = next((one.first[0] for one in advice if one.source.startswith("cache ") and one.first), None)
     if first is None:
         return None
     tried = any(one.status != "remaining" and one.key == config_key(first) for one in result.records)

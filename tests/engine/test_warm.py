@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from cache_entries import key
 from event_streams import Stream, write
-from own_strategy import Own
 
 from atune import resume, tune
-from atune.engine.search.warm_start import Experience, advice_of, elsewhere, failed_elsewhere, nearest_first
 from atune.errors import UsageError
+from atune.frontends.api.warm_start import Experience, advice_of, nearest_first
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.state import State
-from atune.model.candidate import Advice, config_key
+from atune.model.candidate import config_key
 from atune.reporting.summary import known_line, summary_text
 from atune.testing import FakeMachine, Script
 from atune.workers.storage.result_cache import ResultCache
@@ -50,8 +49,7 @@ async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str)
     assert asked[:4] == BEST_THERE and len(set(asked)) == 32
     assert result.header is not None
     [advice] = result.header.advice
-    assert (advice.source, advice.best, len(advice.ratios)) == (str(warm), {"x": 21}, N)
-    assert advice.ratios[config_key({"x": 22})] == pytest.approx(there({"x": 22}) / there({"x": 21}), abs=1e-4)
+    assert (advice.source, [config["x"] for config in advice.first]) == (str(warm), BEST_THERE)
 
 
 async def test_advice_takes_half_of_a_small_budget_at_most(tmp_path: Path) -> None:
@@ -74,58 +72,13 @@ async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: P
     assert proposals(cut)[:8] == proposals(whole)[:8] and len(set(proposals(cut))) == 32
 
 
-async def test_a_strategy_is_told_how_candidates_compared_elsewhere_also_after_a_resume(tmp_path: Path) -> None:
-    first, second = Own(), Own()
-    warm = await recorded(tmp_path / "there", fails={3: "timeout"})
-    await tune(machine=FakeMachine(N), strategy=first, warm=warm, budget=5, journal=tmp_path / "here")
-    warm.unlink()
-    await resume(tmp_path / "here", machine=FakeMachine(N), strategy=second, budget=9)
-    assert first.searched.elsewhere == second.searched.elsewhere
-    assert set(first.searched.elsewhere) == set(range(N)) - {3} and first.searched.elsewhere[21] == 1.0
-
-
-async def test_what_failed_elsewhere_is_tried_last(tmp_path: Path) -> None:
-    warm = await recorded(tmp_path / "there", fails={21: "mismatch", 20: "timeout"})
-    result = await tune(machine=FakeMachine(N, Script(latency_ms=there)), warm=warm, journal=tmp_path / "here")
-    assert result.best_config == {"x": 21} and result.measured == N
-    assert proposals(tmp_path / "here")[:4] == [22, 19, 23, 18]
-    assert proposals(tmp_path / "here")[-1] == 21  # 20 failed in a way that may be the machine's
-
-
-@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest"])
-async def test_what_failed_by_its_code_is_left_out_under_a_budget_but_for_the_default(
-    tmp_path: Path, strategy: str
-) -> None:
-    fails: dict[int, Any] = {**dict.fromkeys(range(10), "launch"), 30: "compile"}
-    warm = await recorded(tmp_path / "there", fails=fails)
-    here = FakeMachine(N, Script(latency_ms=there), default=30)
-    await tune(machine=here, strategy=strategy, warm=warm, budget=N - 10, journal=tmp_path / "here")
-    asked = proposals(tmp_path / "here")
-    assert asked[0] == 30 and sorted(asked) == list(range(10, N))
-    await resume(tmp_path / "here", machine=FakeMachine(N, default=30), budget="100%")
-    assert sorted(proposals(tmp_path / "here")[N - 10 :]) == list(range(10))
-
-
-def test_the_first_run_that_knows_a_candidate_says_whether_it_failed() -> None:
-    keys = {n: config_key({"x": n}) for n in range(3)}
-    near, far = (Advice(name, {}, (), {}, {keys[n]: 1.0}, (keys[1 - n],)) for name, n in (("near", 0), ("far", 1)))
-    assert failed_elsewhere([near, far], keys) == [1] and failed_elsewhere([far, near], keys) == [0]
-
-
-@pytest.mark.parametrize(("name", "failed"), [("a fake device", 1), ("another", 0)])
-async def test_what_failed_on_another_model_of_device_is_tried_as_usual(tmp_path: Path, name: str, failed: int) -> None:
-    warm = await recorded(tmp_path / "there", fails={0: "launch"})
-    result = await tune(machine=FakeMachine(N, device_name=name), warm=warm, budget=1)
-    assert result.header is not None and len(result.header.advice[0].failed) == failed
-
-
-async def test_results_and_lists_are_taken_and_their_ratios_averaged(tmp_path: Path) -> None:
-    one = await tune(machine=FakeMachine(N, Script(latency_ms=lambda c: 10.0 + abs(c["x"] - 10))))
-    other = await recorded(tmp_path / "there", latency_ms=lambda c: 20.0 + 2 * abs(c["x"] - 14))
-    options: dict[str, Any] = {"warm": [one, other], "budget": 9}
+async def test_results_and_lists_are_taken_in_turn(tmp_path: Path) -> None:
+    one = await tune(machine=FakeMachine(N, Script(latency_ms=lambda c: 10.0 + abs(c["x"] - 10.1))))
+    other = await recorded(tmp_path / "there", latency_ms=lambda c: 20.0 + 2 * abs(c["x"] - 14.1))
+    options: dict[str, Any] = {"warm": [one, other], "budget": 18}
     result = await tune(machine=FakeMachine(N), strategy="random", **options, journal=tmp_path / "here")
     assert result.header is not None and [a.source for a in result.header.advice] == ["result", str(other)]
-    assert sorted(proposals(tmp_path / "here")[:4]) == [10, 11, 13, 14]
+    assert proposals(tmp_path / "here")[:8] == [10, 14, 11, 15, 9, 13, 12, 16]
 
 
 async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
@@ -186,20 +139,13 @@ def experience(source: str = "j", name: str = "gemm", kernel: str = "k", **chang
 
 def test_a_kernel_is_the_same_by_its_source_or_by_its_name() -> None:
     advice, remarks = advice_of([experience(name="renamed")], spec())
-    assert not remarks and set(advice[0].ratios) == {config_key({"x": 0}), config_key({"x": 1})}
+    assert not remarks and advice[0].first == ({"x": 0}, {"x": 1})
     advice, remarks = advice_of([experience(kernel="edited")], spec())
     assert advice and "has changed since" in remarks[0]
     with pytest.raises(UsageError, match="another kernel, 'renamed'"):
         advice_of([experience(name="renamed", kernel="edited")], spec())
     with pytest.raises(UsageError, match="another kernel, 'renamed'"):
         advice_of([experience(name="renamed", kernel="")], spec(kernel=""))
-
-
-def test_candidates_that_nothing_is_known_of_have_no_ratio() -> None:
-    advice = Advice("j", {}, (), {"x": 0}, {config_key({"x": 0}): 1.0, config_key({"x": 1}): 4.0})
-    other = Advice("k", {}, (), {"x": 1}, {config_key({"x": 1}): 1.0})
-    keys = {n: config_key({"x": n}) for n in range(3)}
-    assert elsewhere([advice, other], keys) == {0: 1.0, 1: pytest.approx(2.0)}
 
 
 def test_the_nearest_come_first_those_of_this_device_before_others() -> None:

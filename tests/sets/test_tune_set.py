@@ -111,7 +111,7 @@ def test_no_process_outlives_its_problem_and_the_compile_workers_are_as_many_as_
 def test_a_later_problem_begins_with_what_an_earlier_one_found(tuned: Any) -> None:
     headers = [event for event in tuned[1] if isinstance(event, RunStarted)]
     advice = [one for header in headers for one in header.advice if not one.source.startswith("cache ")]
-    assert advice and all(len(one.ratios) == 2 for one in advice)
+    assert advice and all(len(one.first) == 2 for one in advice)
     assert all(one.source.startswith("cache ") for one in headers[0].advice)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -120,20 +119,6 @@ def more_columns(
         least = min((value for value in values if value == value), default=0.0)
         columns.append([value if value == value else least - 1.0 for value in values])
     return np.array(columns, dtype=np.float64).T if columns else np.zeros((len(indices), 0))
-
-
-def elsewhere_column(indices: Sequence[int], elsewhere: Mapping[int, float]) -> NDArray[np.float64]:
-    """Return a column for how candidates compared in other runs, as a logarithm; no column if nothing is known.
-
-    Candidates that are unknown there get the median, which tells neither for nor against them.
-    """
-    import numpy as np
-
-    if not elsewhere:
-        return np.zeros((len(indices), 0))
-    logarithms = {index: math.log2(ratio) for index, ratio in elsewhere.items()}
-    middle = float(np.median([*logarithms.values()]))
-    return np.array([[logarithms.get(index, middle)] for index in indices])
 
 
 def _text(value: Any) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
 
@@ -26,8 +26,6 @@ GOLDEN = (5**0.5 - 1) / 2
 LEADING = 0.1
 """Share of the neighbourhoods that come first by their estimates. The best candidate is nearly always among the prior's
 first twentieth (bench/results/strategies_prior5)."""
-FIRST = 4
-"""Configurations that are tried first on advice, at most; never more than half of the budget."""
 SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
 TRIES = 48
@@ -118,12 +116,6 @@ class AdvisedFirst:
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         self._strategy.tell(index, latency_ms, reason)
-
-
-def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
-    """Return the candidates to try first on advice: the best in other runs, `FIRST` and half of `most` at most."""
-    count = FIRST if most is None else min(FIRST, max(1, most // 2))
-    return sorted(ratios, key=lambda index: (ratios[index], index))[:count]
 
 
 class Ranked(FixedOrder):

@@ -15,8 +15,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from atune.engine.search.encoding import Encoding, elsewhere_column, more_columns
-from atune.engine.search.fixed_orders import first_of, spread_order
+from atune.engine.search.encoding import Encoding, more_columns
+from atune.engine.search.fixed_orders import spread_order
 from atune.engine.search.interface import DUPLICATE, Searched, by_prior
 from atune.model.requirements import lacks
 
@@ -42,9 +42,6 @@ EARLY, EARLY_BATCH = 64, 2
 of each `BATCH` is drawn at random."""
 LEAST = 4
 """At least so many are drawn before the forest decides, and may be outstanding, however small the budget is."""
-TRUST, TRUST_FROM = 0.5, 8
-"""The forest sees other runs' ratios while they order this search's own better half as its latencies do: if Spearman's
-rank correlation is above `TRUST`, of `TRUST_FROM` candidates at least."""
 MOST_SCORED = 8192
 """Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
 LIKELY = 0.5
@@ -69,8 +66,8 @@ class Forest:
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
-        self.advised = [self._positions[index] for index in first_of(searched.elsewhere, searched.budget)]
-        """The few that were best elsewhere, the best first."""
+        self.advised = [self._positions[index] for index in searched.advised]
+        """Those that were the fastest in other runs, in their order."""
         self.asked = dict[int, None]()
         """In order."""
         self.latencies = dict[int, float]()
@@ -79,8 +76,7 @@ class Forest:
         self._settled = set[int]()
         self._batch = deque[int]()
         self._regressor, self._classifier = _forests()
-        self._searched = searched
-        self._features = self._rows()
+        self._features = self._rows(searched)
 
     @property
     def most_outstanding(self) -> int:
@@ -156,7 +152,7 @@ class Forest:
         import numpy as np
 
         latencies, failures = self._evidence()
-        measured, features = list(latencies), np.ascontiguousarray(self._seen())
+        measured, features = list(latencies), self._features
         options = {"n_estimators": TREES, "max_features": COLUMNS, "random_state": rng.randrange(2**31), "n_jobs": 1}
         forest = self._regressor(**options).fit(features[measured], np.log([latencies[c] for c in measured]))
         rows = features[candidates]
@@ -168,22 +164,6 @@ class Forest:
             chances = classifier.predict_proba(rows)[:, -1]
             scores[chances > LIKELY] -= np.ptp(scores) + 1.0
         return scores
-
-    def _seen(self) -> NDArray[np.float32]:
-        """Return the features without the column of other runs' ratios, unless these are trusted."""
-        return self._features if not self._searched.elsewhere or self._trusts() else self._features[:, :-1]
-
-    def _trusts(self) -> bool:
-        """Tell whether other runs' ratios order the better half of this search's own candidates as they are here."""
-        elsewhere = self._searched.elsewhere
-        own = [c for c in self._own(self.latencies) if self.indices[c] in elsewhere]
-        better = sorted(own, key=lambda c: (self.latencies[c], c))[: max(TRUST_FROM, len(own) // 2)]
-        here, there = [self.latencies[c] for c in better], [elsewhere[self.indices[c]] for c in better]
-        if len(better) < TRUST_FROM or len(set(here)) == 1 or len(set(there)) == 1:
-            return False
-        from scipy.stats import spearmanr  # scikit-learn brings scipy
-
-        return float(spearmanr(here, there)[0]) > TRUST
 
     def _evidence(self) -> tuple[dict[int, float], list[int]]:
         """Return the latencies and the failures to learn from.
@@ -233,13 +213,12 @@ class Forest:
         order = spread_order(self.encoding.places, [len(axis.values) for axis in self.encoding.axes], self.seed)
         return list(islice((candidate for candidate in order if candidate not in self.asked), count))
 
-    def _rows(self) -> NDArray[np.float32]:
+    def _rows(self, searched: Searched) -> NDArray[np.float32]:
         """Return the features of all candidates, of shape (candidates, columns)."""
         import numpy as np
 
-        more = more_columns(self.indices, self._searched.prior, self._searched.facts)
-        known = elsewhere_column(self.indices, self._searched.elsewhere)  # the last, as `_seen` knows
-        return np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
+        more = more_columns(self.indices, searched.prior, searched.facts)
+        return np.concatenate([self.encoding.features, more], axis=1).astype(np.float32)
 
 
 def available() -> bool:

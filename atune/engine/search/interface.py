@@ -49,8 +49,7 @@ class Searched:
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
     or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates in
     addition to their axes. `default`: the default configuration's index, where the space holds it; it is tried
-    first, whatever the strategy proposes. `elsewhere`: a candidate's latency on other problems or devices, as a
-    multiple of the best there. It may be wrong here.
+    first, whatever the strategy proposes. `advised`: those that were the fastest in other runs, to be tried first.
     """
 
     configs: Mapping[int, Config]
@@ -58,7 +57,7 @@ class Searched:
     budget: int | None = None
     prior: Mapping[int, float] | None = None
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    elsewhere: Mapping[int, float] = field(default_factory=dict)
+    advised: Sequence[int] = ()
     default: int | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atune.engine.search.fixed_orders import LARGE, AdvisedFirst, Exhaustive, Random, Ranked, first_of
+from atune.engine.search.fixed_orders import LARGE, AdvisedFirst, Exhaustive, Random, Ranked
 from atune.engine.search.interface import Searched, Strategy, check_strategy
 from atune.errors import UsageError
 from atune.model.settings import Budget
@@ -76,9 +76,9 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     """Return the strategy called `name`. Raises `UsageError` as `check_name` does."""
     check_name(name)
     strategy = MAKERS[name](searched)
-    if learns(name) or not searched.elsewhere:  # those that learn begin with the advised ones by themselves
+    if learns(name) or not searched.advised:  # those that learn begin with the advised ones by themselves
         return strategy
-    return AdvisedFirst(strategy, first_of(searched.elsewhere, searched.budget))
+    return AdvisedFirst(strategy, searched.advised)
 
 
 def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
