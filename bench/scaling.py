@@ -21,8 +21,8 @@ import anyio
 from common import ROOT, journal, options, report, roles
 
 import atune
+from atune.engine.benchmark_stage import SPEED_TOLERANCE, speed_outliers
 from atune.engine.interfaces import CompileWorker, DeviceWorker, Machine
-from atune.engine.ranking import SPEED_TOLERANCE, speed_outliers
 from atune.journal.events import (
     BenchmarkStarted,
     CandidateMeasured,

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from atune.engine.background import background
+from atune.engine.run_state import background
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Job, Started
 from atune.workers.cluster.agent import NodeAgent

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,6 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import DeviceWorker
-from atune.engine.ranking import speed_outliers
 from atune.engine.run_state import Run
 from atune.errors import DevicesLost, ServerLost, WorkerError, WorkerLost
 from atune.journal.events import (
@@ -38,6 +38,10 @@ N_NEIGHBOURS = 3
 """How many neighbours must have been measured before a latency is compared with theirs."""
 FAR = 0.4
 """A latency below this share of the fastest neighbour's is doubtful."""
+
+SPEED_TOLERANCE = 0.05
+"""Share by which the reference's latency may differ between devices of one run. On two H100s of one host, which lower
+their clocks at the power cap, it differed by 2 %."""
 
 
 class BenchmarkStage:
@@ -304,6 +308,17 @@ class BenchmarkStage:
             return await self.start(worker)
         except DevicesLost:
             return False
+
+
+def speed_outliers(reference_ms: Mapping[str, float]) -> dict[str, float]:
+    """Return the devices that are off by more than `SPEED_TOLERANCE`, with how many times slower each is.
+
+    The standard is the median device; for an even number, the faster of the two in the middle.
+    """
+    if len(reference_ms) < 2:
+        return {}
+    standard = statistics.median_low(reference_ms.values())
+    return {name: ms / standard for name, ms in reference_ms.items() if abs(ms / standard - 1) > SPEED_TOLERANCE}
 
 
 def implausible(

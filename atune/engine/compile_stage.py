@@ -1,7 +1,8 @@
 """The compile side of a run: gives free compile workers their next step, and records what comes of it.
 
-A candidate's way from *lowered* to *built* is here: `Screen` judges it once it is lowered, the scheduler says when it
-is built, and `deliver` hands its artifact on.
+Before all, one worker finds the roles of the kernel's parameters. A candidate's way from *lowered* to *built* is here:
+`Screen` judges it once it is lowered, the scheduler says when it is built, and `deliver` hands its artifact on. Where
+nothing else can start, a worker compares a library that cicc built in an unknown state with what nvcc makes of it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import anyio
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.comparing import CompilerStates
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict, why_last
+from atune.errors import AtuneError, MachineError
 from atune.journal.events import (
     BuildFailed,
     CandidateAliased,
@@ -26,13 +28,103 @@ from atune.journal.events import (
     CandidatePruned,
     CompileRepeated,
     GroupSplit,
+    Warned,
 )
 from atune.journal.seconds import FOUND
 from atune.journal.state import State
-from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.artifact import Artifact, Failure, Lowered, Roles
 from atune.model.candidate import Candidate
-from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob
+from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
 from atune.workload.source_locations import place_in
+
+FIRST = 16
+"""Candidates that are tried in order. After that, one that was lowered meanwhile will do."""
+
+
+async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
+    """Set the roles of `run`: those in the code of the first of `candidates` that elaborates.
+
+    Raises `WorkloadError` if an output that is named is not there.
+    """
+    for tried, candidate in enumerate(candidates):
+        lowered = run.lowered if tried >= FIRST else None
+        answer = await worker.run(RolesJob(lowered or candidate))
+        if isinstance(answer, Roles):
+            run.roles = answer
+            break
+        if lowered is not None or run.stopping:
+            break
+    run.found_roles.set()
+
+
+TRIES = 2
+"""How many workers one comparison may lose."""
+
+
+class CompilerStates:
+    """The compiler states of a run. `candidate`: returns one by its index."""
+
+    def __init__(self, run: Run, candidate: Callable[[int], Candidate]) -> None:
+        self.run, self.candidate = run, candidate
+        self.differs = False
+        """Whether cicc's code differs from nvcc's in a state."""
+        self._equal, self._seen = set[str](), set[str]()
+        self._due, self._begun = list[tuple[Artifact, int]](), 0
+        """Libraries to compare, with the tries that are left, and how many comparisons are under way."""
+
+    @property
+    def due(self) -> bool:
+        """Whether a state waits for a worker that compares it."""
+        return bool(self._due)
+
+    def saw(self, artifacts: Sequence[Artifact]) -> None:
+        """Have the states of new libraries compared, unless they are known."""
+        for artifact in artifacts:
+            if artifact.state and not artifact.compared and artifact.state not in self._seen:
+                self._seen.add(artifact.state)
+                self._due.append((artifact, TRIES))
+                self.run.wake()
+
+    async def compare(self, worker: CompileWorker) -> None:
+        """Compare the next state that is due. If the worker is lost, another one tries."""
+        artifact, tries = self._due.pop(0)
+        self._begun += 1
+        try:
+            answer = await worker.run(CompareJob(self.candidate(artifact.index), artifact))
+            if isinstance(answer, Failure):
+                self._warn(artifact, f"could not be compared with nvcc's ({answer.kind}: {answer.message})")
+            elif answer.difference:
+                self.differs = True
+                self._warn(artifact, f"differs from nvcc's ({answer.difference}): nvcc compiles the finalists again")
+            else:
+                self._equal.add(artifact.state)
+        except MachineError:
+            raise
+        except AtuneError as error:
+            if tries > 1:
+                self._due.append((artifact, tries - 1))
+            else:
+                self._warn(artifact, f"could not be compared with nvcc's ({error})")
+        finally:
+            self._begun -= 1
+            self.run.wake()
+
+    def _warn(self, artifact: Artifact, what: str) -> None:
+        self.run.recorder.emit(Warned, message=f"the code of candidate {artifact.index} by cicc {what}")
+
+    async def settle(self) -> set[int]:
+        """Wait until all states are compared, and return the candidates whose library must be built again."""
+        while self._due or self._begun:
+            await self.run.changed()
+        artifacts = self.run.artifacts
+        wrong = {index for index, artifact in artifacts.items() if self.differs and not artifact.plain}
+        for index, artifact in list(artifacts.items()):
+            if index in wrong:
+                del artifacts[index]
+            elif artifact.state in self._equal:
+                artifacts[index] = msgspec.structs.replace(artifact, compared=True)
+        return wrong
+
 
 LEAST = 8
 """Number of candidates that must have been compiled before a compile can be hopeless."""

@@ -4,7 +4,7 @@
 
 Proposals and artifacts are bounded memory object streams. The scheduler decides what a free compile worker does next.
 The engine itself never compiles, loads or runs anything. `compile_stage` and `benchmark_stage` serve the workers,
-`final` runs the final, and `comparing` compares what cicc builds with nvcc's code.
+and `final` runs the final.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ from collections.abc import Callable
 import anyio
 import anyio.to_thread
 
-from atune.engine.background import background
 from atune.engine.benchmark_stage import BenchmarkStage
-from atune.engine.comparing import CompilerStates
-from atune.engine.compile_stage import CompileStage
+from atune.engine.compile_stage import CompilerStates, CompileStage, find_roles
 from atune.engine.final import FinalStage
 from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan
 from atune.engine.proposing import ProposeStage
-from atune.engine.roles import find_roles
-from atune.engine.run_state import Run, keep_time
+from atune.engine.run_state import Recorder, Run, background, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Start
 from atune.journal.events import RunFinished, Warned
-from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 

@@ -133,9 +133,7 @@ class Plan:
 
 def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) -> Plan:
     """Plan what is left of a run over `spec`: all of it if `state` has no proposals. `prior`: whether it has one."""
-    added = state.surveyed.added if state.surveyed is not None else ()
-    configs = enumerate([*spec.configs, *added])
-    candidates = {index: Candidate(index, config_key(config), thaw(config)) for index, config in configs}
+    candidates = {i: Candidate(i, config_key(config), thaw(config)) for i, config in enumerate(spec.configs)}
     baseline, tried = None, state.entry(BASELINE)
     if tried.key:  # as the journal has it, whatever the default is by now
         baseline = Candidate(BASELINE, tried.key, tried.config)

@@ -1,19 +1,146 @@
-"""What the parts of one run share: the recorder, the signals that wake each other, and whether the run is stopping."""
+"""What the parts of one run share: its recorder, the signals that wake each other, and tasks in the background."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
 
-from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured
-from atune.journal.recorder import Recorder
+from atune.errors import name_and_message
+from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, Event, Warned
+from atune.journal.state import State
+from atune.journal.writer import Journal
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
 from atune.workload.workload import WorkloadSpec
+
+
+@asynccontextmanager
+async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
+    """Yield a task group for background tasks. The body's exceptions come out as they were raised.
+
+    Its tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task failed and the body
+    was cancelled for it, the group's own exceptions come out.
+    """
+    error: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                yield tasks
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                if cancel:
+                    tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if error is None or _broken(group, error):
+            raise
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+
+def _broken(group: BaseExceptionGroup[BaseException], error: BaseException) -> bool:
+    """Tell whether a background task failed, so that the body's `error` is only the cancellation that followed."""
+    cancelled = anyio.get_cancelled_exc_class()
+    others: list[BaseException] = []
+    queue: list[BaseException] = [*group.exceptions]
+    while queue:
+        one = queue.pop()
+        if isinstance(one, BaseExceptionGroup):
+            queue += one.exceptions
+        elif one is not error and not isinstance(one, cancelled):
+            others.append(one)
+    return bool(others) and isinstance(error, cancelled)
+
+
+Listener = Callable[[Event], None]
+AT_ONCE = 100
+"""Events of earlier parts that are folded before the event loop has its turn: they take about 2 ms."""
+
+
+class Recorder:
+    """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order."""
+
+    def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
+        self.state = State()
+        self.journal = journal
+        self.listeners = list(listeners)
+        self._seq = 0
+        self.emitted = 0
+        """Events of this part."""
+        self._before_s = 0.0
+        self._started = time.monotonic()
+
+    async def go_on(self, past: Iterable[Event]) -> None:
+        """Fold the events of the run's earlier parts, before any other. Works in slices, so that the event loop is not
+        blocked.
+
+        Listeners get them first, and the run's clock goes on where it stopped.
+        """
+        dropped: list[Exception] = []
+        for count, event in enumerate(past, 1):
+            self.state.apply(event)
+            self._hand_on(event, dropped)
+            if count % AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
+        self._seq = self.state.last_seq + 1
+        self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
+        self._started = time.monotonic()
+
+    async def take_over(self, events: Sequence[Event]) -> None:
+        """Record the events of another run, whose result is the result of this one."""
+        if self.journal is not None:
+            for event in events:
+                self.journal.append(event)
+        await self.go_on(events)
+
+    @property
+    def part_s(self) -> float:
+        """Seconds since this part of the run started."""
+        return time.monotonic() - self._started
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the run, its earlier parts included."""
+        return self._before_s + self.part_s
+
+    def emit(self, kind: type[Event], /, *, worker: str = "engine", **fields: Any) -> None:
+        """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
+        event = kind(seq=self._seq, time=round(time.time(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
+        if self.journal is not None:
+            self.journal.append(event)
+        self._seq += 1
+        self.emitted += 1
+        self.state.apply(event)
+        dropped: list[Exception] = []
+        self._hand_on(event, dropped)
+        for why in dropped:  # only now: the listeners after it get their events in order too
+            self.emit(Warned, message=f"a listener of events raised and was dropped: {name_and_message(why)}")
+
+    async def sync(self) -> None:
+        """Return once everything recorded so far is on the disk."""
+        if self.journal is not None:
+            await self.journal.sync()
+
+    def _hand_on(self, event: Event, dropped: list[Exception]) -> None:
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception as error:  # a listener's bug costs the listener, not the run
+                self.listeners.remove(listener)
+                dropped.append(error)
 
 
 class Run:

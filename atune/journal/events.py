@@ -114,8 +114,6 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
     facts: dict[str, tuple[float | None, ...]] = {}
     seconds: float = 0.0
     """Seconds that it took, on all compile workers at once."""
-    added: tuple[dict[str, Any], ...] = ()
-    """Configurations that early journals of large spaces have in addition. Their indices come last."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):

@@ -212,9 +212,8 @@ class State:
 
     @property
     def total(self) -> int:
-        """Candidates of the space, with those that the survey added."""
-        added = 0 if self.surveyed is None else len(self.surveyed.added)
-        return 0 if self.header is None else self.header.total + added
+        """Candidates of the space."""
+        return 0 if self.header is None else self.header.total
 
     @property
     def stored(self) -> int:

@@ -8,9 +8,8 @@ They start no process and need no tilelang, torch or CUDA. Time is virtual, so t
 script. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
-from atune.testing.machine import FakeMachine
-from atune.testing.script import FakeClock, Script, Stage
-from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker
+from atune.testing.machine import FakeClock, FakeMachine
+from atune.testing.script import FakeCompileWorker, FakeDeviceWorker, Script, Stage
 
 __all__ = [
     "FakeClock",

@@ -15,12 +15,12 @@ import anyio.lowlevel
 import pytest
 from processes import environment
 
+from atune.engine.run_state import AT_ONCE, Recorder
 from atune.errors import JournalError, WorkloadError
 from atune.frontends.api.tuner import tune
 from atune.journal import writer
 from atune.journal.events import Warned
 from atune.journal.reader import read
-from atune.journal.recorder import AT_ONCE, Recorder
 from atune.journal.writer import Journal
 from atune.testing import FakeMachine
 from atune.workers.processes.server_main import FRAME

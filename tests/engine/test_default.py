@@ -16,7 +16,7 @@ from fake_runs import finish, valley
 from own_strategy import Own
 from recording import read_recording
 
-from atune.engine.ranking import final_order
+from atune.engine.final import final_order
 from atune.errors import AtuneError, JournalError, NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune

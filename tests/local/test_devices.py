@@ -12,8 +12,9 @@ import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
 
-from atune.engine.benchmark_stage import implausible
-from atune.engine.ranking import final_order, finalists, speed_outliers, unsettled
+from atune.engine.benchmark_stage import implausible, speed_outliers
+from atune.engine.final import final_order, finalists, unsettled
+from atune.engine.run_state import Recorder
 from atune.errors import DevicesLost, NoWinner, ServerLost, WorkerError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
@@ -29,7 +30,6 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.reader import read
-from atune.journal.recorder import Recorder
 from atune.journal.result import Result
 from atune.model.device import DeviceInfo, fastest_ms
 from atune.model.measurement import Timing

@@ -15,9 +15,9 @@ import pytest
 from services import CompileOnly
 
 from atune.engine.engine import Engine
+from atune.engine.run_state import Recorder
 from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, BuildFailed, CandidateMeasured, GroupSplit
-from atune.journal.recorder import Recorder
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef

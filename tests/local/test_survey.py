@@ -12,9 +12,9 @@ import pytest
 from services import CompileOnly
 
 from atune.engine.engine import Engine
+from atune.engine.run_state import Recorder
 from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
-from atune.journal.recorder import Recorder
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import FileRef
 

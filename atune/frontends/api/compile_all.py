@@ -13,9 +13,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.compile_stage import CompileStage
+from atune.engine.compile_stage import CompileStage, find_roles
 from atune.engine.interfaces import Machine
-from atune.engine.roles import find_roles
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Verdict

@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from atune.engine.engine import Engine
 from atune.engine.plan import check_parts
+from atune.engine.run_state import Listener, Recorder
 from atune.engine.search.registry import check_given
 from atune.engine.start import EngineSettings
 from atune.errors import AtuneError, JournalError, UsageError, name_and_message
@@ -27,7 +28,6 @@ from atune.frontends.api.options import TuneOptions, completed, named, shows_pro
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.reader import read
-from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from atune.engine.background import background
+from atune.engine.run_state import background
 from atune.errors import MachineError
 from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions

@@ -10,8 +10,8 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
+from atune.engine.run_state import background
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import anyio
 import msgspec
 
-from atune.engine.background import background
+from atune.engine.run_state import background
 from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
 from atune.model.device import DeviceInfo
 from atune.model.jobs import A, Job, Started, StartJob

@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from atune.engine.background import background
+from atune.engine.run_state import background
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target

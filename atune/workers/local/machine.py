@@ -15,8 +15,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.background import background
 from atune.engine.interfaces import CompileHints, ignored
+from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target

@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from atune.engine.background import background
+from atune.engine.run_state import background
 from atune.errors import AtuneError, MachineError, ServerLost, UsageError, WorkerError
 from atune.model.requirements import not_installed
 from atune.workers.processes.server import ForkServerProcess
