@@ -8,9 +8,10 @@ import functools
 import inspect
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from types import CodeType
 from typing import Any, Unpack
 
 from atune.errors import ArgumentMissing, NoSuchWorkload, SpaceError, WorkloadError
@@ -313,6 +314,14 @@ def function_of(kernel: Any) -> Any:
     if inspect.isfunction(own) or isinstance(kernel, functools.partial):
         return own or kernel
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
+
+
+def global_names(code: CodeType) -> Iterator[str]:
+    """Return the global names that `code` and its inner functions use, such as the PrimFunc's."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from global_names(const)
 
 
 def annotation_names(function: Any) -> list[str]:

@@ -9,13 +9,21 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import msgspec
 
-from atune.workload.definition import Workload, annotation_names, function_of, is_autotuned, is_compiled, parts_of
+from atune.workload.definition import (
+    Workload,
+    annotation_names,
+    function_of,
+    global_names,
+    is_autotuned,
+    is_compiled,
+    parts_of,
+)
 from atune.workload.packing import LARGE_BYTES, LazyCallback, UnopenedCallback
 from atune.workload.source_text import normalised, normalised_expression
 
@@ -181,14 +189,6 @@ def _code_text(code: CodeType) -> str:
     """Return a text that identifies code without source. Its `repr` holds an address."""
     consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
-
-
-def global_names(code: CodeType) -> Iterator[str]:
-    """Return the global names that `code` and its inner functions use, such as the PrimFunc's."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from global_names(const)
 
 
 def _filled(cell: Any) -> bool:

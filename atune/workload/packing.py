@@ -1,12 +1,11 @@
-"""Pickling that keeps large tensors, arrays and byte strings out of the stream, and does not copy them.
+"""What workers get by value: pickles that keep large tensors and arrays out of the stream, and what cannot be sent.
 
-`pack` returns a short stream and references to the large parts. `write` puts both into a file, and may run in a
-thread. `unpack` maps that file, so that processes share its pages until they write to them.
+`pack` returns a short stream and views of the large buffers. `write` puts both into a file, and may run in a thread.
+`unpack` maps that file, so that processes share its pages until they write to them.
 """
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import dataclasses
 import functools
@@ -14,102 +13,59 @@ import importlib
 import inspect
 import io
 import mmap
-import os
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, ClassVar
 
 import msgspec
 
-from atune.workload.definition import Workload, annotation_names, is_compiled
-from atune.workload.source_text import parse_expression
+from atune.errors import message_of, type_of
+from atune.workload.definition import Workload, annotation_names, global_names, is_compiled
 
 LARGE_BYTES = 1 << 20
-"""Least bytes of a part outside the stream."""
-SLICE_BYTES = 8 << 20
-"""Bytes per write."""
-BYTES, PART, STORAGE = "bytes", "part", "torch storage"
+"""Least bytes of a buffer outside the stream."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A pickled value: the stream and its large parts, by value or in the file `path`.
+    """A pickled value: the stream and its large buffers, by value or in the file `path`.
 
-    `buffers`: the parts that are out-of-band buffers of the stream, in order. `spans`: offset and size in the file,
-    in bytes, of the stream and of each part.
+    `spans`: offset and size in the file, in bytes, of the stream and of each buffer.
     """
 
     stream: bytes
-    parts: tuple[Any, ...] = ()
-    buffers: tuple[int, ...] = ()
+    buffers: tuple[Any, ...] = ()
     path: str = ""
     spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> int:
         """Size by value, in bytes."""
-        return len(self.stream) + sum(memoryview(part).nbytes for part in self.parts)
-
-
-class Part:
-    """A large part of a value that is packed inside another value."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Part, (bytearray(self.memory),)
+        return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
 def pack(value: Any, *, annotations: bool = True) -> Packed:
     """Pickle `value` with its functions and classes. Raises what pickling raises.
 
-    Large parts are referenced and not copied. Their contents at the time of writing count. `annotations`: functions
-    bring the globals of their annotations, too.
+    Large tensors and arrays are referenced and not copied. Their contents at the time of writing count. `annotations`:
+    functions bring the globals of their annotations, too.
     """
-    apart = _Apart()
-    with io.BytesIO() as stream:
-        _packer_class()(stream, apart, annotations).dump(value)
-        return Packed(stream.getvalue(), tuple(apart.parts), tuple(apart.buffers))
+    buffers: list[Any] = []
 
-
-class _Apart:
-    """The parts that a packer keeps out of its stream."""
-
-    def __init__(self) -> None:
-        self.parts: list[Any] = []
-        self.buffers: list[int] = []
-        self._places: dict[int, int] = {}
-        """Index in `parts` of the memory at an address. Tensors that share memory still share it after unpacking."""
-
-    def place_of(self, one: Any) -> tuple[Any, ...] | None:
-        """Return the stream's reference to `one`, or None if `one` stays in the stream."""
-        if type(one) is bytes and len(one) >= LARGE_BYTES:
-            return BYTES, self._placed(id(one), one)
-        if type(one) is Part:
-            return PART, self._placed(id(one.memory), one.memory)
-        if type(one).__name__ == "TypedStorage" and (memory := _memory(one)) is not None:
-            return STORAGE, self._placed(one._data_ptr(), memory), one.dtype
-        return None
-
-    def stays(self, buffer: pickle.PickleBuffer) -> bool:
-        """Tell whether a buffer stays in the stream. If not, add it to the parts."""
+    def stays(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         # CPython crashes when it collects a view of a view that is part of a cycle.
         if raw.nbytes < LARGE_BYTES or isinstance(raw.obj, memoryview):
             return True
-        self.buffers.append(len(self.parts))
-        self.parts.append(raw)
+        buffers.append(raw)
         return False
 
-    def _placed(self, address: int, memory: Any) -> int:
-        if address not in self._places:
-            self._places[address] = len(self.parts)
-            self.parts.append(memory)
-        return self._places[address]
+    with io.BytesIO() as stream:
+        _packer_class()(stream, stays, annotations).dump(value)
+        return Packed(stream.getvalue(), tuple(buffers))
 
 
 @functools.cache
@@ -120,23 +76,19 @@ def _packer_class() -> Any:
     class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table: ClassVar[Any] = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
 
-        def __init__(self, stream: io.BytesIO, apart: _Apart, annotations: bool) -> None:
-            super().__init__(stream, protocol=5, buffer_callback=apart.stays)
-            self._apart, self._annotations = apart, annotations
-
-        def persistent_id(self, one: Any) -> tuple[Any, ...] | None:
-            return self._apart.place_of(one)
+        def __init__(self, stream: io.BytesIO, stays: Callable[[pickle.PickleBuffer], bool], annotations: bool) -> None:
+            super().__init__(stream, protocol=5, buffer_callback=stays)
+            self._annotations = annotations
 
         def reducer_override(self, one: Any) -> Any:
             if isinstance(one, functools._lru_cache_wrapper):
                 by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
                 if one.__module__ in by_value or "<locals>" in one.__qualname__:
                     return _remembering, (one.__wrapped__, one.cache_parameters())
-            reduced = _tilelangs(one) or super().reducer_override(one)
-            if not (self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple)):
-                return reduced
-            make, parts, state, *_, fill = reduced
-            return make, parts, (fill, state, _annotation_globals(one)), None, None, _fill_annotated
+            reduced = _storages(one) or _tilelangs(one) or super().reducer_override(one)
+            if self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple):
+                reduced[2][1]["__globals__"].update(_annotation_globals(one))  # the function's state, to be restored
+            return reduced
 
     return Packer
 
@@ -159,36 +111,40 @@ def _annotation_globals(function: FunctionType) -> dict[str, Any]:
     Under ``from __future__ import annotations`` these are strings, which cloudpickle does not parse.
     """
     found = {}
-    names = {*_names_in_strings(function.__code__), *annotation_names(function)}
-    for name in sorted(names & function.__globals__.keys()):
-        with suppress(Exception):  # pickling may raise anything
-            if not isinstance(value := function.__globals__[name], Workload):
+    for name in annotation_names(function):
+        value = function.__globals__.get(name)
+        if value is not None and not isinstance(value, Workload):
+            with suppress(Exception):  # pickling may raise anything
                 pack(value, annotations=False)
                 found[name] = value
     return found
 
 
-def _names_in_strings(code: CodeType) -> Iterator[str]:
-    texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
-    for text in texts:
-        if isinstance(text, CodeType):
-            yield from _names_in_strings(text)
-        elif isinstance(text, str) and len(text) < 1000:
-            with suppress(SyntaxError, ValueError):
-                yield from (n.id for n in ast.walk(parse_expression(text.strip())) if isinstance(n, ast.Name))
-
-
-def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[str, Any]]) -> None:
-    fill, state, annotated = filled
-    fill(function, state)
-    module = sys.modules.get(function.__module__)  # where Python looks first
-    for names in (function.__globals__, {} if module is None else vars(module)):
-        names.update({name: value for name, value in annotated.items() if name not in names})
-
-
 def _remembering(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     """Return a function under `functools.lru_cache`, which pickle sends by name alone."""
     return functools.lru_cache(**parameters)(function)
+
+
+def _storages(one: Any) -> tuple[Any, ...] | None:
+    """Reduce the memory of a large tensor on the CPU, which several tensors may share; None for other objects."""
+    typed = type(one).__name__ == "TypedStorage"
+    untyped = one._untyped_storage if typed else one
+    if type(untyped).__name__ != "UntypedStorage" or untyped.device.type != "cpu" or untyped.nbytes() < LARGE_BYTES:
+        return None
+    if typed:
+        return _typed, (untyped, one.dtype)
+    torch: Any = sys.modules["torch"]
+    return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()),)
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    torch = importlib.import_module("torch")
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _untyped(memory: Any) -> Any:
+    torch = importlib.import_module("torch")
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
 def _tilelangs(one: Any) -> tuple[Any, ...] | None:
@@ -214,66 +170,26 @@ def _fill(one: Any, fields: dict[str, Any]) -> None:
 def unpack(packed: Packed) -> Any:
     """Return the packed value. It is as writable as the original, and no other process sees the writes."""
     if packed.path:
-        stream, *parts = _mapped(packed.path, packed.spans)
-    else:
-        stream, parts = memoryview(packed.stream), [memoryview(bytearray(part)) for part in packed.parts]
-    return unpack_parts(stream, parts, packed.buffers)
-
-
-def unpack_parts(stream: bytes | memoryview, parts: Sequence[Any], buffers: Sequence[int]) -> Any:
-    """Return the value that was packed into `stream`. It uses the memory of `parts`."""
-    return _Unpacker(io.BytesIO(stream), parts, buffers).load()
+        with open(packed.path, "rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        stream, *buffers = (whole[offset : offset + size] for offset, size in packed.spans)
+        return pickle.loads(stream, buffers=buffers)
+    return pickle.loads(packed.stream, buffers=map(bytearray, packed.buffers))
 
 
 def write(packed: Packed, path: str) -> Packed:
     """Write a packed value into the new file `path`, and return the value as that file. Raises `OSError`."""
     spans: list[tuple[int, int]] = []
-    with open(path, "xb", buffering=0) as file:
-        for part in (packed.stream, *packed.parts):
-            offset = file.seek(-file.seek(0, os.SEEK_END) % mmap.PAGESIZE, os.SEEK_END)
-            view = memoryview(part).cast("B")
-            spans.append((offset, view.nbytes))
-            while view:
-                view = view[file.write(view[:SLICE_BYTES]) :]
-    return Packed(b"", buffers=packed.buffers, path=path, spans=tuple(spans))
-
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, parts: Sequence[memoryview], buffers: Sequence[int]) -> None:
-        super().__init__(stream, buffers=[parts[place] for place in buffers])
-        self._parts = parts
-        self._storages: dict[int, Any] = {}
-
-    def persistent_load(self, known_as: tuple[Any, ...]) -> Any:
-        kind, place, *rest = known_as
-        if kind == BYTES:
-            return bytes(self._parts[place])
-        if kind == PART:
-            return Part(self._parts[place])
-        torch = importlib.import_module("torch")
-        if place not in self._storages:
-            self._storages[place] = torch.frombuffer(self._parts[place], dtype=torch.uint8).untyped_storage()
-        return torch.storage.TypedStorage(wrap_storage=self._storages[place], dtype=rest[0], _internal=True)
-
-
-def _memory(storage: Any) -> memoryview | None:
-    """Return the memory of a torch storage, or None if it is small or does not belong to this process."""
-    torch: Any = sys.modules["torch"]
-    untyped = storage._untyped_storage
-    if untyped.device.type != "cpu" or untyped.nbytes() < LARGE_BYTES:
-        return None
-    return memoryview(torch.empty(0, dtype=torch.uint8).set_(untyped).numpy())
-
-
-def _mapped(path: str, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
-    """Map a file privately. Writes stay in this process."""
-    with open(path, "rb") as file:
-        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    return [whole[offset : offset + size] for offset, size in spans]
+    with open(path, "xb") as file:
+        for part in map(memoryview, (packed.stream, *packed.buffers)):
+            file.write(bytes(-file.tell() % mmap.PAGESIZE))
+            spans.append((file.tell(), part.nbytes))
+            file.write(part)
+    return Packed(b"", path=path, spans=tuple(spans))
 
 
 class LazyCallback:
-    """A callback that is unpickled at its first call. `func` is the original, in the caller's process only.
+    """A callback that a worker unpickles at its first call. `func` is the original, in the caller's process only.
 
     Workers get a workload by value. Only device workers unpickle parts such as the reference. A CUDA tensor in a
     callback's closure must not make a CUDA context in every compile worker.
@@ -291,34 +207,27 @@ class LazyCallback:
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed, identity = pack(self.func), importlib.import_module("atune.workload.fingerprint").identity
-        parts = [Part(memory) for memory in packed.parts]
-        return UnopenedCallback, (identity(self), packed.stream, self.__signature__, parts, packed.buffers)
+        buffers = tuple(pickle.PickleBuffer(buffer.obj) for buffer in packed.buffers)
+        return UnopenedCallback, (identity(self), self.__signature__, packed.stream, buffers)
 
 
 class UnopenedCallback:
     """A lazy callback in a worker. `identity`: what it counts as in the workload's fingerprint."""
 
-    def __init__(
-        self,
-        identity: bytes,
-        stream: bytes,
-        signature: inspect.Signature,
-        parts: Sequence[Part] = (),
-        buffers: Sequence[int] = (),
-    ) -> None:
-        self.identity, self._packed, self.__signature__ = identity, (stream, parts, buffers), signature
-        self._function: Callable[..., Any] | None = None
+    def __init__(self, identity: bytes, signature: inspect.Signature, stream: bytes, buffers: Iterable[Any]) -> None:
+        self.identity, self.__signature__ = identity, signature
+        self._stream, self._buffers = stream, tuple(buffers)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
-        if self._function is None:
-            stream, parts, buffers = self._packed
-            self._function = unpack_parts(stream, [part.memory for part in parts], buffers)
-        assert self._function is not None
         return self._function(*values, **named)
 
+    @functools.cached_property
+    def _function(self) -> Any:
+        return pickle.loads(self._stream, buffers=self._buffers)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        stream, parts, buffers = self._packed
-        return UnopenedCallback, (self.identity, stream, self.__signature__, parts, buffers)
+        buffers = tuple(map(pickle.PickleBuffer, self._buffers))
+        return UnopenedCallback, (self.identity, self.__signature__, self._stream, buffers)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -326,3 +235,88 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none
         return inspect.Signature([inspect.Parameter("values", inspect.Parameter.VAR_POSITIONAL)])
+
+
+# ---- what cannot be sent
+
+WRAPPED = ("func", "orig_func", "__wrapped__")
+"""Attributes in which a wrapper, such as that of `@tilelang.jit`, holds its function."""
+Held = list[tuple[str, Any]]
+"""Objects, each after how another one holds it; empty where that goes without saying."""
+
+
+def can_be_sent(part: Any) -> bool:
+    """Tell whether `part` can be sent to other processes. A closure over a lock, for example, cannot."""
+    try:
+        pack(part)
+    except Exception:  # pickling may raise anything
+        return False
+    return True
+
+
+def refusal(parts: Held, error: Exception) -> str:
+    """Return which object in `parts` cannot be sent, where it is held, and what to do. `error`: what pickling raised.
+
+    For example ``kernel → closure variable 'op' → attribute 'lock', a lock, cannot be sent to the workers (…)``.
+    """
+    way = _way(parts, set()) or parts[0][0]
+    return (
+        f"{way} cannot be sent to the workers ({message_of(error)}). Make it inside the function that uses it: locks, "
+        "files, CUDA streams and the like belong to one process"
+    )
+
+
+def _way(held: Held, passed: set[int]) -> str | None:
+    """Return the way to the first object that cannot be sent though all that it holds can, and what it is.
+
+    `passed`: ids of the objects on ways that were gone. None where there is no such object off these ways.
+    """
+    for how, one in held:
+        if id(one) in passed or can_be_sent(one):
+            continue
+        passed.add(id(one))
+        inner = _held(one)
+        further = _way(inner, passed)
+        if further is None and not all(can_be_sent(each) for _, each in inner):
+            continue  # because of what was passed
+        return " → ".join(filter(None, [how, further])) if further else f"{how}, {type_of(one)},"
+    return None
+
+
+def _held(one: Any) -> Held:
+    """Return what an object is sent with, or else its attributes."""
+    if isinstance(one, FunctionType):
+        return _held_by_function(one)
+    if isinstance(one, MethodType):
+        return [("self", one.__self__), ("", one.__func__)]
+    if isinstance(one, Mapping):
+        return [(f"[{key!r}]", value) for key, value in one.items()]
+    if isinstance(one, list | tuple | set | frozenset):
+        return [(f"[{place}]", value) for place, value in enumerate(one)]
+    if isinstance(one, type):
+        return _attributes(vars(one))
+    try:
+        reduced = one.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception:  # it says so in a way of its own
+        reduced = ""
+    if isinstance(reduced, str):
+        return _attributes(getattr(one, "__dict__", {}))
+    held: Held = []
+    state = reduced[2] if len(reduced) > 2 else None
+    for each in state if isinstance(state, tuple) else [state]:
+        held += _attributes(each) if isinstance(each, Mapping) else [("", each)]
+    return held + [(f"class {each.__name__!r}" if isinstance(each, type) else "", each) for each in reduced[1]]
+
+
+def _held_by_function(one: FunctionType) -> Held:
+    cells = dict(zip(one.__code__.co_freevars, one.__closure__ or (), strict=True))
+    held = [(f"closure variable {name!r}", c.cell_contents) for name, c in cells.items() if c != CellType()]
+    names = dict.fromkeys(global_names(one.__code__))
+    held += [(f"global {name!r}", one.__globals__[name]) for name in names if name in one.__globals__]
+    parameters = inspect.signature(one, follow_wrapped=False).parameters.values()
+    held += [(f"default of {p.name!r}", p.default) for p in parameters if p.default is not p.empty]
+    return held + _attributes(vars(one))
+
+
+def _attributes(fields: Mapping[str, Any]) -> Held:
+    return [("" if name in WRAPPED else f"attribute {name!r}", value) for name, value in fields.items()]

@@ -31,8 +31,7 @@ from atune.workload.definition import (
     tuned_by_calls,
 )
 from atune.workload.fingerprint import fingerprint
-from atune.workload.packing import Packed, pack, unpack
-from atune.workload.sending import refusal
+from atune.workload.packing import Packed, pack, refusal, unpack
 from atune.workload.source_locations import located
 from atune.workload.source_text import show
 

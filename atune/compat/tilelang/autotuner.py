@@ -53,7 +53,7 @@ from atune.stages import tilelang
 from atune.stages.measure.inputs import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.definition import is_compiled
-from atune.workload.sending import can_be_sent
+from atune.workload.packing import can_be_sent
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
 """Files of a saved result. That of the parameters is missing, because its name depends on tilelang's version."""
