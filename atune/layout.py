@@ -15,6 +15,7 @@ tilelang is imported where a kernel calls.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,8 +88,12 @@ def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]
 
     `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`.
     """
-    _check("hold", how, (COMPILER, REPLICATED, *own))
-    return None if how == COMPILER else _makers().hold(own.get(how), buffers, threads)
+    if how not in (known := (COMPILER, REPLICATED, *own)):
+        raise ValueError(f"layout.hold: {how!r} is no alternative; use {', '.join(map(repr, known))}")
+    if how == COMPILER:
+        return None
+    make = own.get(how) or _tilelang().layout.make_fully_replicated_layout_fragment
+    return _tilelang().language.annotate_layout({buffer: make(buffer, threads) for buffer in buffers})
 
 
 def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) -> Any:
@@ -96,13 +101,41 @@ def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) ->
 
     Raises `ValueError` where a width does not divide the last extent, or the threads do not share the loop evenly.
     """
-    return _makers().parallel(width_of(how), extents, threads, coalesced_width)
+    layout = loop(how, *extents, threads=threads)
+    width = _tilelang().tvm.tirx.IntImm("int32", coalesced_width) if coalesced_width else None
+    return _tilelang().language.Parallel(*extents, loop_layout=layout, coalesced_width=width)
 
 
 def loop(how: str, *extents: int, threads: int) -> Any:
     """In a kernel: the `T.Fragment` for a ``loop_layout=``, or None for the compiler's own. Raises as `parallel`."""
     width = width_of(how)
-    return None if width is None else _makers().loop_layout(width, extents, threads)
+    return None if width is None else _loop_layout(width, extents, threads)
+
+
+def _loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:
+    """Return the layout of a loop nest in which neighbouring threads take `width` neighbouring elements each.
+
+    As many threads as divide the vectors of the last extent evenly work on it; the others take further rows, of all
+    other extents together. Raises `ValueError` where that does not come out even: no element has two threads.
+    """
+    *outer, columns = (int(extent) for extent in extents)
+    rows, vectors = math.prod(outer), columns // width
+    if columns % width:
+        raise ValueError(f"layout: vectors of {width} do not divide the loop's last extent, {columns}")
+    side = math.gcd(vectors, threads)
+    groups = threads // side
+    if rows % groups:
+        raise ValueError(f"layout: {threads} threads do not share {rows} rows of {vectors} vectors of {width} evenly")
+
+    def place(*indices: Any) -> tuple[Any, Any]:
+        row: Any = 0
+        for index, size in zip(indices, outer, strict=False):
+            row = row * size + index
+        column = indices[-1]
+        slot = row // groups * (vectors // side) + column // (width * side)
+        return row % groups * side + column // width % side, slot * width + column % width
+
+    return _tilelang().language.Fragment([*outer, columns], forward_fn=place)
 
 
 def width_of(how: str) -> int | None:
@@ -120,10 +153,5 @@ def width_of(how: str) -> int | None:
     return int(digits)
 
 
-def _check(where: str, how: Any, known: Sequence[str]) -> None:
-    if how not in known:
-        raise ValueError(f"layout.{where}: {how!r} is no alternative; use {', '.join(map(repr, known))}")
-
-
-def _makers() -> Any:
-    return importlib.import_module("atune.stages.frontend.layout_alternatives")
+def _tilelang() -> Any:
+    return importlib.import_module("atune.stages.tilelang")

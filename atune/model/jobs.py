@@ -214,7 +214,7 @@ class ExplainJob(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
-    """A configuration's facts. Target ``c`` has no `machine`, no spills and no `occupancy`.
+    """A configuration's facts. Target ``c`` has no `machine` and no `occupancy`.
 
     `source`: the device source, with ``kernel`` as the candidate's symbol.
     """
@@ -224,10 +224,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     facts: StaticFacts
     source: str
     machine: MachineFacts | None = None
-    spill_bytes: int | None = None
-    """Bytes of spill stores of a thread, as ``ptxas -v`` counts them: registers that did not fit."""
-    spill_load_bytes: int | None = None
-    """Bytes of spill loads, counted the same way."""
     occupancy: Occupancy | None = None
     choice: str = ""
     """Of a journal's candidate: what it was preferred to, or passed over for, and why, where layouts were chosen."""
@@ -246,8 +242,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
             "config": msgspec.to_builtins(self.config),
             "target": self.target,
             "registers": None if machine is None else machine.registers,
-            "spill_bytes": self.spill_bytes,
-            "spill_load_bytes": self.spill_load_bytes,
             "stack_bytes": None if machine is None else machine.stack_bytes,
             "code_bytes": None if machine is None else machine.code_bytes,
             "smem_bytes": self.smem_bytes,
@@ -257,7 +251,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
             "occupancy_limits": None if self.occupancy is None else list(self.occupancy.limits),
             "fragments": [_whole(one) for one in layouts.fragments],
             "loops": [_whole(one) for one in layouts.loops],
-            "shared": [_whole(one) for one in layouts.shared],
             "choice": self.choice or None,
         }
 

@@ -39,15 +39,6 @@ class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return math.ceil(self.slots * (int(bits[0]) if bits else 8) / 32)
 
 
-class SharedFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A buffer in shared memory. `swizzled`: its elements are not in row order."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    swizzled: bool = False
-
-
 class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A parallel loop. `slots`: iterations of each thread."""
 
@@ -79,12 +70,6 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     fragments: tuple[FragmentFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
-    shared: tuple[SharedFacts, ...] = ()
-
-    @property
-    def slots(self) -> int:
-        """Elements of all fragments that fit one thread's part."""
-        return sum(fragment.slots for fragment in self.fragments)
 
     @property
     def registers(self) -> int:

@@ -26,7 +26,7 @@ from atune.journal.state import State
 from atune.model.artifact import StaticFacts, source_path, what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.jobs import Explained
-from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
+from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.measurement import Timing
 from atune.reporting.export import outcome
 from atune.reporting.layout_notes import repeated_lines
@@ -242,7 +242,6 @@ def rows(found: Explained) -> Rows:
         ("grid", "×".join(map(str, facts.grid)) or None, " blocks"),
         ("registers", None if machine is None else machine.registers, " a thread"),
         ("stack", None if machine is None else machine.stack_bytes, " bytes a thread"),
-        ("spills", found.spill_bytes, f" bytes stored, {found.spill_load_bytes} loaded"),
         ("shared memory", found.smem_bytes, " bytes a block"),
         ("occupancy", None if found.occupancy is None else found.occupancy.blocks, _limited(found)),
         ("code", None if machine is None else machine.code_bytes, " bytes"),
@@ -251,7 +250,6 @@ def rows(found: Explained) -> Rows:
     known = [(name, f"{value}{unit}") for name, value, unit in given if value is not None]
     known += [(f"fragment {printable(one.name)}", _fragment(one)) for one in layouts.fragments]
     known += [(f"loop {n}", _loop(one)) for n, one in enumerate(layouts.loops)]
-    known += [(f"shared {printable(one.name)}", _shared(one)) for one in layouts.shared]
     return known
 
 
@@ -305,10 +303,6 @@ def _loop(one: LoopFacts) -> str:
     parts += ["only some threads do it or store"] if one.uneven else []
     parts += [f"stores {printable(', '.join(one.stores))}"] if one.stores else []
     return ", ".join(parts)
-
-
-def _shared(one: SharedFacts) -> str:
-    return f"{_shape(one.shape)} {one.dtype}: {'swizzled' if one.swizzled else 'row by row'}"
 
 
 def _shape(sizes: tuple[int, ...]) -> str:

@@ -6,12 +6,8 @@ Bytes in, bytes out. To compare a library, or to explain a configuration, it is 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -185,16 +181,10 @@ def difference(measured: Artifact, plain: Artifact) -> str:
     return ""
 
 
-VERBOSE = "TILELANG_VERBOSE"
-"""Options that make tilelang ask ptxas for its figures, and log them."""
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-
-
 def explain_plain(candidate: Candidate, path: str) -> Explained | Failure:
     """Lower and compile a configuration by nvcc or g++, and read its facts. Raises what lowering raises."""
     lowered = lowering.lower(candidate)
-    with ptxas_log() as log:
-        (built,) = answer([lowered], path)
+    (built,) = answer([lowered], path)
     if isinstance(built, Failure):
         return built
     target, machine, facts = session().target, built.machine, lowered.facts
@@ -208,38 +198,6 @@ def explain_plain(candidate: Candidate, path: str) -> Explained | Failure:
     )
     if machine is None:
         return explained
-    stores, loads = spills("\n".join(log)) or (None, None)
     smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
     occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
-    return msgspec.structs.replace(explained, spill_bytes=stores, spill_load_bytes=loads, occupancy=occupancy)
-
-
-def spills(log: str) -> tuple[int, int] | None:
-    """Return bytes of spill stores and loads from ``ptxas -v``, of the kernel with most of them; None without
-    figures."""
-    return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(log)), default=None)
-
-
-@contextmanager
-def ptxas_log() -> Iterator[list[str]]:
-    """Collect tilelang's log messages within the block, including the figures of ptxas."""
-    lines: list[str] = []
-
-    class Collecting(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    logger = logging.getLogger("tilelang")
-    handler, level, before = Collecting(logging.INFO), logger.level, os.environ.get(VERBOSE)
-    os.environ[VERBOSE] = "1"
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        if before is None:
-            del os.environ[VERBOSE]
-        else:
-            os.environ[VERBOSE] = before
+    return msgspec.structs.replace(explained, occupancy=occupancy)

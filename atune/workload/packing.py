@@ -86,9 +86,10 @@ def _packer_class() -> Any:
                 if one.__module__ in by_value or "<locals>" in one.__qualname__:
                     return _remembering, (one.__wrapped__, one.cache_parameters())
             reduced = _storages(one) or _tilelangs(one) or super().reducer_override(one)
-            if self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple):
-                reduced[2][1]["__globals__"].update(_annotation_globals(one))  # the function's state, to be restored
-            return reduced
+            if not (self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple)):
+                return reduced
+            make, parts, state, *_, fill = reduced
+            return make, parts, (fill, state, _annotation_globals(one)), None, None, _fill_annotated
 
     return Packer
 
@@ -118,6 +119,14 @@ def _annotation_globals(function: FunctionType) -> dict[str, Any]:
                 pack(value, annotations=False)
                 found[name] = value
     return found
+
+
+def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[str, Any]]) -> None:
+    fill, state, annotated = filled
+    fill(function, state)
+    module = sys.modules.get(function.__module__)  # where Python looks first
+    for names in (function.__globals__, {} if module is None else vars(module)):
+        names.update({name: value for name, value in annotated.items() if name not in names})
 
 
 def _remembering(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
@@ -181,10 +190,11 @@ def write(packed: Packed, path: str) -> Packed:
     """Write a packed value into the new file `path`, and return the value as that file. Raises `OSError`."""
     spans: list[tuple[int, int]] = []
     with open(path, "xb") as file:
-        for part in map(memoryview, (packed.stream, *packed.buffers)):
+        for part in (packed.stream, *packed.buffers):
             file.write(bytes(-file.tell() % mmap.PAGESIZE))
-            spans.append((file.tell(), part.nbytes))
+            start = file.tell()
             file.write(part)
+            spans.append((start, file.tell() - start))
     return Packed(b"", path=path, spans=tuple(spans))
 
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, SharedFacts, written_threads
+from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, written_threads
 from atune.stages import tilelang
 from atune.stages.compile.tir import bits_of
 
@@ -45,23 +45,9 @@ def instruments(seen: Seen) -> list[Any]:
 
 
 def layouts_of(buffers: Sequence[tuple[Any, Any]], loops: Sequence[tuple[Any, Any]]) -> Layouts:
-    """Return the facts of annotated `buffers` and `loops`, (buffer or loop, layout) each."""
-    fragments = [_fragment(buffer, layout) for buffer, layout in buffers if _is_fragment(layout)]
-    shared = [_shared(buffer, layout) for buffer, layout in buffers if not _is_fragment(layout)]
-    return Layouts(
-        fragments=tuple(fragments[:MOST]),
-        loops=tuple(_loop(loop, layout) for loop, layout in loops[:MOST]),
-        shared=tuple(shared[:MOST]),
-    )
-
-
-def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the iteration `number` of a loop nest, in row-major order."""
-    place = []
-    for extent in reversed(extents):
-        number, index = divmod(number, extent)
-        place.append(index)
-    return tuple(reversed(place))
+    """Return the facts of annotated `buffers` in registers and `loops`, (buffer or loop, layout) each."""
+    fragments = [_fragment(*pair) for pair in buffers if type(pair[1]).__name__ == "Fragment"]
+    return Layouts(fragments=tuple(fragments[:MOST]), loops=tuple(_loop(*pair) for pair in loops[:MOST]))
 
 
 def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -83,16 +69,8 @@ def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]
     return list(buffers.values()), loops
 
 
-def _is_fragment(layout: Any) -> bool:
-    return type(layout).__name__ == "Fragment"
-
-
 def _ints(sizes: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
-
-
-def _replication(layout: Any) -> int:
-    return int(layout.replicate_size)
 
 
 def _fragment(buffer: Any, layout: Any) -> FragmentFacts:
@@ -101,60 +79,17 @@ def _fragment(buffer: Any, layout: Any) -> FragmentFacts:
         dtype="".join(str(buffer.dtype)),
         shape=_ints(buffer.shape),
         slots=math.prod(_ints(layout.get_output_shape())),
-        replication=_replication(layout),
+        replication=int(layout.replicate_size),
     )
-
-
-def _shared(buffer: Any, layout: Any) -> SharedFacts:
-    return SharedFacts(
-        name="".join(str(buffer.name)),
-        dtype="".join(str(buffer.dtype)),
-        shape=_ints(buffer.shape),
-        swizzled=not _row_major(layout),
-    )
-
-
-def _row_major(layout: Any) -> bool:
-    """Tell whether a few rows of a layout follow each other unchanged. Swizzles move parts of rows."""
-    shape = _ints(layout.get_input_shape())
-    columns = shape[-1]
-    for row in range(min(8, math.prod(shape[:-1]))):
-        outer = _place(row, shape[:-1])
-        for column in range(0, columns, max(1, columns // 8)):
-            if _linear(_substituted(layout, (*outer, column), layout.index), layout) != row * columns + column:
-                return False
-    return True
-
-
-def _substituted(layout: Any, place: Sequence[int], expressions: Sequence[Any]) -> list[Any]:
-    indices = list(layout.get_forward_vars())[-len(place) :]  # the one that counts the copies comes before them
-    names = {variable: tilelang.tvm.tirx.IntImm("int32", i) for variable, i in zip(indices, place, strict=True)}
-    return [tilelang.tvm.tirx.stmt_functor.substitute(expression, names) for expression in expressions]
-
-
-def _holder(layout: Any, place: Sequence[int]) -> tuple[int, int]:
-    """Return the first thread that has an element, and its slot there."""
-    zero = tilelang.tvm.tirx.IntImm("int32", 0)
-    thread, *index = _substituted(layout, place, [layout.thread, *layout.index])
-    rest = dict.fromkeys(tilelang.tvm.tirx.analysis.undefined_vars(thread), zero)  # the variable that counts the copies
-    thread = tilelang.tvm.tirx.stmt_functor.substitute(thread, rest)
-    return int(tilelang.tvm.arith.Analyzer().simplify(thread)), _linear(index, layout)
-
-
-def _linear(indices: Sequence[Any], layout: Any) -> int:
-    """Return constant indices into a layout's output as one number, in row-major order."""
-    analyzer, number = tilelang.tvm.arith.Analyzer(), 0
-    for index, extent in zip(indices, _ints(layout.get_output_shape()), strict=True):
-        number = number * extent + int(analyzer.simplify(index))
-    return number
 
 
 def _loop(loop: Any, layout: Any) -> LoopFacts:
     extents, slots = _ints(layout.get_input_shape()), math.prod(_ints(layout.get_output_shape()))
-    threads, replication = int(layout.get_thread_size()), _replication(layout)
+    threads, replication = int(layout.get_thread_size()), int(layout.replicate_size)
     iterations = math.prod(extents)
     guarded = any("predicate" in str(name) for name in loop.annotations)
-    width, touched = _width(layout, extents), _touched(loop)
+    holder, copies = _holder(layout, len(extents))
+    width, touched = _width(holder, extents), _touched(loop)
     bits = [bits_of(node.buffer.dtype) for _, node in touched if str(node.buffer.scope()) in ("", "global")]
     return LoopFacts(
         extents=extents,
@@ -165,17 +100,67 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
         access_bits=min(WIDEST_BITS, width * max(bits, default=0)),
         uneven=guarded or iterations * replication < slots * threads,
         stores=_stores(touched),
-        threads=threads_of(layout, extents, replication),
+        threads=_threads(holder, extents, replication) if copies < 2 else (),
     )
 
 
-def _width(layout: Any, extents: Sequence[int]) -> int:
-    first = (0,) * (len(extents) - 1)
-    thread, slot = _holder(layout, (*first, 0))
-    width = 1
-    while width < min(WIDEST, extents[-1]) and _holder(layout, (*first, width)) == (thread, slot + width):
+Holder = Callable[[Sequence[int], int], tuple[int, int]]
+"""Returns the thread that has an element, and its slot there, from the element's indices and the number of the copy."""
+
+
+def _holder(layout: Any, dimensions: int) -> tuple[Holder | None, int]:
+    """Return the holder of a layout's elements, None where it is not understood, and how many variables count copies."""
+    placed = list(layout.get_forward_vars())[-dimensions:]  # the one that counts the copies comes before them
+    names = tilelang.tvm.tirx.analysis.undefined_vars(layout.thread)
+    copies = [one for one in names if not any(map(one.same_as, placed))]
+    try:
+        thread, *index = map(_evaluator, (layout.thread, *layout.index))
+    except ValueError:
+        return None, len(copies)
+    sizes = _ints(layout.get_output_shape())
+
+    def holder(place: Sequence[int], copy: int) -> tuple[int, int]:
+        values = {**dict(zip(placed, place, strict=True)), **dict.fromkeys(copies, copy)}
+        slot = 0
+        for one, size in zip(index, sizes, strict=True):
+            slot = slot * size + one(values)
+        return thread(values), slot
+
+    return holder, len(copies)
+
+
+def _width(holder: Holder | None, extents: Sequence[int]) -> int:
+    if holder is None:
+        return 1
+    first, width = (0,) * (len(extents) - 1), 1
+    thread, slot = holder((*first, 0), 0)
+    while width < min(WIDEST, extents[-1]) and holder((*first, width), 0) == (thread, slot + width):
         width += 1
     return width
+
+
+def _threads(holder: Holder | None, extents: Sequence[int], replication: int) -> tuple[str, ...]:
+    """Return the threads that do the first, the last and each 2^n-th iteration; empty where that is not understood."""
+    if holder is None or replication > MOST_THREADS:
+        return ()
+    places = _iterations(extents)
+    found = [written_threads(holder(place, copy)[0] for copy in range(replication)) for place in places]
+    return tuple(found) if all(found) else ()
+
+
+def _iterations(extents: Sequence[int]) -> list[tuple[int, ...]]:
+    total = math.prod(extents)
+    numbers = sorted({0, total - 1, *(1 << bit for bit in range((total - 1).bit_length()))})
+    return [_place(number, extents) for number in numbers]
+
+
+def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of the iteration `number` of a loop nest, in row-major order."""
+    place = []
+    for extent in reversed(extents):
+        number, index = divmod(number, extent)
+        place.append(index)
+    return tuple(reversed(place))
 
 
 def _touched(loop: Any) -> list[tuple[str, Any]]:
@@ -207,34 +192,6 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "Min": min,
     "Max": max,
 }
-
-
-def threads_of(layout: Any, extents: Sequence[int], replication: int) -> tuple[str, ...]:
-    """Return the threads that do the first, the last and each 2^n-th iteration; empty where that is not understood."""
-    if replication > MOST_THREADS:
-        return ()
-    try:
-        thread = _evaluator(layout.thread)
-    except ValueError:
-        return ()
-    placed = list(layout.get_forward_vars())[-len(extents) :]
-    copies = [
-        one for one in tilelang.tvm.tirx.analysis.undefined_vars(layout.thread) if not any(map(one.same_as, placed))
-    ]
-    if len(copies) > 1:
-        return ()
-    found = []
-    for place in _iterations(extents):
-        here = dict(zip(placed, place, strict=True))
-        of_copies = ({**here, **dict.fromkeys(copies, copy)} for copy in range(replication))
-        found.append(written_threads(map(thread, of_copies)))
-    return tuple(found) if all(found) else ()
-
-
-def _iterations(extents: Sequence[int]) -> list[tuple[int, ...]]:
-    total = math.prod(extents)
-    numbers = sorted({0, total - 1, *(1 << bit for bit in range((total - 1).bit_length()))})
-    return [_place(number, extents) for number in numbers]
 
 
 def _evaluator(expression: Any) -> Evaluate:

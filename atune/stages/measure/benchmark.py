@@ -19,8 +19,14 @@ from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments
-from atune.stages.measure.causes import with_cause
-from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
+from atune.stages.measure.check import (
+    Expected,
+    Mismatch,
+    expected_outputs,
+    judged,
+    reference_arguments,
+    with_cause,
+)
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, kind_of
 from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted

@@ -244,19 +244,19 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, unwritten: Any) ->
     lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
     if lost == count:
         return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {first}"), worst
-    ours, theirs = apart(*(tensor[at].item() for tensor in ((out, ref) if exact else (got, want))))
+    ours, theirs = (tensor[at].item() for tensor in ((out, ref) if exact else (got, want)))
+    values = f"{ours:g} and not {theirs:g}"
+    if exact or f"{ours:g}" == f"{theirs:g}":
+        values = f"{ours!r} and not {theirs!r}"
     detail = (
         f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
-        f"{ours} and not {theirs}; largest difference {worst:.3g}"
+        f"{values}; largest difference {worst:.3g}"
     )
     for what, there in (("NaN", want.isnan()), ("infinity", want.isinf())):
         if bool((bad & there).any()):
             detail += f"; the reference has {what} in {int(there.sum())} of {out.numel()}"
     if kept:
         detail += f"; {kept} of them were not written"
-    most = int(work.max_mismatched_ratio * out.numel())
-    if not exact and (enough := passing_rtol(difference.masked_fill(~bad, 0), want, scale, work.atol, most)):
-        detail += f"; would pass with rtol ≥ {enough}"
     return Mismatch("mismatch", detail), worst
 
 
@@ -274,36 +274,70 @@ def scale_of(tensor: Any) -> tuple[float, float]:
     return largest.item() * (norm.item() / math.sqrt(finite.sum().item())), largest.item()
 
 
-MOST_RTOL = 0.5
-"""A tolerance above this is no advice: the outputs are plainly others."""
+FILL = 0x3E
+"""A byte that makes a small number in every format. Arithmetic changes such numbers; NaN times 2 stays NaN."""
 
 
-def apart(one: float, other: float) -> tuple[str, str]:
-    """Return two numbers as text, with as many digits, six at least, as tell them apart."""
-    if isinstance(one, int) and isinstance(other, int):
-        return str(int(one)), str(int(other))
-    digits = 6
-    while digits < 17 and one != other and f"{one:.{digits}g}" == f"{other:.{digits}g}":
-        digits += 1
-    return f"{one:.{digits}g}", f"{other:.{digits}g}"
+def with_cause(
+    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected | None, call: Callable[[], None]
+) -> Mismatch:
+    """Return `wrong` with the likely cause in its message. `call` calls the kernel again, and waits.
 
-
-def passing_rtol(difference: Any, want: Any, scale: float, atol: float | None, most: int) -> str:
-    """Return the least rtol with which no more than `most` elements are wrong, as text; empty where that is no advice.
-
-    `difference`, `want`: tensors of the absolute difference and the reference. `scale`: what rtol is multiplied with to
-    make the absolute tolerance; `atol`: that tolerance where it was given, None where it follows rtol.
+    The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
     """
-    import torch
+    if work.check is not None or (not expected and wrong.kind != "unwritten"):
+        return wrong
+    if expected and wrong.kind == "mismatch":
+        causes = [*filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))]
+        wrong = msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
+    position = _updated_in_place(work, arguments, expected or {}, call)
+    return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
 
-    above, size = difference / 2, want.abs() / 2  # halves, whose sum does not overflow
-    above, size = (above, scale / 2 + size) if atol is None else ((above - atol / 2).clamp(min=0), size)
-    needed = (above / size).masked_fill(above == 0, 0.0).flatten().nan_to_num(nan=math.inf, posinf=math.inf)
-    least = torch.kthvalue(needed, needed.numel() - most).values.item() if most < needed.numel() else 0.0
-    return _upwards(least) if 0 < least <= MOST_RTOL else ""
+
+def _transposed(work: Workload, arguments: KernelArguments, expected: Expected) -> str:
+    turned = {i: tensor.transpose(-2, -1) for i, tensor in expected.items() if tensor.dim() > 1}
+    if len(turned) < len(expected) or compare(work, arguments, turned, {})[0] is not None:
+        return ""
+    return "it is the reference's output transposed: swap the last two axes of one"
 
 
-def _upwards(value: float) -> str:
-    """Return a number above zero with two digits, rounded up."""
-    digits = 1 - math.floor(math.log10(value))
-    return f"{math.ceil(value * (1 + 1e-6) * 10.0**digits) / 10.0**digits:.2g}"
+def _of_another_dtype(arguments: KernelArguments, expected: Expected) -> str:
+    theirs = ((tensor.dtype, arguments.values[i].dtype) for i, tensor in expected.items())
+    found = next(((one, ours) for one, ours in theirs if one != ours), None)
+    return "the reference gives {} and the kernel {}".format(*found).replace("torch.", "") if found else ""
+
+
+def _updated_in_place(
+    work: Workload, arguments: KernelArguments, expected: Expected, call: Callable[[], None]
+) -> int | None:
+    """Return the parameter that is wrong because of what it held before the call; None where there is none.
+
+    Where it begins as zeros, the result is right; or if nothing is expected, it is written where it begins as numbers.
+    """
+    may_be = {*arguments.out_idx, *arguments.writes} - {*arguments.zero}
+    wrong = [i for i in expected or arguments.out_idx if i in may_be and not _is_right(work, arguments, expected, i)]
+    arguments.restore_inputs()
+    arguments.fill_outputs(0 if expected else FILL)
+    for i in set(wrong).intersection(arguments.in_idx):
+        arguments.values[i].zero_()
+    call()
+    right = compare(work, arguments, expected, {})[0] is None if expected else not arguments.kept(FILL)
+    return wrong[0] if wrong and right else None
+
+
+def _is_right(work: Workload, arguments: KernelArguments, expected: Expected, position: int) -> bool:
+    return position in expected and compare(work, arguments, {position: expected[position]}, {})[0] is None
+
+
+def _in_place(position: int, arguments: KernelArguments) -> str:
+    if position in arguments.in_idx:
+        return (
+            f"parameter {position} is updated in place, and has the reference's result where it begins as zeros: "
+            f"zero=[{position}] makes it so. Else the reference begins with what the parameter holds"
+        )
+    others = [i for i in arguments.out_idx if i != position]
+    return (
+        f"output {arguments.out_idx.index(position)} is updated in place: the result depends on what it held before the"
+        f" call. Say what that is: zero=[{position}] for zeros, or out_idx={others} to make it an input, which the "
+        "reference then updates in place, too"
+    )

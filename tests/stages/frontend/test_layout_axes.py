@@ -13,7 +13,6 @@ from atune import layout
 from atune.errors import SpaceError
 from atune.model.candidate import normalise
 from atune.stages.compile.lowering import lower
-from atune.stages.frontend.layout_alternatives import loop_layout
 from atune.workload.source_locations import detail_of, place_of
 from atune.workload.workload import FileRef
 
@@ -74,7 +73,7 @@ def test_a_value_of_another_axis_is_refused() -> None:
 def test_a_loop_layout_gives_each_element_to_one_thread(
     width: int, extents: tuple[int, ...], threads: int, slots: int
 ) -> None:
-    made = loop_layout(width, extents, threads)
+    made = layout.loop(f"vector{width}", *extents, threads=threads)
     assert (int(made.get_thread_size()), int(made.replicate_size)) == (threads, 1)
     shape = [int(size) for size in made.get_output_shape()]
     assert shape == [slots]
@@ -87,7 +86,7 @@ def test_a_loop_layout_gives_each_element_to_one_thread(
 )
 def test_a_loop_that_does_not_come_out_even_is_refused(width: int, extents: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        loop_layout(width, extents, 256)
+        layout.loop(f"vector{width}", *extents, threads=256)
 
 
 def test_a_width_for_coalescing_reaches_the_loop(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import torch
 from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure import benchmark
 from atune.stages.measure.arguments import POISONS, KernelArguments
-from atune.stages.measure.causes import with_cause
-from atune.stages.measure.check import Mismatch, expected_outputs, judged
+from atune.stages.measure.check import Mismatch, expected_outputs, judged, with_cause
 from atune.workload.workload import Workload
 
 X = KernelParam("float32", (8, 8))
@@ -33,33 +32,6 @@ def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelPara
 
 def double(x: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(x * 2)
-
-
-def test_the_rtol_that_is_named_passes_and_less_does_not() -> None:
-    def reference(x: torch.Tensor) -> torch.Tensor:
-        return x * 2.002
-
-    wrong = explained(double, reference, X, X)
-    assert wrong is not None
-    named = float(wrong.message.rpartition("rtol ≥ ")[2])
-    assert explained(double, reference, X, X, rtol=named) is None
-    assert explained(double, reference, X, X, rtol=named * 0.9) is not None
-
-
-@pytest.mark.parametrize("given", [{"atol": 1e-6}, {"max_mismatched_ratio": 0.25}, {"atol": 0, "rtol": 1e-5}])
-def test_the_rtol_that_is_named_minds_the_other_tolerances(given: dict[str, float]) -> None:
-    def reference(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + torch.linspace(1e-3, 2e-3, 64).reshape(8, 8) * x
-
-    wrong = explained(double, reference, X, X, **given)
-    assert wrong is not None
-    named = float(wrong.message.rpartition("rtol ≥ ")[2])
-    assert explained(double, reference, X, X, **{**given, "rtol": named}) is None
-
-
-def test_no_rtol_is_named_for_plainly_other_outputs() -> None:
-    wrong = explained(double, lambda x: x * -2, X, X)
-    assert wrong is not None and "rtol ≥" not in wrong.message
 
 
 def test_digits_that_differ_are_in_the_message() -> None:
@@ -136,7 +108,7 @@ def test_atomic_adds_to_what_was_there_are_an_update_in_place() -> None:
 
     def adding(x: torch.Tensor, out: torch.Tensor) -> None:
         out.add_(x)
-        out[:6] *= 1 + 1e-3 * torch.rand(6, 8)
+        out[:6] *= 1 + 1e-6 * torch.rand(6, 8)
 
     wrong = explained(adding, lambda x: x, X, X)
     assert wrong is not None and "output 0 is updated in place" in wrong.message
