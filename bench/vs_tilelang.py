@@ -329,8 +329,7 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
-    from atune.stages.frontend.frontend import kernel_parameters
-    from atune.stages.frontend.roles import roles_of
+    from atune.stages.frontend.frontend import kernel_parameters, roles_of
     from atune.stages.measure.arguments import POISONS, KernelArguments
     from atune.stages.measure.check import expected_outputs, judged
     from atune.stages.measure.timer import Timed, make_timer

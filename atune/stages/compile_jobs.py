@@ -27,8 +27,7 @@ from atune.stages.compile.codegen import answer
 from atune.stages.compile.facts import foreseen
 from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import backend_context
-from atune.stages.frontend.frontend import elaborated
-from atune.stages.frontend.roles import roles_of
+from atune.stages.frontend.frontend import elaborated, roles_of
 from atune.stages.session import devices
 from atune.stages.session.session import session, workload
 from atune.workers.storage.compiler_states import StateCheck, remember, state_of

@@ -6,7 +6,7 @@ import itertools
 import linecache
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 
 import msgspec
@@ -82,26 +82,15 @@ def _innermost(files: Sequence[str | None]) -> int | None:
 
 def place_of(error: BaseException) -> Place | None:
     """Return the innermost place of the user's own code in `error`'s traceback, or None. Cannot fail."""
-    try:
-        return _unparsed(error) if isinstance(error, SyntaxError) else _place_of(error)[0]
-    except BaseException:
-        return None
-
-
-def _unparsed(error: SyntaxError) -> Place | None:
-    """Return the place that Python could not parse; None where the error names none of the user's own."""
-    if not error.filename or not error.lineno or not is_users(error.filename):
-        return None
-    line = (error.text or "").rstrip()
-    source = line.lstrip()
-    column = (error.offset or 0) - 1 - (len(line) - len(source))
-    caret = " " * column + "^" if source and column >= 0 else ""
-    return Place(error.filename, error.lineno, "", source, caret)
+    return place_in(detail_of(error))
 
 
 def _place_of(error: BaseException) -> tuple[Place | None, str]:
     """Return the innermost place of the user's own code, and how Python's traceback shows it."""
-    steps = list(_steps(error))
+    steps, step = list[TracebackType](), error.__traceback__
+    while step is not None:
+        steps.append(step)
+        step = step.tb_next
     number = _innermost([step.tb_frame.f_code.co_filename for step in steps])
     if number is None:
         return None, ""
@@ -117,13 +106,6 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
         elif place.caret:
             place = msgspec.structs.replace(place, caret=" " * _indent(steps[number].tb_frame) + place.caret)
     return place, shown
-
-
-def _steps(error: BaseException) -> Iterator[TracebackType]:
-    step = error.__traceback__
-    while step is not None:
-        yield step
-        step = step.tb_next
 
 
 def _line(step: TracebackType) -> int:

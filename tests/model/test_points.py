@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from atune.model.candidate import BASELINE
-from atune.model.points import Points
-from atune.model.space import LARGE, Space
+from atune.model.space import LARGE, Points, Space
 from atune.workload import workload
 from atune.workload.workload import Workload, describe
 

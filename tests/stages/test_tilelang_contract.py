@@ -28,6 +28,9 @@ from atune.stages import tilelang
 from atune.stages.compile import steps
 from atune.stages.compile.inferred_layouts import Seen, instruments
 from atune.stages.frontend.frontend import (
+    READ,
+    WRITE,
+    accesses,
     eager_dimensions,
     elaborated,
     first_function,
@@ -35,9 +38,9 @@ from atune.stages.frontend.frontend import (
     is_jit,
     jit_function,
     parameters_of,
+    roles_of,
     tensor_names,
 )
-from atune.stages.frontend.roles import READ, WRITE, accesses, roles_of
 
 REPLACED = [f"{place}:{name}" for name, places in tilelang.REPLACED.items() for place in places]
 

@@ -50,7 +50,7 @@ from atune.model.candidate import PASS_CONFIGS
 from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
 from atune.stages import tilelang
-from atune.stages.measure.inputs import GivenTensors
+from atune.stages.measure.arguments import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.definition import is_compiled
 from atune.workload.packing import can_be_sent

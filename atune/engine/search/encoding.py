@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.engine.search.interface import by_prior
 from atune.model.candidate import Config
-from atune.model.points import text_of
+from atune.model.space import text_of
 
 if TYPE_CHECKING:
     import numpy as np

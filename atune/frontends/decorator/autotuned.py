@@ -94,7 +94,7 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
         configs = [given.get("default") or {}, config]
         function = call.owner.frontend.first_function(call.kernel, call.arguments, configs)
         named = outputs_named(call.kernel, given.get("out_idx"))
-        roles_of = importlib.import_module("atune.stages.frontend.roles").roles_of
+        roles_of = call.owner.frontend.roles_of
         nothing = function is None  # its compile says why
         found = Roles() if nothing else roles_of(function, named, given.get("zero") or (), given.get("restore") or ())
     return found.where_given(range(len(call.names)))

@@ -20,9 +20,8 @@ from atune.frontends.decorator.options import Options, as_space, refuse_clash
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
 from atune.model.device import Target, parse_target
-from atune.model.points import Points
 from atune.model.settings import CompileSettings
-from atune.model.space import Space
+from atune.model.space import Points, Space
 from atune.workload.definition import Fit, function_of, not_taken
 from atune.workload.workload import Workload
 

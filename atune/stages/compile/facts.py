@@ -9,8 +9,7 @@ from typing import Any
 
 from atune.model.artifact import BlockWork, StaticFacts
 from atune.stages import tilelang
-from atune.stages.compile.tir import bits_of, region, size_of
-from atune.stages.compile.work import COPIES, work_of
+from atune.stages.compile.work import COPIES, bits_of, region, size_of, work_of
 
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE

@@ -9,7 +9,7 @@ from typing import Any
 
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, written_threads
 from atune.stages import tilelang
-from atune.stages.compile.tir import bits_of
+from atune.stages.compile.work import bits_of
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
@@ -109,7 +109,7 @@ Holder = Callable[[Sequence[int], int], tuple[int, int]]
 
 
 def _holder(layout: Any, dimensions: int) -> tuple[Holder | None, int]:
-    """Return the holder of a layout's elements, None where it is not understood, and how many variables count copies."""
+    """Return who holds a layout's elements, None where it is not understood, and how many variables count copies."""
     placed = list(layout.get_forward_vars())[-dimensions:]  # the one that counts the copies comes before them
     names = tilelang.tvm.tirx.analysis.undefined_vars(layout.thread)
     copies = [one for one in names if not any(map(one.same_as, placed))]

@@ -15,8 +15,7 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.stages import tilelang
-from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_parameters
-from atune.stages.frontend.roles import WRITE, accesses
+from atune.stages.frontend.frontend import WRITE, accesses, elaborate, frontend_lock, kernel_parameters
 from atune.stages.measure.loader import load
 from atune.stages.measure.tensors import Outputs, check_arguments
 from atune.stages.measure.torch_op import op_kernel, register_op

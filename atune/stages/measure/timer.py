@@ -29,6 +29,9 @@ def make_timer(device: str, method: str = "auto") -> CpuTimer | CudaTimer:
     return GraphTimer() if method == "cuda_graph" else CudaTimer()
 
 
+MAX_SAMPLES = 10_000
+
+
 class CpuTimer:
     """Wall time of calls in this thread, in microseconds a call.
 
@@ -36,6 +39,8 @@ class CpuTimer:
     """
 
     method = "perf_counter"
+    BATCH = BURST = MAX_SAMPLES
+    """Samples of a batch, which are taken without a break: at most, and of one call."""
     MIN_SAMPLE_US = 200.0
 
     def ready(self, timed: Timed) -> Timed:
@@ -43,31 +48,45 @@ class CpuTimer:
         return timed
 
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+        """Return `n_repeat` samples in µs, after `n_warmup` calls that are not timed."""
         self._warm(timed, n_warmup)
-        inner = self._inner(timed)
-        return [self._sample(timed, inner) for _ in range(n_repeat)]
+        found: list[float] = []
+        while len(found) < n_repeat:
+            found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
+        return found
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
         """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
         for timed in calls:
             self._warm(timed, n_warmup)
-        inner = [self._inner(timed) for timed in calls]
+        n = len(calls)
+        order = [(k + r) % n for r in range(rounds) for k in range(n)]
         found: list[list[float]] = [[] for _ in calls]
-        for r in range(rounds):
-            for k in range(len(calls)):
-                i = (k + r) % len(calls)
-                self._warm(calls[i], 1)  # its own data in the caches, not its neighbour's
-                found[i].append(self._sample(calls[i], inner[i]))
+        for start in range(0, len(order), self.BATCH):
+            part = order[start : start + self.BATCH]
+            for i, us in zip(part, self._batch([calls[i] for i in part]), strict=True):
+                found[i].append(us)
         return found
 
     def synchronise(self) -> None:
-        pass
+        """Wait until all calls are done."""
 
     def _warm(self, timed: Timed, n: int) -> None:
-        for _ in range(max(n, 1)):
+        for _ in range(n):
             if timed.before is not None:
                 timed.before()
             timed.call()
+
+    def _batch(self, calls: Sequence[Timed]) -> list[float]:
+        inner: dict[int, int] = {}
+        found: list[float] = []
+        for i, timed in enumerate(calls):
+            if id(timed) not in inner:
+                inner[id(timed)] = self._inner(timed)
+            if timed is not calls[i - 1]:
+                self._warm(timed, 1)  # its own data in the caches, not its neighbour's
+            found.append(self._sample(timed, inner[id(timed)]))
+        return found
 
     def _inner(self, timed: Timed) -> int:
         if timed.before is not None:
@@ -85,7 +104,7 @@ class CpuTimer:
         return (time.perf_counter_ns() - started) / 1e3 / inner
 
 
-class CudaTimer:
+class CudaTimer(CpuTimer):
     """Device time between CUDA events, with every launch queued before the device reaches it.
 
     The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
@@ -116,36 +135,8 @@ class CudaTimer:
         self.patience = 1.0
         """What sleeps are multiplied by: doubled when the host was late, less again when it is not."""
 
-    def ready(self, timed: Timed) -> Timed:
-        return timed
-
-    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
-        self._warm(timed, n_warmup)
-        found: list[float] = []
-        while len(found) < n_repeat:
-            found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
-        return found
-
-    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
-        for timed in calls:
-            self._warm(timed, n_warmup)
-        n = len(calls)
-        order = [(k + r) % n for r in range(rounds) for k in range(n)]
-        found: list[list[float]] = [[] for _ in calls]
-        for start in range(0, len(order), self.BATCH):
-            part = order[start : start + self.BATCH]
-            for i, us in zip(part, self._batch([calls[i] for i in part]), strict=True):
-                found[i].append(us)
-        return found
-
     def synchronise(self) -> None:
         self.torch.cuda.synchronize()
-
-    def _warm(self, timed: Timed, n: int) -> None:
-        for _ in range(n):
-            if timed.before is not None:
-                timed.before()
-            timed.call()
 
     def _evict(self) -> None:
         """Queue the read that empties the L2 cache."""
@@ -201,7 +192,6 @@ SECOND_LOOK = 8
 PLAINLY_SLOW, SLOW = 1.5, 1.1
 """A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
 samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
-MAX_SAMPLES = 10_000
 KNOWN = 0.005
 """The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
 MOST = 4

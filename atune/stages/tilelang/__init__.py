@@ -41,7 +41,6 @@ NAMES: dict[str, tuple[str, ...]] = {
         "IRModule(functions, *, attrs)", "tirx.PrimFunc", "tirx.Var(name, dtype)", "tirx.IntImm(dtype, value)",
         "tirx.BufferStore", "tirx.BufferLoad", "tirx.Call", "tirx.analysis.undefined_vars(node)",
         "tirx.stmt_functor.post_order_visit(stmt, fvisit)", "tirx.stmt_functor.pre_order_visit(stmt, fvisit)",
-        "tirx.stmt_functor.substitute(node, vmap)",
         "ir.save_json(node)", "ir.Op.list_op_names()", "arith.Analyzer()", "target.Target(target)",
         "transform.PassContext(*, opt_level, config, instruments)", "transform.PassContext.current()",
         "instrument.pass_instrument(pi_cls)", "runtime.load_module(path)", "runtime.Executable(mod)",

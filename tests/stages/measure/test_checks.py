@@ -13,9 +13,8 @@ import torch
 from atune.errors import UsageError, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, KernelArguments
+from atune.stages.measure.arguments import POISONS, KernelArguments, drawn
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
-from atune.stages.measure.inputs import drawn
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
 from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload, fingerprint
