@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 OWN = ("compiler", 0)
 """Values of a layout axis that leave the choice to the compiler."""
-MOST_RANGES = 8
-"""Of threads, in a text."""
 
 
 class LayoutAxis(tuple[Any, ...]):
@@ -57,7 +54,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stores: tuple[str, ...] = ()
     """Buffers that it writes to, ``name (scope)`` each."""
     threads: tuple[str, ...] = ()
-    """Which threads do each of a few iterations, as `written_threads` writes them; empty where that is not known."""
+    """Which threads do each of a few iterations, as `mask_of` writes them; empty where that is not known."""
 
     @property
     def repeated(self) -> float:
@@ -96,36 +93,9 @@ MOST = 64
 """Limit for each kind, because a journal keeps a candidate's facts in one line."""
 
 
-def written_threads(threads: Iterable[int]) -> str:
-    """Return threads as text, such as ``0-3 64-124:4``: first, last and step; empty where that takes many ranges."""
-    left, parts = sorted(set(threads)), list[str]()
-    while left and len(parts) <= MOST_RANGES:
-        length, step = _run(left)
-        first, last = left[0], left[length - 1]
-        parts.append(f"{first}" if length == 1 else f"{first}-{last}" + f":{step}" * (step > 1))
-        left = left[length:]
-    return "" if len(parts) > MOST_RANGES else " ".join(parts)
-
-
-def _run(threads: Sequence[int]) -> tuple[int, int]:
-    """Return how many of `threads` follow each other in equal steps from the first on, and the step."""
-    if len(threads) == 1:
-        return 1, 1
-    length, step = 2, threads[1] - threads[0]
-    while length < len(threads) and threads[length] - threads[length - 1] == step:
-        length += 1
-    return length, step
-
-
-@lru_cache(1024)
-def parsed_threads(text: str) -> frozenset[int]:
-    """Return the threads that `written_threads` wrote."""
-    found = set[int]()
-    for part in text.split():
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        found.update(range(int(first), int(last or first) + 1, int(step or 1)))
-    return frozenset(found)
+def mask_of(threads: Iterable[int]) -> str:
+    """Return threads as a mask in hexadecimal digits, whose bit t stands for thread t."""
+    return f"{sum(1 << thread for thread in set(threads)):x}"
 
 
 CONTAINED = "its threads do what they do with another layout of the configuration, and more"
@@ -189,12 +159,8 @@ def contained(one: Layouts, other: Layouts) -> bool:
     pairs = list(zip(one.loops, other.loops, strict=False))
     if len(one.loops) != len(other.loops) or not all(_comparable(a, b) for a, b in pairs):
         return False
-    sets = [
-        (parsed_threads(mine), parsed_threads(theirs))
-        for a, b in pairs
-        for mine, theirs in zip(a.threads, b.threads, strict=True)
-    ]
-    return all(mine <= theirs for mine, theirs in sets) and any(mine < theirs for mine, theirs in sets)
+    masks = [(int(m, 16), int(t, 16)) for a, b in pairs for m, t in zip(a.threads, b.threads, strict=True)]
+    return all(mine & theirs == mine for mine, theirs in masks) and any(mine != theirs for mine, theirs in masks)
 
 
 def _comparable(one: LoopFacts, other: LoopFacts) -> bool:

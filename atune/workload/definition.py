@@ -185,15 +185,10 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
-OCCUPANCY = "; a kernel that takes it annotates its launch bounds: T.annotate_min_blocks_per_sm(occupancy)"
-"""The hint of cuTile's tuner: blocks that a multiprocessor must have room for, which limits a thread's registers."""
-
-
 def not_taken(name: str, parameters: Iterable[str]) -> str:
     """Return that a kernel takes no argument `name`, but `parameters`, and what to do."""
     known = list(parameters)
-    hint = meant(name, known) or (OCCUPANCY if name == "occupancy" else "")
-    return f"takes no argument {name!r}; it takes {', '.join(known)}{hint}"
+    return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}"
 
 
 class Fit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import pytest
 
@@ -19,18 +20,17 @@ from atune.model.layouts import (
     LoopFacts,
     Passed,
     choose,
-    parsed_threads,
-    written_threads,
+    mask_of,
 )
 
 
-def layouts(threads: str, slots: int = 4, *, held: int = 4, loops: int = 1) -> Layouts:
+def layouts(threads: Iterable[int], slots: int = 4, *, held: int = 4, loops: int = 1) -> Layouts:
     """Loops of 512 iterations among 128 threads, each iteration by `threads`, and a fragment of `held` slots."""
-    loop = LoopFacts((128, 4), slots, len(parsed_threads(threads)), slots - 4, threads=(threads,) * 3)
+    loop = LoopFacts((128, 4), slots, len([*threads]), slots - 4, threads=(mask_of(threads),) * 3)
     return Layouts((FragmentFacts("held", "float32", (128, 4), held),), (loop,) * loops)
 
 
-ALL, OWN, ONE, OTHER = layouts("0-127", 512), layouts("0-3", 16), layouts("0"), layouts("64")
+ALL, OWN, ONE, OTHER = layouts(range(128), 512), layouts(range(4), 16), layouts([0]), layouts([64])
 
 
 def chosen(*found: Layouts | None, most: int = 1, own: int | None = None) -> Choice:
@@ -62,7 +62,7 @@ def test_where_neither_is_contained_in_the_other_the_least_redundant_work_decide
 
 
 def test_then_the_fewest_registers_decide() -> None:
-    many = layouts("64", held=16)
+    many = layouts([64], held=16)
     assert chosen(many, ONE, own=0) == Choice((1,), {0: Passed(1, REGISTERS)})
 
 
@@ -80,7 +80,7 @@ def test_the_compilers_own_stands_where_nothing_decides_and_else_the_first() -> 
 
 def test_containment_goes_before_less_redundant_work() -> None:
     """A contained layout whose few threads have more iterations each."""
-    contained = layouts("0", 32)
+    contained = layouts([0], 32)
     assert chosen(OWN, contained).kept == (1,)
 
 
@@ -94,25 +94,10 @@ def test_layouts_of_which_nothing_is_known_are_kept_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [layouts("0-3", 16, loops=2), Layouts(OWN.fragments, (LoopFacts((512,), 16, 4, 12),))]
+    "other", [layouts(range(4), 16, loops=2), Layouts(OWN.fragments, (LoopFacts((512,), 16, 4, 12),))]
 )
 def test_layouts_of_other_loops_are_compared_by_work_alone(other: Layouts) -> None:
     assert chosen(other, ONE).passed[0].why == REDUNDANT
-
-
-@pytest.mark.parametrize(
-    ("threads", "text"),
-    [
-        (range(128), "0-127"),
-        (range(3, 256, 4), "3-255:4"),
-        ([7], "7"),
-        ([0, 1, 2, 3, 64, 65, 66, 67], "0-3 64-67"),
-        ([n * n for n in range(40)], ""),
-    ],
-)
-def test_threads_are_written_as_ranges(threads: range | list[int], text: str) -> None:
-    assert written_threads(threads) == text
-    assert not text or parsed_threads(text) == set(threads)
 
 
 def test_registers_of_fragments_count_bits() -> None:

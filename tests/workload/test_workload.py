@@ -205,10 +205,6 @@ def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
             lambda: Workload(kernel, Space(block=[1]), arguments={"n": 1}),
             "the kernel takes no argument 'n'; it takes N, block, stages (did you mean 'N'?)",
         ),
-        (
-            lambda: Workload(kernel, Space(block=[1], occupancy=[1, 2])),
-            "it takes N, block, stages; a kernel that takes it annotates its launch bounds: T.annotate_min_blocks_per",
-        ),
     ],
 )
 def test_names_that_the_kernel_does_not_take_are_refused_when_the_workload_is_made(

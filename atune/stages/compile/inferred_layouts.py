@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, written_threads
+from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, mask_of
 from atune.stages import tilelang
 from atune.stages.compile.work import bits_of
 
@@ -144,8 +144,7 @@ def _threads(holder: Holder | None, extents: Sequence[int], replication: int) ->
     if holder is None or replication > MOST_THREADS:
         return ()
     places = _iterations(extents)
-    found = [written_threads(holder(place, copy)[0] for copy in range(replication)) for place in places]
-    return tuple(found) if all(found) else ()
+    return tuple(mask_of(holder(place, copy)[0] for copy in range(replication)) for place in places)
 
 
 def _iterations(extents: Sequence[int]) -> list[tuple[int, ...]]:

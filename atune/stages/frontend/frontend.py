@@ -4,10 +4,8 @@ roles of parameters: which are outputs, and which inputs a kernel may write into
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
@@ -27,7 +25,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
     `arguments` are the problem's, `config` a configuration; its reserved names are omitted. Raises what the kernel or
-    tilelang raises, and `TypeError` for a kernel that returns something else, or has a tensor of an unknown dtype.
+    tilelang raises, and `TypeError` for a kernel that returns something else.
     """
     given = {name: value for name, value in config.items() if name not in RESERVED}
     symbols: dict[str, Any] = {}
@@ -37,22 +35,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         returned = "None" if function is None else type_of(function)
         raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
-    for variable, buffer in function.buffer_map.items():
-        _check_dtype(str(getattr(buffer, "name", variable)), str(buffer.dtype))
     return function
-
-
-_NUMBER = re.compile(r"(u?int|b?float)(\d+)")
-
-
-def _check_dtype(tensor: str, dtype: str) -> None:
-    """Raise `TypeError` for a number of a size that there is none of: tilelang takes it until it makes code for it."""
-    dtypes, number = tilelang.dtypes, _NUMBER.fullmatch(dtype)
-    if number is None or hasattr(dtypes, dtype) or int(number[2]).bit_count() == 1:
-        return
-    near = get_close_matches(dtype, [name for name in dtypes.__all__ if _NUMBER.fullmatch(name)], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise TypeError(f"tensor {tensor} has the dtype {dtype!r}, which does not exist{hint}")
 
 
 def encode(value: Any, where: str) -> Any:

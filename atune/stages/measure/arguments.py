@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import tempfile
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from atune.errors import InputsMissing, WorkloadError, name_and_message, type_of
@@ -330,40 +327,29 @@ class DrawnInputs:
 
 
 class GivenTensors:
-    """An `inputs` function that gives these tensors; they travel in a file, and not to every worker.
+    """An `inputs` function that gives these tensors, as they are when the workload is sent to the workers.
 
-    The file lives until `discard`, or as long as this object, in the process that made it. `metadata` identifies it:
-    dtypes, shapes and strides of tensors, and by value scalars and tensors of integers and booleans, since lengths,
-    indices and masks decide what a kernel does.
+    `metadata` identifies it: dtypes, shapes and strides of tensors, and by value scalars and tensors of integers and
+    booleans, since lengths, indices and masks decide what a kernel does.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         import torch
 
-        values = [value.detach().cpu() if isinstance(value, torch.Tensor) else value for value in tensors]
-        with tempfile.NamedTemporaryFile(prefix="atune-inputs-", suffix=".pt", delete=False) as file:
-            torch.save(values, file)
-        self._remove = weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
-        self._path = file.name
+        self._values = [value.detach().cpu() if isinstance(value, torch.Tensor) else value for value in tensors]
         self.metadata = [
             (str(v.dtype), tuple(v.shape), v.stride(), _content(value))
             if isinstance(v, torch.Tensor)
             else ("value", repr(v))
-            for v, value in zip(tensors, values, strict=True)
+            for v, value in zip(tensors, self._values, strict=True)
         ]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "metadata": self.metadata}
-
     def discard(self) -> None:
-        """Remove the file, when nobody is going to read it any more."""
-        self._remove()
+        """Forget the tensors, when nobody is going to ask for them any more."""
+        self._values = []
 
     def __call__(self) -> list[Any]:
-        import torch
-
-        found: list[Any] = torch.load(self._path, weights_only=True)
-        return found
+        return list(self._values)
 
 
 def _content(tensor: Any) -> str:

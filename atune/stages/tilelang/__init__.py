@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "env.CUTLASS_INCLUDE_DIR", "env.is_cache_enabled()", "env.is_autotune_cache_disabled()",
         "env.get_default_target()", "env.get_default_execution_backend()", "env.get_default_verbose()",
         "env.get_compile_timeout_seconds()", "env.TILELANG_AUTO_TUNING_CPU_COUNTS",
-        "env.TILELANG_AUTO_TUNING_CPU_UTILITIES", "env.TILELANG_AUTO_TUNING_MAX_CPU_COUNT", "dtypes",
+        "env.TILELANG_AUTO_TUNING_CPU_UTILITIES", "env.TILELANG_AUTO_TUNING_MAX_CPU_COUNT",
         "language.dynamic(name)", "language.annotate_layout(layout_map)", "language.Fragment",
         "language.Parallel", "layout.make_fully_replicated_layout_fragment",
     ),

@@ -13,7 +13,7 @@ from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.jobs import Explained
-from atune.model.layouts import Alternative, choose, contained
+from atune.model.layouts import Alternative, choose, contained, mask_of
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.lowering import lower
@@ -49,10 +49,10 @@ def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
     assert own is not None and pairs is not None
     [many], [one] = own.loops, pairs.loops
     assert (many.slots, many.replication, many.redundant) == (4096, 64, 4032)
-    assert (many.threads[0], many.threads[-1]) == ("0-252:4", "3-255:4")
+    assert (many.threads[0], many.threads[-1]) == (mask_of(range(0, 256, 4)), mask_of(range(3, 256, 4)))
     assert (one.slots, one.replication, one.redundant, one.width) == (64, 1, 0, 2)
     assert (many.access_bits, one.access_bits) == (128, 32)
-    assert one.threads[:4] == ("0", "0", "1", "2") and one.threads[-1] == "255"
+    assert one.threads[:4] == tuple(mask_of([thread]) for thread in (0, 0, 1, 2)) and one.threads[-1] == mask_of([255])
     assert contained(pairs, own) is False  # other threads do it, so that less work decides
     [kept] = choose([Alternative(0, own, own=True), Alternative(1, pairs)]).kept
     assert kept == 1

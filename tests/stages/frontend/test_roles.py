@@ -10,7 +10,7 @@ import tilelang.language as T
 
 from atune.errors import WorkloadError
 from atune.model.artifact import Roles
-from atune.stages.frontend.frontend import READ, WRITE, accesses, roles_of
+from atune.stages.frontend.frontend import READ, WRITE, accesses, kernel_parameters, roles_of
 
 SHAPE = (64, 64)
 
@@ -179,3 +179,14 @@ def test_what_is_named_is_not_guessed() -> None:
 def test_what_a_caller_gives_is_the_callers() -> None:
     roles = Roles((1, 2), (1, 2, 3), (3,))
     assert roles.where_given([1, 3]) == Roles((2,), (2, 3), (1, 3)) and roles.zero_inputs == (3,)
+
+
+def test_a_size_beyond_32_bits_is_a_number() -> None:
+    n = 2**37
+
+    @T.prim_func
+    def main(a: T.Tensor((n, 4), "float32")):
+        with T.Kernel(1):
+            a[0, 0] = 1.0
+
+    assert kernel_parameters(main)[0].shape == (n, 4)
