@@ -26,7 +26,7 @@ from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 FAULTS = {
     2: ("trap", "fault"), 5: ("illegal address", "fault"), 8: ("misaligned", "fault"), 11: ("endless", "timeout"),

@@ -41,7 +41,7 @@ from atune.journal.events import (
 from atune.journal.reader import JournalReader
 from atune.model.settings import BenchmarkSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 GOAL = 0.01
 """Share by which no figure may move."""

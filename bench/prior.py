@@ -109,7 +109,7 @@ def working_on(ref: str) -> Iterator[None]:
     """Make this process a compile worker for a workload meanwhile."""
     from atune.stages.session import session
     from atune.workers.processes.messages import Session
-    from atune.workload.workload import FileRef, load
+    from atune.workload.pickling import FileRef, load
 
     path, _, name = ref.rpartition(":")
     reference = FileRef(path, name)

@@ -38,7 +38,7 @@ from atune.model.jobs import BuildJob, FindJob, GroupFailed, LowerJob, MeasureJo
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 COUNTS = (1, 2, 4, 8)
 GOALS = {2: 1.95, 4: 3.8}

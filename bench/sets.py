@@ -29,7 +29,7 @@ from vs_tilelang import machine
 import atune
 from atune import Problems
 from atune.model.candidate import config_key
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 LAYERS = {"qkv": (12288, 4096), "o": (4096, 4096), "gate and up": (22016, 4096), "down": (4096, 11008)}
 BATCHES = [2**i for i in range(14)]

@@ -249,7 +249,7 @@ def child_tilelang(job: dict[str, Any]) -> None:
     import tilelang.autotuner.tuner as tuner_module
 
     from atune.stages.measure.check import RTOL
-    from atune.workload.workload import load, parse_file_ref
+    from atune.workload.pickling import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
     tuner = make_tuner(work, check=job["check"], rtol=RTOL["bfloat16"], target=job["target"])
@@ -292,7 +292,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
     """Return tilelang's AutoTuner over the workload's space; the problem's arguments ride in every configuration."""
     from tilelang.autotuner import AutoTuner
 
-    from atune.workload.definition import function_of
+    from atune.workload.fingerprint import function_of
 
     configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in candidates_of(work)]
     tuner = AutoTuner.from_kernel(kernel=function_of(work.kernel), configs=configs)
@@ -333,8 +333,8 @@ def child_retime(job: dict[str, Any]) -> None:
     from atune.stages.measure.arguments import POISONS, KernelArguments
     from atune.stages.measure.check import expected_outputs, judged
     from atune.stages.measure.timer import Timed, make_timer
-    from atune.workload.definition import function_of
-    from atune.workload.workload import load, parse_file_ref
+    from atune.workload.fingerprint import function_of
+    from atune.workload.pickling import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
     on_cpu = job["target"] == "c"

@@ -33,7 +33,7 @@ from atune.model.measurement import Measurement, Timing
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine, Shared
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
 

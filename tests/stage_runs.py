@@ -15,7 +15,8 @@ from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.session import session
 from atune.workers.processes.messages import Session
-from atune.workload.workload import FileRef, candidates_of, load
+from atune.workload.pickling import FileRef, load
+from atune.workload.workload import candidates_of
 
 CUDA = Target("cuda", "sm_90a")
 

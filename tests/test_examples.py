@@ -16,7 +16,7 @@ from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

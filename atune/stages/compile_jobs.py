@@ -32,8 +32,8 @@ from atune.stages.session import devices
 from atune.stages.session.session import session, workload
 from atune.workers.storage.compiler_states import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
-from atune.workload.definition import check_config
 from atune.workload.source_locations import detail_of
+from atune.workload.workload import check_config
 
 T = TypeVar("T")
 

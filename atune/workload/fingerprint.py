@@ -1,7 +1,11 @@
-"""Fingerprints of workloads: a hash over the kernel's source, closure and globals, and the checks."""
+"""What tells one kernel from another: source texts, and fingerprints over a workload's source, closure and globals.
+
+Comments, docstrings and formatting decide nothing.
+"""
 
 from __future__ import annotations
 
+import ast
 import enum
 import functools
 import hashlib
@@ -9,24 +13,22 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Collection, Mapping
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from atune.workload.definition import (
-    Workload,
-    annotation_names,
-    function_of,
-    global_names,
-    is_autotuned,
-    is_compiled,
-    parts_of,
-)
-from atune.workload.packing import LARGE_BYTES, LazyCallback, UnopenedCallback
-from atune.workload.source_text import normalised, normalised_expression
+if TYPE_CHECKING:
+    from atune.workload.workload import Workload
 
+T = TypeVar("T", bound=ast.AST)
+TRIES = 5
+"""CPython 3.11 may raise `SystemError` for right source while another thread parses (its issue 106905)."""
+_SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
+"""Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
+_NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count by name only: their versions are known, and their sources are deep."""
 
@@ -65,10 +67,8 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
 def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
     """Return what a function, or data, counts as in a fingerprint: the same in the program and in its workers."""
-    if isinstance(part, LazyCallback):
-        return identity(part.func)
-    if isinstance(part, UnopenedCallback):
-        return part.identity
+    if callable(own := getattr(type(part), "cache_identity", None)):
+        return bytes(own(part))
     if is_autotuned(part):
         return identity(part.kernel, depth)  # whatever it knows by now
     function = function_of(part)
@@ -108,9 +108,9 @@ def _data_identity(part: Any, depth: int) -> bytes:
 
     For other objects, the type and the fields count, because a `repr` may hold an address.
     """
-    if isinstance(part, bytes) and len(part) >= LARGE_BYTES:  # its `repr` would be four times as long
+    if isinstance(part, bytes):
         return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
-    if part is None or isinstance(part, (str, bytes, int, float, complex)):
+    if part is None or isinstance(part, (str, int, float, complex)):
         return repr(part).encode()
     if isinstance(part, type):
         return _class_identity(part)
@@ -196,3 +196,178 @@ def _filled(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
+
+
+# ---- kernels
+
+
+def function_of(kernel: Any) -> Any:
+    """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
+    inner = getattr(kernel, "func", None)
+    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro
+    if inspect.isfunction(own) or isinstance(kernel, functools.partial):
+        return own or kernel
+    return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
+
+
+def signature_of(kernel: Any) -> inspect.Signature:
+    """Return the parameters of `kernel`: those that it declares, or those of its function's signature."""
+    own = getattr(kernel, "workload_signature", None)
+    return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
+
+
+def is_compiled(kernel: Any) -> bool:
+    """Tell whether `kernel` is a `tilelang.JITKernel`, in place of the function that makes it."""
+    return hasattr(type(kernel), "prim_func") and hasattr(type(kernel), "adapter")
+
+
+def is_autotuned(kernel: Any) -> bool:
+    """Tell whether a kernel is under a tuning decorator. Its `workload_for` then returns a problem's workload."""
+    return getattr(type(kernel), "is_autotuned", False) is True
+
+
+def parts_of(workload: Workload) -> list[tuple[str, Any]]:
+    parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
+    parts += [("check", workload.check), ("setup", workload.setup)]
+    parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
+    return [(label, part) for label, part in parts if part is not None]
+
+
+def global_names(code: CodeType) -> Iterator[str]:
+    """Return the global names that `code` and its inner functions use, such as the PrimFunc's."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from global_names(const)
+
+
+def annotation_names(function: Any) -> list[str]:
+    """Return the global names in the annotations of `function` and of its inner functions, from their source.
+
+    Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them. A name that is
+    local to `function` is none of them, even if a script has a variable of that name.
+    """
+    try:
+        tree = parse_module(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.expr):
+            found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
+    code = function.__code__
+    return [name for name in found if name not in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}]
+
+
+# ---- source texts
+
+
+def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
+    """Return a text that ignores comments, docstrings and formatting.
+
+    `text`: source of a function or a class, as `inspect` returns it. Text that is not Python is returned unchanged.
+    Tuning decorators are removed, because their space is not part of the kernel. Defaults of the function's
+    parameters in `without_defaults` are removed too. All versions of Python return the same text.
+    """
+    try:
+        [top] = parsed(text).body
+        if isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef):
+            top.decorator_list = [one for one in top.decorator_list if not tunes(one)]
+            if without_defaults:
+                _drop_defaults(top.args, without_defaults)
+        return _written(top)
+    except _NO_TREE:
+        return text
+
+
+def normalised_expression(text: str) -> str:
+    """Normalise one expression, such as a lambda's body, like `normalised`."""
+    try:
+        return _written(parse_expression(f"({text}\n)").body)
+    except _NO_TREE:
+        return text
+
+
+def parsed(text: str) -> ast.Module:
+    """Return the syntax tree of a piece of a file with any indentation. Raises `SyntaxError`."""
+    if not text[:1].isspace():
+        return parse_module(text)
+    # textwrap.dedent would change the content of multi-line strings that begin further left.
+    [block] = parse_module(f"if 1:\n{text}").body
+    assert isinstance(block, ast.If)
+    return ast.Module(block.body, [])
+
+
+def tunes(decorator: ast.expr) -> bool:
+    """Tell by its name whether a decorator is atune's or another tuner's."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(called).rpartition(".")[2] == "autotune"
+
+
+def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
+    """Remove the defaults of `names`. Map the other defaults to parameter names instead of positions."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    with_default = positional[len(positional) - len(arguments.defaults) :]
+    kept = [(arg.arg, value) for arg, value in zip(with_default, arguments.defaults, strict=True)]
+    kept += [(a.arg, v) for a, v in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if v is not None]
+    arguments.defaults = []
+    arguments.kw_defaults = [ast.Tuple([ast.Constant(n), v], ast.Load()) for n, v in kept if n not in names]
+
+
+def _written(node: object) -> str:
+    """Return a tree as text, like `ast.dump`, without docstrings, empty fields and the fields in `_SILENT`."""
+    if isinstance(node, ast.Constant):
+        return f"{type(node.value).__name__} {node.value!a}"
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in _SILENT)
+        parts = (f"{name}={_written(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(parts)})"
+    if isinstance(node, list):
+        nodes = [one for one in node if not _is_text(one)] or [ast.Pass()]
+        return f"[{', '.join(map(_written, nodes))}]"
+    return repr(node)
+
+
+def _is_text(node: object) -> bool:
+    """Tell whether a node is a bare string, such as a docstring. Python and tilelang ignore it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def parse_module(text: str) -> ast.Module:
+    """Return the syntax tree of a file's text. Raises `SyntaxError`."""
+    return _tried(lambda: ast.parse(text))
+
+
+def parse_expression(text: str) -> ast.Expression:
+    """Return the syntax tree of one expression. Raises `SyntaxError`."""
+    return _tried(lambda: ast.parse(text, mode="eval"))
+
+
+def _tried(parse: Callable[[], T]) -> T:
+    for _ in range(TRIES - 1):
+        try:
+            return parse()
+        except SystemError:
+            pass
+    return parse()
+
+
+def show(texts: Mapping[str, str]) -> None:
+    """Make inspect and tracebacks use `texts` as contents of the named files. tilelang reads kernels by inspect."""
+    for name, text in texts.items():
+        # mtime None marks an entry without a file, which checkcache() keeps.
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def keep_texts() -> None:
+    """Have inspect return the texts that it has read so far, also after their files were edited."""
+    for name, entry in linecache.cache.copy().items():
+        if len(entry) == 4:
+            linecache.cache[name] = (entry[0], None, entry[2], entry[3])
+
+
+def written_since(when: float) -> list[str]:
+    """Return the files of this process's modules that were written after `when`."""
+    files = {file for module in sys.modules.copy().values() if (file := getattr(module, "__file__", None))}
+    return sorted(file for file in files if os.path.exists(file) and os.path.getmtime(file) > when)

@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from atune.errors import message_of, type_of
-from atune.workload.definition import Workload, annotation_names, global_names, is_compiled
+from atune.workload.fingerprint import annotation_names, global_names, identity, is_compiled
+from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
 """Least bytes of a buffer outside the stream."""
@@ -215,21 +216,28 @@ class LazyCallback:
     def __call__(self, *values: Any, **named: Any) -> Any:
         return self.func(*values, **named)
 
+    def cache_identity(self) -> bytes:
+        """Return what it counts as in the workload's fingerprint."""
+        return identity(self.func)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        packed, identity = pack(self.func), importlib.import_module("atune.workload.fingerprint").identity
+        packed = pack(self.func)
         buffers = tuple(pickle.PickleBuffer(buffer.obj) for buffer in packed.buffers)
-        return UnopenedCallback, (identity(self), self.__signature__, packed.stream, buffers)
+        return UnopenedCallback, (self.cache_identity(), self.__signature__, packed.stream, buffers)
 
 
 class UnopenedCallback:
     """A lazy callback in a worker. `identity`: what it counts as in the workload's fingerprint."""
 
     def __init__(self, identity: bytes, signature: inspect.Signature, stream: bytes, buffers: Iterable[Any]) -> None:
-        self.identity, self.__signature__ = identity, signature
+        self._identity, self.__signature__ = identity, signature
         self._stream, self._buffers = stream, tuple(buffers)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         return self._function(*values, **named)
+
+    def cache_identity(self) -> bytes:
+        return self._identity
 
     @functools.cached_property
     def _function(self) -> Any:
@@ -237,7 +245,7 @@ class UnopenedCallback:
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffers = tuple(map(pickle.PickleBuffer, self._buffers))
-        return UnopenedCallback, (self.identity, self.__signature__, self._stream, buffers)
+        return UnopenedCallback, (self._identity, self.__signature__, self._stream, buffers)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -21,19 +21,10 @@ from typing import Any
 import msgspec
 
 from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
-from atune.workload.definition import (
-    Workload,
-    function_of,
-    functions_of,
-    is_autotuned,
-    meant,
-    parts_of,
-    tuned_by_calls,
-)
-from atune.workload.fingerprint import fingerprint
+from atune.workload.fingerprint import fingerprint, function_of, is_autotuned, parts_of, show
 from atune.workload.packing import Packed, pack, refusal, unpack
 from atune.workload.source_locations import located
-from atune.workload.source_text import show
+from atune.workload.workload import Workload, functions_of, meant, tuned_by_calls
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):

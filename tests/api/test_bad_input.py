@@ -17,7 +17,8 @@ from atune.frontends.api.tuner import tune
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import Workload, parse_file_ref
+from atune.workload.pickling import parse_file_ref
+from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"

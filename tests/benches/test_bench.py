@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import vs_tilelang
 
-from atune.workload.workload import load, parse_file_ref
+from atune.workload.pickling import load, parse_file_ref
 
 ROOT = Path(__file__).resolve().parents[2]
 SM_90A = {"kind": "cuda", "arch": "sm_90a"}

@@ -17,7 +17,8 @@ from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef, WorkloadSpec
+from atune.workload.pickling import FileRef
+from atune.workload.workload import WorkloadSpec
 
 SIZES = {"gemm": 400, "attention": 100, "dequant": 100, "rms": 60, "transpose": 100}
 """The least that a space of each kernel has."""

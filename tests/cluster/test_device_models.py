@@ -17,7 +17,7 @@ from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, shares
 from atune.workers.cluster.messages import DiscoverJob, NodeFound
 from atune.workers.local.machine import ALIKE, PLAIN, LocalMachine
 from atune.workers.processes.messages import Discovery
-from atune.workload.workload import parse_file_ref
+from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"

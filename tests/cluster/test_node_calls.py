@@ -23,7 +23,7 @@ from atune.workers.cluster import nodes
 from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.messages import Library, NoticesJob, Opening, Reply, Shelf
 from atune.workers.cluster.nodes import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Slot
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 OUT = Roles(outputs=(1,))
 

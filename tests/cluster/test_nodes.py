@@ -26,7 +26,7 @@ from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.messages import Library, Opening, known
 from atune.workers.processes import server as servers
-from atune.workload.workload import parse_file_ref
+from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"

@@ -19,7 +19,7 @@ from atune.workers.cluster import agent, ray_cluster
 from atune.workers.cluster.messages import NoticesJob, Opening
 from atune.workers.cluster.nodes import NodeLost
 from atune.workers.cluster.ray_cluster import ray_agents
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 OPENING = Opening(FileRef("/nowhere.py", "NONE"), "c", (), CompileSettings(), BenchmarkSettings(), cores=0)

@@ -12,7 +12,7 @@ from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import PLAIN, LocalMachine, Shared, are_few
 from atune.workers.processes.messages import Discovery, ServiceReady
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=())

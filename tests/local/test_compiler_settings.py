@@ -14,7 +14,7 @@ from atune.model.artifact import Built, Failure
 from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 

@@ -44,7 +44,7 @@ from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import parse_file_ref
+from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))
 

@@ -26,7 +26,7 @@ from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import parse_file_ref
+from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))
 

@@ -20,7 +20,7 @@ from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, BuildFailed, CandidateMeasured, GroupSplit
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[1] / "isolation_kernels.py"
 GOOD = {"good 1", "good 2", "good 3", "good 4"}

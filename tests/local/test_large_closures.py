@@ -16,7 +16,8 @@ from atune.model.settings import CompileSettings
 from atune.workers.local import machine as machines
 from atune.workers.local.machine import LocalMachine
 from atune.workload.packing import LARGE_BYTES
-from atune.workload.workload import Workload, describe, ship
+from atune.workload.pickling import ship
+from atune.workload.workload import Workload, describe
 
 pytestmark = pytest.mark.anyio
 N = LARGE_BYTES // 4

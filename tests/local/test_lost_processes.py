@@ -37,7 +37,7 @@ from atune.testing import FakeMachine, Script
 from atune.testing.script import Stage
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import parse_file_ref
+from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"

@@ -23,7 +23,7 @@ from atune.model.measurement import DISTURBS
 from atune.stages.measure.telemetry import others
 from atune.workers.local.device_worker import REMEDY
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 MEMORY = 300 << 20

@@ -18,7 +18,8 @@ from atune.model.settings import Budget
 from atune.stages.session import session as entries
 from atune.workers.local import space_worker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import describe, head, parse_file_ref, ship
+from atune.workload.pickling import parse_file_ref, ship
+from atune.workload.workload import describe, head
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(space_kernels.__file__)

@@ -16,7 +16,7 @@ from atune.engine.run_state import Recorder
 from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 GEMM = Path(__file__).parents[2] / "examples" / "gemm.py"
 pytestmark = pytest.mark.anyio

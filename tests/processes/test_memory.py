@@ -11,7 +11,7 @@ from atune.model.settings import CompileSettings
 from atune.workers.local import machine as local
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes, workers_that_fit
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 GIB = 1 << 30
 

@@ -43,8 +43,9 @@ from atune.model.device import DeviceInfo, Target
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import ResultKey, read_exported, result_key
 from atune.workers.system.locks import TuningLock
+from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import LazyCallback
-from atune.workload.workload import Workload, fingerprint
+from atune.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from atune.model.settings import CompileSettings
 from atune.reporting.summary import summary_text
 from atune.workers.local.machine import LocalMachine
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ROOT / "tests" / "workloads.py"

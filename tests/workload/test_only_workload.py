@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from atune.errors import WorkloadError
-from atune.workload.pickling import FileRef, chosen
-from atune.workload.workload import describe, load, parse_file_ref
+from atune.workload.pickling import FileRef, chosen, load, parse_file_ref
+from atune.workload.workload import describe
 
 ONE = """
 import atune

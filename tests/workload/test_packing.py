@@ -15,8 +15,10 @@ import numpy
 import pytest
 import torch
 
+from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import LARGE_BYTES, LazyCallback, Packed, pack, unpack, write
-from atune.workload.workload import Workload, fingerprint, load, ship
+from atune.workload.pickling import load, ship
+from atune.workload.workload import Workload
 
 N = LARGE_BYTES
 

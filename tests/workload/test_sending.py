@@ -23,7 +23,8 @@ from atune.errors import WorkloadError
 from atune.model.space import Space
 from atune.workload.fingerprint import identity
 from atune.workload.packing import LazyCallback, pack, unpack
-from atune.workload.workload import Workload, ship
+from atune.workload.pickling import ship
+from atune.workload.workload import Workload
 
 CELL = '''
 import functools

@@ -18,17 +18,18 @@ from typing import Any
 import pytest
 
 from atune.model.space import Space
-from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.source_text import (
+from atune.workload.fingerprint import (
     TRIES,
+    fingerprint,
     keep_texts,
+    kernel_fingerprint,
     normalised,
     normalised_expression,
     parse_expression,
     parse_module,
     written_since,
 )
-from atune.workload.workload import Workload, fingerprint
+from atune.workload.workload import Workload
 
 KERNEL = """\
 def outer(scale):

@@ -30,8 +30,9 @@ from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
-from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint
+from atune.workload.pickling import FileRef, PickleRef, load, parse_file_ref, ship
+from atune.workload.workload import Workload, describe
 
 HERE = Path(__file__).parents[1]
 ROOT = HERE.parent
@@ -329,9 +330,7 @@ def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
 
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
     """No address or hash seed gets into it."""
-    code = (
-        "import tests_workload_print as t; from atune.workload.workload import fingerprint; print(fingerprint(t.WORK))"
-    )
+    code = "import tests_workload_print as t, atune.workload.fingerprint as f; print(f.fingerprint(t.WORK))"
     module = """
     from atune import Space, Workload
     import functools, math
@@ -380,7 +379,7 @@ def reference(A):
 SHIP = """
 import msgspec, sys
 from atune import Space, Workload
-from atune.workload.workload import ship
+from atune.workload.pickling import ship
 WORK = Workload(copy_kernel, Space(block=[16, 32]), arguments={"N": 64}, reference=reference, **OPTIONS)
 open(sys.argv[1], "wb").write(msgspec.msgpack.encode(ship(WORK)))
 """

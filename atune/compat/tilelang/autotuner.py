@@ -52,7 +52,7 @@ from atune.model.folders import cache_folder_at
 from atune.stages import tilelang
 from atune.stages.measure.arguments import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.definition import is_compiled
+from atune.workload.fingerprint import is_compiled
 from atune.workload.packing import can_be_sent
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")

@@ -22,8 +22,7 @@ from atune.model.candidate import RESERVED, Config, check_reserved, config_key
 from atune.model.space import Space
 from atune.stages import tilelang
 from atune.stages.frontend.frontend import encode
-from atune.workload.definition import function_of, signature_of
-from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.fingerprint import function_of, kernel_fingerprint, signature_of
 from atune.workload.packing import LazyCallback
 
 _active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autotune_inputs", default=())

@@ -31,8 +31,9 @@ from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.server import in_worker, refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workload.options import WorkloadOptions
+from atune.workload.pickling import WorkloadRef, ship
 from atune.workload.source_locations import place_in
-from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, candidates_of, describe, ship
+from atune.workload.workload import Workload, WorkloadSpec, candidates_of, describe
 
 _OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
 

@@ -15,7 +15,8 @@ from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.messages import Discovery
-from atune.workload.workload import FileRef, Workload, WorkloadRef, WorkloadSpec, describe, head, parse_file_ref, ship
+from atune.workload.pickling import FileRef, WorkloadRef, parse_file_ref, ship
+from atune.workload.workload import Workload, WorkloadSpec, describe, head
 
 
 def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:

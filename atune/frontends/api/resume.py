@@ -20,7 +20,8 @@ from atune.journal.state import State
 from atune.model.device import Target
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workload.workload import FileRef, Workload, parse_file_ref
+from atune.workload.pickling import FileRef, parse_file_ref
+from atune.workload.workload import Workload
 
 
 @documents(RunOptions)

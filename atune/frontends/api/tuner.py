@@ -39,7 +39,8 @@ from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import keep as keep_library
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.workload import FileRef, Workload
+from atune.workload.pickling import FileRef
+from atune.workload.workload import Workload
 
 
 class EventHistory:

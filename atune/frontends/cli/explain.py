@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atune.model.candidate import Config
     from atune.model.jobs import Explained
     from atune.workers.system.terminal import Interrupts
-    from atune.workload.workload import FileRef
+    from atune.workload.pickling import FileRef
 
 MOST = 2
 """Most configurations in one command."""
@@ -113,7 +113,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, list[str]]:
     """Return the workload, the configurations, the target, and for each what a run chose. Raises `UsageError`."""
     from atune.journal.reader import is_journal
-    from atune.workload.workload import parse_file_ref
+    from atune.workload.pickling import parse_file_ref
 
     what = arguments.what if ".py" in arguments.what else find_journal(arguments.what)
     if is_journal(what) or os.path.isdir(what):  # of a folder, reading says which journal to give

@@ -30,7 +30,8 @@ from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 from atune.workers.local.workload_queries import discover, survey_space
-from atune.workload.workload import FileRef, Refusals, SpaceSurvey
+from atune.workload.pickling import FileRef
+from atune.workload.workload import Refusals, SpaceSurvey
 
 SHOWN = 12
 """Most configurations that are shown."""

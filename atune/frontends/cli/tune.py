@@ -32,7 +32,7 @@ from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workers.system.terminal import Interrupts
-from atune.workload.workload import FileRef, parse_file_ref
+from atune.workload.pickling import FileRef, parse_file_ref
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -28,7 +28,7 @@ from atune.model.candidate import printable
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
-    from atune.workload.workload import FileRef
+    from atune.workload.pickling import FileRef
 
 
 def tune_set_command(

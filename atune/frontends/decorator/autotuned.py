@@ -26,9 +26,8 @@ from atune.model.candidate import PASS_CONFIGS, Config, config_key
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.storage.result_key import CacheEntry, same_problem
-from atune.workload.definition import function_of, outputs_named
-from atune.workload.fingerprint import kernel_fingerprint
-from atune.workload.workload import Workload
+from atune.workload.fingerprint import function_of, kernel_fingerprint
+from atune.workload.workload import Workload, outputs_named
 
 
 def measured(call: Call, winner: Winner) -> Artifact | None:

@@ -22,8 +22,8 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config,
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Points, Space
-from atune.workload.definition import Fit, function_of, not_taken
-from atune.workload.workload import Workload
+from atune.workload.fingerprint import function_of
+from atune.workload.workload import Fit, Workload, not_taken
 
 
 class TunableKernel:

@@ -21,7 +21,7 @@ from atune.model.options import documents, refuse_unknown
 from atune.reporting.export import aligned
 from atune.workers.processes.server import warm_early
 from atune.workers.storage.result_key import open_sizes
-from atune.workload.source_text import parse_module
+from atune.workload.fingerprint import parse_module
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 """The decorated kernels of this program."""

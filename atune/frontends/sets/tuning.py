@@ -53,7 +53,8 @@ from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
 from atune.workers.local.machine import Shared, shared_processes
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
-from atune.workload.workload import FileRef, Workload, parse_file_ref
+from atune.workload.pickling import FileRef, parse_file_ref
+from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
 """Most problems at the same time, and the fewest compile workers of each where these are more than two.

@@ -18,9 +18,9 @@ import msgspec
 
 from atune.model.candidate import Candidate, Config
 from atune.workers.processes.messages import LoadSpace, Session, SpacePart
-from atune.workload.pickling import FileRef, WorkloadRef, chosen
-from atune.workload.source_text import keep_texts, written_since
-from atune.workload.workload import Candidates, Workload, WorkloadSpec, fingerprint, head, load, survey
+from atune.workload.fingerprint import fingerprint, keep_texts, written_since
+from atune.workload.pickling import FileRef, WorkloadRef, chosen, load
+from atune.workload.workload import Candidates, Workload, WorkloadSpec, head, survey
 
 
 class _SessionState:

@@ -29,7 +29,8 @@ from atune.workers.cluster.nodes import (
 )
 from atune.workers.local.machine import PLAIN, are_few, check_discovery, compile_hints
 from atune.workers.processes.messages import Discovery
-from atune.workload.workload import WorkloadRef, WorkloadSpec
+from atune.workload.pickling import WorkloadRef
+from atune.workload.workload import WorkloadSpec
 
 NO_NVCC = "it has no such device, and no nvcc to compile with"
 

@@ -19,7 +19,8 @@ from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import Job
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.processes.messages import Discovery
-from atune.workload.workload import WorkloadRef, WorkloadSpec
+from atune.workload.pickling import WorkloadRef
+from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 

@@ -34,7 +34,8 @@ from atune.workers.processes.pool import ForkServer
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.packing import LARGE_BYTES, write
-from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
+from atune.workload.pickling import PickleRef, WorkloadRef
+from atune.workload.workload import WorkloadSpec
 
 FEW, LEAST = 0.8, 4
 """Up to `FEW` candidates for each worker, and always up to `LEAST`, nvcc compiles all. They hardly delay each

@@ -16,7 +16,8 @@ from atune.model.candidate import Config, thaw
 from atune.workers.local.workers import Workers
 from atune.workers.processes.messages import LIST_SPACE, LOAD_SPACE, LoadSpace, SpacePart
 from atune.workers.processes.worker import Worker
-from atune.workload.workload import WorkloadRef, WorkloadSpec
+from atune.workload.pickling import WorkloadRef
+from atune.workload.workload import WorkloadSpec
 
 FILE_TIMEOUT_S = 120.0
 """For running the user's file, including its imports."""

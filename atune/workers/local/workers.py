@@ -19,7 +19,7 @@ from atune.workers.processes.messages import BEGIN, LOAD, WRITTEN, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.processes.worker import CANCEL_S, Worker
-from atune.workload.workload import FileRef, WorkloadRef
+from atune.workload.pickling import FileRef, WorkloadRef
 
 T = TypeVar("T")
 

@@ -16,7 +16,8 @@ from atune.model.jobs import Explained, ExplainJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.workers import Workers, fork_server, how_it_ended, process_folders
 from atune.workers.processes.messages import DISCOVER, EXPLAIN, SURVEY_SPACE, Discovery, Session
-from atune.workload.workload import FileRef, SpaceSurvey, WorkloadRef
+from atune.workload.pickling import FileRef, WorkloadRef
+from atune.workload.workload import SpaceSurvey
 
 
 @asynccontextmanager

@@ -10,7 +10,8 @@ import msgspec
 from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workload.workload import WorkloadRef, WorkloadSpec
+from atune.workload.pickling import WorkloadRef
+from atune.workload.workload import WorkloadSpec
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"

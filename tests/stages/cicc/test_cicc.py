@@ -33,7 +33,7 @@ from atune.stages.compile.device_source import MICROSOFT, Flavour, parts
 from atune.stages.compile.lowering import Blob, lower
 from atune.stages.tilelang import paths
 from atune.workers.local.machine import Shared, shared_processes
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 EXAMPLES = Path(__file__).parents[3] / "examples"

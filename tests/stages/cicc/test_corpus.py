@@ -17,7 +17,7 @@ from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import Compile
 from atune.stages.compile.steps import compile as by_nvcc
 from atune.stages.compile_jobs import difference
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"

@@ -17,7 +17,7 @@ from atune.model.jobs import BuildJob, CompareJob, FindJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = [
     pytest.mark.anyio,

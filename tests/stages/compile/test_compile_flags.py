@@ -19,7 +19,8 @@ from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef, Workload, candidates_of, describe
+from atune.workload.pickling import FileRef
+from atune.workload.workload import Workload, candidates_of, describe
 
 pytestmark = pytest.mark.anyio
 

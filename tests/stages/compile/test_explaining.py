@@ -18,7 +18,7 @@ from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
 from atune.stages.compile.lowering import lower
 from atune.stages.compile_jobs import explain_plain
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[3]
 WEIGHTED = FileRef(str(ROOT / "tests" / "layout_kernels.py"), "WEIGHTED")

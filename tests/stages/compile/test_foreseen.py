@@ -20,7 +20,7 @@ from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import workload
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 TESTS = Path(__file__).parents[2]
 GEMM = TESTS.parent / "examples" / "gemm.py"

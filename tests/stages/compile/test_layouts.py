@@ -13,7 +13,7 @@ from stage_runs import session_of
 import atune
 from atune.model.artifact import Lowered
 from atune.stages.compile.lowering import Blob, lower
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 TESTS = Path(__file__).parents[2]
 

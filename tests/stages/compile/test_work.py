@@ -12,7 +12,7 @@ from stage_runs import session_of
 
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.stages.compile.lowering import lower
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[2] / "work_kernels.py"
 FLOAT32, FLOAT16 = 4, 2

@@ -13,8 +13,8 @@ from atune import layout
 from atune.errors import SpaceError
 from atune.model.candidate import normalise
 from atune.stages.compile.lowering import lower
+from atune.workload.pickling import FileRef
 from atune.workload.source_locations import detail_of, place_of
-from atune.workload.workload import FileRef
 
 TESTS = Path(__file__).parents[2]
 EXAMPLES = TESTS.parent / "examples"

@@ -16,8 +16,9 @@ from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments, drawn
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
+from atune.workload.fingerprint import fingerprint
 from atune.workload.options import SUPPLIES
-from atune.workload.workload import Workload, fingerprint
+from atune.workload.workload import Workload
 
 X = KernelParam("float32", (4, 8))
 X64 = KernelParam("float64", (4, 8))

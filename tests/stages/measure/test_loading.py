@@ -12,7 +12,7 @@ from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workload.workload import FileRef
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 

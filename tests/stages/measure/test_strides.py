@@ -14,7 +14,8 @@ from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments
 from atune.stages.measure.tensors import has_layout
-from atune.workload.workload import Workload, load, ship
+from atune.workload.pickling import load, ship
+from atune.workload.workload import Workload
 
 KERNELS = Path(__file__).parents[2] / "strided_kernels.py"
 FEW = BenchmarkSettings(n_repeat=3, n_final=0)
