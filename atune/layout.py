@@ -86,7 +86,8 @@ def _widths(axis: str, widths: Sequence[int]) -> Sequence[int]:
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
     """In a kernel: lay the fragments `buffers` out as `how` (of `fragments`) says. `threads`: those of the block.
 
-    `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`.
+    `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`. Raises `ValueError` for another
+    `how`.
     """
     if how not in (known := (COMPILER, REPLICATED, *own)):
         raise ValueError(f"layout.hold: {how!r} is no alternative; use {', '.join(map(repr, known))}")

@@ -24,7 +24,7 @@ from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, 
 from atune.workload.fingerprint import fingerprint, function_of, is_autotuned, parts_of, show
 from atune.workload.packing import Packed, pack, refusal, unpack
 from atune.workload.source_locations import located
-from atune.workload.workload import Workload, functions_of, meant, tuned_by_calls
+from atune.workload.workload import Workload, meant, tuned_by_calls
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
@@ -106,7 +106,7 @@ def ship(workload: Workload) -> PickleRef:
 
     Large tensors, arrays and byte strings are referenced. Their contents at the time of sending count.
     """
-    functions = functions_of(workload)
+    functions = [function_of(part) for _, part in parts_of(workload)]
     shipped = copy.copy(workload)
     shipped.amounts = {}  # functions whose results it has
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):

@@ -40,7 +40,6 @@ from atune.workload.fingerprint import (
     is_compiled,
     kernel_fingerprint,
     lambda_body,
-    parts_of,
     signature_of,
 )
 from atune.workload.options import WorkloadOptions, amount
@@ -151,10 +150,6 @@ def tuned_by_calls(kernel: Any) -> str:
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
         return "takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it"
     return ""
-
-
-def functions_of(workload: Workload) -> list[Any]:
-    return [f for _, part in parts_of(workload) if inspect.isfunction(f := function_of(part))]
 
 
 def check_names(workload: Workload) -> None:

@@ -25,7 +25,6 @@ from atune.workload.fingerprint import (
     kernel_fingerprint,
     normalised,
     normalised_expression,
-    parse_expression,
     parse_module,
     written_since,
 )
@@ -156,26 +155,19 @@ class Parse:
         return self._parse(*args, **options)
 
 
-@pytest.mark.parametrize("fails", [0, TRIES - 1])
-def test_an_error_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+@pytest.mark.parametrize(("fails", "text", "raised"), [
+    (0, "x = 1", None), (TRIES - 1, "x = 1", None), (TRIES, "x = 1", SystemError), (0, "x y", SyntaxError),
+])  # fmt: skip
+def test_an_error_that_passes_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, fails: int, text: str, raised: type[Exception] | None
+) -> None:
     parse = Parse(monkeypatch, fails)
-    assert ast.unparse(parse_module("x = 1")) == "x = 1" and parse.calls == fails + 1
-    parse.calls = 0
-    assert ast.unparse(parse_expression("a + b")) == "a + b" and parse.calls == fails + 1
-
-
-def test_an_error_that_stays_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = Parse(monkeypatch, TRIES)
-    with pytest.raises(SystemError, match="recursion depth"):
-        parse_module("x = 1")
-    assert parse.calls == TRIES
-
-
-def test_a_mistake_in_the_source_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = Parse(monkeypatch, 0)
-    with pytest.raises(SyntaxError):
-        parse_expression("a b")
-    assert parse.calls == 1
+    if raised is None:
+        assert ast.unparse(parse_module(text)) == text and parse.calls == fails + 1
+        return
+    with pytest.raises(raised):
+        parse_module(text)
+    assert parse.calls == (TRIES if raised is SystemError else 1)
 
 
 def test_a_text_that_was_read_stays_after_an_edit(tmp_path: Path) -> None:

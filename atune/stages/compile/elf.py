@@ -14,23 +14,18 @@ from atune.model.artifact import MachineFacts
 
 MAGIC = b"\x7fELF\x02"
 _CUDA = 190
-_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SECTION = struct.Struct("<II16xQQ4xI16x")
 _NOBITS = 8
 
 
 class Section(NamedTuple):
-    """A section header of a 64-bit ELF file."""
+    """The fields that are read of a section header of a 64-bit ELF file."""
 
     name: int
     kind: int
-    flags: int
-    address: int
     offset: int
     size: int
-    link: int
     info: int
-    align: int
-    entry_size: int
 
 
 def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:

@@ -13,7 +13,7 @@ from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
 from atune.stages import tilelang
 from atune.stages.compile import facts
-from atune.stages.compile.inferred_layouts import Seen, instruments
+from atune.stages.compile.facts import Seen, instruments
 from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of
 from atune.stages.compile.steps import backend_context, printed, printed_host
 from atune.stages.compile.steps import lower as lower_by_tilelang

@@ -1,1 +1,4 @@
-"""Kernel functions as tilelang elaborates them."""
+"""Kernel functions as tilelang elaborates them, the roles of their parameters, and winners as tilelang's kernels.
+
+It imports `model`, `workload` and `stages.measure`. Lowering begins where the PrimFunc ends: in `stages.compile`.
+"""

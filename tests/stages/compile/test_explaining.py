@@ -62,7 +62,7 @@ def test_a_layout_that_is_not_understood_costs_its_facts_alone(tmp_path: Path, m
     def fails(*_: object) -> None:
         raise RuntimeError("another tilelang")
 
-    monkeypatch.setattr("atune.stages.compile.inferred_layouts.layouts_of", fails)
+    monkeypatch.setattr("atune.stages.compile.facts.layouts_of", fails)
     with session_of(WEIGHTED, tmp_path) as candidates:
         assert lower(candidates[0]).facts.layouts is None
 

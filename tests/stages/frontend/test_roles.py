@@ -182,11 +182,9 @@ def test_what_a_caller_gives_is_the_callers() -> None:
 
 
 def test_a_size_beyond_32_bits_is_a_number() -> None:
-    n = 2**37
-
     @T.prim_func
-    def main(a: T.Tensor((n, 4), "float32")):
+    def main(a: T.Tensor((2**37, 4), "float32")):
         with T.Kernel(1):
             a[0, 0] = 1.0
 
-    assert kernel_parameters(main)[0].shape == (n, 4)
+    assert kernel_parameters(main)[0].shape == (2**37, 4)
