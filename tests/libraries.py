@@ -22,7 +22,7 @@ CPU = Target("c")
 
 
 def gpu() -> Target:
-    from atune.frontends.api.machines import discover
+    from atune.frontends.api.tuner import discover
 
     return discover("cuda", "0")[0]
 

@@ -6,6 +6,7 @@ import builtins
 import importlib
 import inspect
 import os
+import re
 import reprlib
 import sys
 import textwrap
@@ -27,9 +28,9 @@ class Option:
     """What there is to say of an option, in addition to its name, its type and a setting's default.
 
         class RunOptions(TypedDict, total=False):
-            seed: Annotated[int, Option("Seed of the strategy.", default=0, flag="--seed", metavar="N", zero=True)]
+            seed: Annotated[Natural, Option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    True or False, whole numbers and numbers are checked by their type.
+    Values are checked by their type and its `msgspec.Meta`, or by `check`.
     """
 
     doc: str
@@ -37,12 +38,9 @@ class Option:
     _: KW_ONLY
     default: Any = None
     """The default of a keyword. A setting has its default next to its type."""
-    zero: bool | None = None
-    """Of a number: True for zero or more, False for above zero, None for any."""
     must: str = ""
-    """What the value must be, for the message, such as ``must be a text``."""
-    fits: Callable[[Any], bool] | None = None
-    """Tells whether a value is what it must be. None counts as not given."""
+    """What the value must be, for the message, such as ``must be a text``. Without it, only bool and numbers are
+    checked by their type."""
     check: Callable[[str, Any], Any] | None = None
     """Gets the place for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
     measured: bool = False
@@ -52,8 +50,6 @@ class Option:
     metavar: str = ""
     action: str = ""
     """``repeat`` at the command line, where the type does not say so."""
-    unit: str = ""
-    """What a number counts, for messages of the command line."""
     unset: str = ""
     """The default as text, where it is not a plain value."""
     page: str = ""
@@ -77,10 +73,20 @@ class Field:
     option: Option
 
     @property
-    def plain(self) -> Any:
-        """Its type without None."""
+    def bounded(self) -> Any:
+        """Its type without None, with its bounds."""
         kinds = [kind for kind in get_args(self.kind) if kind is not NoneType] if self.optional else [self.kind]
         return kinds[0] if len(kinds) == 1 else self.kind
+
+    @property
+    def plain(self) -> Any:
+        """Its type without None and bounds."""
+        return get_args(self.bounded)[0] if get_origin(self.bounded) is Annotated else self.bounded
+
+    @property
+    def shown(self) -> Any:
+        """Its type as `help` shows it."""
+        return self.plain | None if self.optional else self.plain
 
     @property
     def optional(self) -> bool:
@@ -89,33 +95,46 @@ class Field:
     def checked(self, where: str, value: Any, error: type[UsageError] = UsageError) -> Any:
         """Return the value in its normal form. Raises `error`, or what the option's own check raises."""
         option, name = self.option, f"{where}: {self.name}" if where else self.name
-        if value is None and (self.optional or self.default is None or option.fits is not None):
+        if value is None and (self.optional or self.default is None):
             return value
-        if self.plain is bool and not isinstance(value, bool):
-            meant = TRUTHS.get(str(value).lower())
-            raise error(
-                f"{name} must be True or False, got {value!r}{'' if meant is None else f': did you mean {meant}?'}"
-            )
-        if self.plain in (int, float):
-            check_number(name, value, whole=self.plain is int, zero=option.zero, error=error)
-        if option.fits is not None and not option.fits(value):
-            raise error(f"{name} {option.must}, got {reprlib.repr(value)}")
-        return value if option.check is None else option.check(name, value)
+        if option.check is not None:
+            return option.check(name, value)
+        typed = option.must or self.plain in (bool, int, float)
+        return converted(name, value, self.kind, option.must, error) if typed else value
 
 
-TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""Texts that stand for True and False."""
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+"""Zero or more."""
+Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+"""Zero or more, and finite."""
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
+"""What a value must be, by msgspec's name of its type."""
 
 
-def check_number(
-    name: str, value: object, *, whole: bool, zero: bool | None, error: type[UsageError] = UsageError
-) -> None:
-    """Raise `error` unless `value` is a number; `whole` and `zero` as for an `Option`."""
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    number = number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-    if not number or (zero is not None and not (value > 0 or (zero and value == 0))):  # type: ignore[operator]
-        least = {None: "", True: ", zero or more", False: " above zero"}[zero]
-        raise error(f"{name} must be a {'whole number' if whole else 'number'}{least}, got {reprlib.repr(value)}")
+def converted(name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError) -> Any:
+    """Return `value` as msgspec converts it to the type `kind`; a mapping stays as it is.
+
+    Raises `error` with `name` and what the value `must` be, or else what msgspec says.
+    """
+    plain = float(value) if isinstance(value, float) else value  # numpy's floats are floats
+    try:
+        found = msgspec.convert(plain, kind)
+    except msgspec.ValidationError as wrong:
+        raise error(f"{name} {must or f'must be {wanted(wrong)}'}, got {reprlib.repr(value)}") from None
+    return value if isinstance(value, Mapping) else found
+
+
+def wanted(wrong: msgspec.ValidationError) -> str:
+    """Return what a value must be, in msgspec's message that it is not."""
+    text = str(wrong)
+    if not text.startswith("Expected "):
+        return "within the range of numbers"
+    text = re.sub(r", got .*| - at .*", "", text.removeprefix("Expected "))
+    return re.sub("`(.*?)`", lambda kind: _WORDS.get(kind[1].removesuffix(" | null"), kind[1]), text)
 
 
 def path(name: str, value: Any) -> Any:
@@ -144,8 +163,11 @@ def _options_of(kind: type[Any]) -> dict[str, Field]:
     for name, (hint, default) in found.items():
         hint = get_args(hint)[0] if get_origin(hint) is Required else hint
         if get_origin(hint) is Annotated:
-            type_, option = get_args(hint)[:2]
-            fields[name] = Field(name, type_, option.default if default is ... else default, option)
+            kind_, *more = get_args(hint)
+            [option] = [one for one in more if isinstance(one, Option)]
+            bounds = [one for one in more if one is not option]
+            kind_ = Annotated[(kind_, *bounds)] if bounds else kind_
+            fields[name] = Field(name, kind_, option.default if default is ... else default, option)
     return fields
 
 
@@ -201,7 +223,7 @@ def documents(kind: type[Any]) -> Callable[[F], F]:
             p for p in inspect.signature(called).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         more = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.shown)
             for one in fields
         ]
         called.__signature__ = inspect.signature(called).replace(parameters=[*before, *more])

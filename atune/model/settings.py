@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from atune.errors import UsageError
-from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
-from atune.model.options import Option, Settings, options_of
+from atune.model.candidate import MUST_BE_PASS_CONFIGS
+from atune.model.options import Count, Natural, Option, Positive, Settings, options_of
 
 _BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or several of these (40,90s)"
 
@@ -21,20 +23,14 @@ def _limit(text: str) -> tuple[str, Any]:
     return ("percent", float(text[:-1])) if text.endswith("%") else ("candidates", int(text))
 
 
-def _percent(where: str, value: float) -> float:
-    if value > 100:
-        raise UsageError(f"{where} must be 100 at most, got {value!r}")
-    return value
-
-
 class Budget(Settings, frozen=True, kw_only=True):
     """Limits of a run, of which the first to be reached ends it."""
 
     # fmt: off
-    candidates: Annotated[int | None, Option("How many candidates are tried.", zero=False)] = None
-    seconds: Annotated[float | None, Option("Seconds of the run.", zero=False)] = None
-    percent: Annotated[float | None, Option(
-        "How many candidates are tried, in percent of the space.", zero=False, check=_percent,
+    candidates: Annotated[Count | None, Option("How many candidates are tried.")] = None
+    seconds: Annotated[Positive | None, Option("Seconds of the run.")] = None
+    percent: Annotated[Annotated[float, Meta(gt=0, le=100)] | None, Option(
+        "How many candidates are tried, in percent of the space.",
     )] = None
     # fmt: on
 
@@ -79,16 +75,6 @@ CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
 
 
-def _flags(where: str, value: Any) -> tuple[str, ...]:
-    """Return a compiler's flags as a tuple. Raises `UsageError` for anything but a list of texts."""
-    if isinstance(value, str):
-        meant = tuple(value.split()) or None
-        raise UsageError(f"{where} must be a list of texts, got {value!r}: did you mean {meant!r}?")
-    if not (isinstance(value, (list, tuple)) and all(isinstance(flag, str) for flag in value)):
-        raise UsageError(f"{where} must be a list of texts, such as ('-O2', '-g'), got {value!r}")
-    return tuple(value)
-
-
 METHODS = {
     "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
     "perf_counter": "perf_counter", "wall": "perf_counter",
@@ -105,12 +91,6 @@ def _method(where: str, name: Any) -> str:
     raise UsageError(f"{where} {name!r} is unknown: use {', '.join(METHODS)}")
 
 
-def _factor(where: str, value: Any) -> Any:
-    if value < 1:
-        raise UsageError(f"{where} must be 1 or more, got {value!r}")
-    return value
-
-
 def _host(where: str, host: Any) -> str:
     if not (isinstance(host, str) and host.strip()):
         raise UsageError(f"{where} must be a text such as 'c', got {host!r}")
@@ -123,27 +103,26 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     """How candidates become artifacts."""
 
     # fmt: off
-    workers: Annotated[int | None, Option(
+    workers: Annotated[Count | None, Option(
         "Compile processes. Free memory limits them, too (1 GiB per worker). A core is kept for measuring.",
-        flag="--workers", metavar="N", unit="processes", zero=False, unset="by the cores",
+        flag="--workers", metavar="N", unset="by the cores",
     )] = None
-    group_size: Annotated[int | None, Option(
-        "Candidates that are compiled into one library. 1 turns grouping off.",
-        zero=False, unset="the engine's choice",
+    group_size: Annotated[Count | None, Option(
+        "Candidates that are compiled into one library. 1 turns grouping off.", unset="the engine's choice",
     )] = None
-    compile_timeout_s: Annotated[float, Option(
+    compile_timeout_s: Annotated[Positive, Option(
         "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
-        flag="--compile-timeout", metavar="S", unit="seconds", zero=False,
+        flag="--compile-timeout", metavar="S",
     )] = 120.0
     flags: Annotated[tuple[str, ...] | None, Option(
         "Flags of the device compiler, one per text, such as ``('-O2', '-g')``. They replace the target's default, "
         "which is `-O3 -march=native` on the CPU. A candidate's own `compile_flags` take precedence.",
-        check=_flags, measured=True, unset="the target's",
+        must="must be a list of texts, such as ('-O2', '-g')", measured=True, unset="the target's",
     )] = None
     pass_configs: Annotated[Mapping[str, Any], Option(
         "TileLang's pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``. A candidate's "
         "own `pass_configs` take precedence.",
-        fits=is_pass_configs, must=MUST_BE_PASS_CONFIGS, measured=True,
+        must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
     cicc: Annotated[bool, Option(
         "Compile device code by nvcc's own programs, with the headers parsed once.",
@@ -156,9 +135,9 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     target_host: Annotated[str | None, Option(
         "TileLang's target for host code: ``c`` or ``llvm``.", check=_host, measured=True, unset="TileLang's choice",
     )] = None
-    layouts: Annotated[int | None, Option(
+    layouts: Annotated[Count | None, Option(
         "Compile and measure the N best layouts of each configuration, of the axes that `atune.layout` declares.",
-        flag="--layouts", metavar="N", unit="layouts", zero=False, unset="all",
+        flag="--layouts", metavar="N", unset="all",
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None
     # fmt: on
@@ -168,36 +147,34 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     """How artifacts are checked and timed."""
 
     # fmt: off
-    n_warmup: Annotated[int, Option(
-        "Calls before the first sample.", zero=True, measured=True,
-    )] = 3
-    n_repeat: Annotated[int, Option(
-        "Samples of the first timing.", flag="--rep", metavar="N", unit="samples", zero=False, measured=True,
+    n_warmup: Annotated[Natural, Option("Calls before the first sample.", measured=True)] = 3
+    n_repeat: Annotated[Count, Option(
+        "Samples of the first timing.", flag="--rep", metavar="N", measured=True,
     )] = 20
-    warmup_ms: Annotated[float | None, Option(
-        "Milliseconds of calls before the first sample, in place of `n_warmup`.", zero=False, measured=True,
+    warmup_ms: Annotated[Positive | None, Option(
+        "Milliseconds of calls before the first sample, in place of `n_warmup`.", measured=True,
     )] = None
-    rep_ms: Annotated[float | None, Option(
-        "Milliseconds of the first timing, in place of `n_repeat`.", zero=False, measured=True,
+    rep_ms: Annotated[Positive | None, Option(
+        "Milliseconds of the first timing, in place of `n_repeat`.", measured=True,
     )] = None
     adaptive: Annotated[bool, Option(
         "Take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as many "
         "of short calls whose samples scatter.",
         measured=True,
     )] = True
-    early_stop_factor: Annotated[float | None, Option(
+    early_stop_factor: Annotated[Annotated[float, Meta(ge=1)] | None, Option(
         "How many times slower than the best all of a candidate's first three samples must be for it to get no more. "
         "At least 1; needs `adaptive`.",
-        check=_factor, measured=True, unset="1.5, and 1.1 after eight samples",
+        measured=True, unset="1.5, and 1.1 after eight samples",
     )] = None
     method: Annotated[str, Option(
         "How to time: auto, events or cuda_graph on GPUs, perf_counter on the CPU. ``auto`` takes the first. "
         "TileLang's names event, cudagraph and wall work, too.",
         check=_method, measured=True, page="concepts.md#timing",
     )] = "auto"
-    benchmark_timeout_s: Annotated[float, Option(
+    benchmark_timeout_s: Annotated[Positive, Option(
         "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
-        flag="--timeout", metavar="S", unit="seconds", zero=False,
+        flag="--timeout", metavar="S",
     )] = 60.0
     check: Annotated[bool, Option(
         "Compare each candidate's outputs with the reference before it is timed.", flag="--skip-check", measured=True,
@@ -209,15 +186,13 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     input_seed: Annotated[int, Option(
         "Seeds torch before inputs are made.", measured=True,
     )] = 0
-    n_final: Annotated[int, Option(
+    n_final: Annotated[Natural, Option(
         "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
-        zero=True, page="concepts.md#final",
+        page="concepts.md#final",
     )] = 5
-    n_final_rounds: Annotated[int, Option(
-        "Rounds of the final. Each round times every finalist once.", zero=False,
-    )] = 20
-    n_final_limit: Annotated[int, Option(
-        "Maximum of rounds. While the order is unclear, the best few get as many rounds again.", zero=False,
+    n_final_rounds: Annotated[Count, Option("Rounds of the final. Each round times every finalist once.")] = 20
+    n_final_limit: Annotated[Count, Option(
+        "Maximum of rounds. While the order is unclear, the best few get as many rounds again.",
     )] = 200
     # fmt: on
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import sys
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from atune.errors import WorkloadError
-from atune.model.candidate import MUST_BE_PASS_CONFIGS, is_pass_configs
-from atune.model.options import Option
+from atune.model.candidate import MUST_BE_PASS_CONFIGS
+from atune.model.options import Amount, Option, Share, converted
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
-Amount = float | Callable[..., float] | None
+Work = float | Callable[..., float] | None
 """Operations or bytes of a call: a number, or a function of the arguments."""
 
 SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
@@ -30,47 +30,19 @@ def _supply(where: str, value: Any) -> str:
     return name
 
 
-def _mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _amount(where: str, value: Any) -> Any:
+    must = "must be a number, zero or more, or a function of arguments"
+    return value if callable(value) else converted(where, value, Amount, must, WorkloadError)
 
 
-def is_sizes(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(type(size) is int and size > 0 for size in value.values())
+def check_inputs(where: str, value: Any) -> Any:
+    """Return `value`. Raises `WorkloadError` unless it is a list or a function."""
+    if callable(value) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
+        return value
+    raise WorkloadError(f"{where} must be a list of tensors, or a function that returns one, got {reprlib.repr(value)}")
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _series(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _positions(value: Any) -> bool:
-    return _series(value) and all(type(position) is int for position in value)
-
-
-def _outputs(value: Any) -> bool:
-    return type(value) is int or _positions(value)
-
-
-def _amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
-
-
-def _share(value: Any) -> bool:
-    return _amount(value) and bool(value <= 1)
-
-
-def _amount_or_function(value: Any) -> bool:
-    return callable(value) or _amount(value)
-
-
-def is_inputs(value: Any) -> bool:
-    return callable(value) or _series(value)
-
-
-_AMOUNT = "must be a number, zero or more, or a function of arguments"
+_FUNCTION = "must be a function of the inputs"
 _POSITIONS = "must be positions of parameters, such as [0]"
 
 
@@ -83,28 +55,26 @@ class SharedOptions(TypedDict, total=False):
         "checked. For inputs that are updated in place, it writes into them likewise, or returns what they become. A "
         "reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool or "
         "raises AssertionError.",
-        fits=callable, must="must be a function of the inputs",
+        must=_FUNCTION,
     )]
     out_idx: Annotated[int | Sequence[int] | None, Option(
         "Positions of the output parameters; an empty list for none. The default is `@tilelang.jit`'s `out_idx`, or "
         "what an eager kernel returns; else the parameters that the kernel writes and never reads, and `zero`.",
-        fits=_outputs, must="must be a position of an output, such as -1, or several",
+        must="must be a position of an output, such as -1, or several",
     )]
-    rtol: Annotated[float | None, Option(
+    rtol: Annotated[Amount | None, Option(
         "Relative tolerance of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.",
-        zero=True,
     )]
-    atol: Annotated[float | None, Option("Absolute tolerance of the check, like `rtol`.", zero=True)]
-    max_mismatched_ratio: Annotated[float, Option(
-        "Share of elements that may lie outside the tolerances.",
-        default=0.0, fits=_share, must="must be a share, from 0 to 1",
+    atol: Annotated[Amount | None, Option("Absolute tolerance of the check, like `rtol`.")]
+    max_mismatched_ratio: Annotated[Share, Option(
+        "Share of elements that may lie outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
     )]
     check: Annotated[Callable[..., Any] | None, Option(
         "A function that judges the outputs. It returns false, or raises, if they are wrong. With a reference it gets "
         "``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one it gets ``(inputs, "
         "outputs)``."
         " All are lists of tensors.",
-        fits=callable, must="must be a function of the outputs",
+        must="must be a function of the outputs",
     )]
     supply: Annotated[Any, Option(
         "The name of a supply type of tilelang, such as ``'integer'`` or ``'uniform'``, for drawing inputs.",
@@ -113,31 +83,31 @@ class SharedOptions(TypedDict, total=False):
     setup: Annotated[Callable[..., Any] | None, Option(
         "A function of the inputs. It is called after they are made on a device, and may change them in place. No call "
         "of the tuned kernel does that, so that a kernel whose inputs it changed is not handed out.",
-        fits=callable, must="must be a function of the inputs",
+        must=_FUNCTION,
     )]
-    restore: Annotated[Sequence[int], Option(
+    restore: Annotated[Sequence[int] | None, Option(
         "Positions of parameters to restore before each call. Inputs that the kernel writes into are detected and "
         "restored without this. A parameter that is named here is no output, unless `out_idx` names it.",
-        default=(), fits=_positions, must=_POSITIONS,
+        default=(), must=_POSITIONS,
     )]
-    zero: Annotated[Sequence[int], Option(
+    zero: Annotated[Sequence[int] | None, Option(
         "Positions of parameters to set to zero before each call: outputs, and inputs where `out_idx` leaves them out. "
         "The tuned kernel does so, too, but for outputs that the caller gives.",
-        default=(), fits=_positions, must=_POSITIONS,
+        default=(), must=_POSITIONS,
     )]
-    flops: Annotated[Amount, Option(
+    flops: Annotated[Work, Option(
         "The least operations of one call: a number, or a function of arguments of the problem, by name. Rooflines are "
         "computed from it. A timing faster than the device's peak is measured again in a fresh process.",
-        fits=_amount_or_function, must=_AMOUNT,
+        check=_amount,
     )]
-    bytes: Annotated[Amount, Option(
-        "The least bytes that one call moves to and from memory, like `flops`.", fits=_amount_or_function, must=_AMOUNT,
+    bytes: Annotated[Work, Option(
+        "The least bytes that one call moves to and from memory, like `flops`.", check=_amount,
     )]
     default: Annotated[Mapping[str, Any] | None, Option(
         "The configuration to compare the winner with. The default is the kernel's own parameter defaults.",
-        fits=_mapping, must="must be a configuration as a dict, such as {'block': 64}",
+        must="must be a configuration as a dict, such as {'block': 64}",
     )]
-    name: Annotated[str | None, Option("The kernel's name in journals and reports.", fits=_text, must="must be a text")]
+    name: Annotated[str | None, Option("The kernel's name in journals and reports.", must="must be a text")]
     # fmt: on
 
 
@@ -150,24 +120,24 @@ class WorkloadOptions(SharedOptions, total=False):
         "of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters with dtypes "
         "and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' shapes and "
         "dtypes.",
-        fits=is_inputs, must="must be a list of tensors, or a function that returns one",
+        check=check_inputs,
     )]
     arguments: Annotated[Mapping[str, Any] | None, Option(
         "The problem: values of the kernel's other parameters, such as ``{'M': 1024, 'N': 1024}``.",
-        fits=_mapping, must="must be a dict of the kernel's other parameters, such as {'M': 1024}",
+        must="must be a dict of the kernel's other parameters, such as {'M': 1024}",
     )]
     pass_configs: Annotated[Mapping[str, Any] | None, Option(
         "TileLang pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``.",
-        fits=is_pass_configs, must=MUST_BE_PASS_CONFIGS,
+        must=MUST_BE_PASS_CONFIGS,
     )]
     source: Annotated[str | None, Option(
         "The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.",
-        fits=_text, must="must be the source text of the kernel's module",
+        must="must be the source text of the kernel's module",
     )]
     # fmt: on
 
 
-def amount(label: str, given: Amount, arguments: Mapping[str, Any]) -> float | None:
+def amount(label: str, given: Work, arguments: Mapping[str, Any]) -> float | None:
     """Return the number `given`, or call the function `given` with those of `arguments` that it names.
 
     Raises `WorkloadError` if the function names other arguments, raises, or returns no number.

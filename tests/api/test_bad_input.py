@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable
@@ -14,7 +13,7 @@ import pytest
 
 from atune.errors import JournalError, TargetError, UsageError, WorkloadError
 from atune.frontends.api.tuner import tune
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import BenchmarkSettings
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
@@ -42,106 +41,6 @@ def kernel(N: int, block: int = 1) -> None:
 
 
 WORK = Workload(kernel, [{"block": 1}], arguments={"N": 1})
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", float("nan")])
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (CompileSettings, "workers"),
-        (CompileSettings, "group_size"),
-        (BenchmarkSettings, "n_repeat"),
-        (BenchmarkSettings, "n_final_rounds"),
-        (Budget, "candidates"),
-    ],
-)
-def test_counts_must_be_positive_whole_numbers(settings: Any, name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=rf"{settings.__name__}: {name} must be a whole number above zero, got"):
-        settings(**{name: value})
-
-
-@pytest.mark.parametrize("value", [0, -0.5, True, "4", float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [(CompileSettings, "compile_timeout_s"), (BenchmarkSettings, "benchmark_timeout_s"), (Budget, "seconds")],
-)
-def test_times_must_be_positive_numbers(settings: Any, name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=rf"{settings.__name__}: {name} must be a number above zero, got"):
-        settings(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["n_warmup", "n_final"])
-@pytest.mark.parametrize("value", [-1, 0.5, True, None])
-def test_counts_that_may_be_zero(name: Any, value: Any) -> None:
-    BenchmarkSettings(**{name: 0})
-    with pytest.raises(UsageError, match=f"{name} must be a whole number, zero or more, got"):
-        BenchmarkSettings(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("many", "budget 'many'"),
-        ("", "budget ''"),
-        (0, "candidates must be"),
-        ("-5s", "seconds must be"),
-        ("0s", "seconds must be"),
-        (2.5, "give a number of candidates"),
-        (True, "candidates must be"),
-        ([1], "give a number of candidates"),
-    ],
-)
-async def test_budgets_that_are_none(text: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        await tune(WORK, budget=text)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"target": "hip"}, TargetError, "target 'hip' is not supported: use auto, cuda"),
-        ({"target": {"kind": "hip"}}, TargetError, "target 'hip' is not supported"),
-        ({"target": "cudda"}, TargetError, "target 'cudda' is not supported: use auto, cuda"),
-        ({"strategy": "genetic"}, UsageError, "strategy 'genetic' is unknown; there is auto, exhaustive, random"),
-        ({"devices": []}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
-        ({"devices": 0}, UsageError, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
-        ({"devices": ["cuda:0"]}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
-        (
-            {"compile": {"workers": 2}},
-            UsageError,
-            "compile must be atune.CompileSettings(…), got {'workers': 2}",
-        ),
-        ({"benchmark": CompileSettings()}, UsageError, "benchmark must be atune.BenchmarkSettings(…), got"),
-        ({"pipeline": "no"}, UsageError, "pipeline must be True or False, got 'no'"),
-        ({"log": logging.getLogger()}, UsageError, "log: give a logger of structlog, such as structlog.get_logger()"),
-    ],
-)
-async def test_options_that_do_not_exist(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        await tune(WORK, **options)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (lambda: CompileSettings(flags="-O1 -g"), r"list of texts, got '-O1 -g': did you mean \('-O1', '-g'\)?"),
-        (lambda: CompileSettings(flags=[1]), r"CompileSettings: flags must be a list of texts, such as"),
-        (lambda: CompileSettings(store="no"), r"store must be True or False, got 'no': did you mean False?"),
-        (lambda: CompileSettings(cicc=1), r"CompileSettings: cicc must be True or False, got 1: did you mean True?"),
-        (lambda: CompileSettings(store=None), r"CompileSettings: store must be True or False, got None"),
-        (lambda: CompileSettings(pass_configs=3), r"pass_configs must be a dict, such as .*, got 3"),
-        (lambda: CompileSettings(pass_configs={3: 1}), r"CompileSettings: pass_configs must be a dict"),
-        (lambda: BenchmarkSettings(adaptive="perhaps"), r"adaptive must be True or False, got 'perhaps'$"),
-        (lambda: BenchmarkSettings(adaptive=0), r"adaptive must be .*, got 0: did you mean False?"),
-        (lambda: BenchmarkSettings(early_stop_factor=0.5), r"early_stop_factor must be 1 or more, got 0.5"),
-        (lambda: BenchmarkSettings(input_seed="x"), r"BenchmarkSettings: input_seed must be a whole number, got 'x'"),
-        (lambda: BenchmarkSettings(method=["events"]), r"method \['events'\] is unknown: use auto"),
-    ],
-)  # fmt: skip
-def test_settings_of_a_wrong_kind_are_refused_when_they_are_made(settings: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        settings()
 
 
 @pytest.mark.parametrize("workload", [None, 5, object(), len])

@@ -1,14 +1,18 @@
-"""Values of a workload's, a decorator's and a run's options: wrong ones are refused where they are given."""
+"""Values of options: a wrong one is refused where it is given, at each door, by one sentence that names it."""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import atune
-from atune.testing import FakeMachine
+import atune.compat.tilelang as drop_in
+from atune.errors import SpaceError, TargetError, UsageError, WorkloadError
+from atune.model.settings import Budget
 
 
 def kernel(M: int, block: int = 1) -> None:
@@ -16,101 +20,198 @@ def kernel(M: int, block: int = 1) -> None:
 
 
 SPACE = [{"block": 1}]
-NO_AMOUNTS = [float("inf"), float("nan"), -1, 10**400]
-
-WORKLOADS: list[tuple[str, Any, str]] = [
-    ("arguments", 3, "must be a dict of the kernel's other parameters, such as {'M': 1024}, got 3"),
-    ("arguments", [("M", 3)], "must be a dict of"),
-    ("inputs", 3, "must be a list of tensors, or a function that returns one, got 3"),
-    ("inputs", "randn", "must be a list of tensors"),
-    ("reference", [*range(10**4)], "must be a function of the inputs, got [0, 1, 2, 3, 4, 5, ...]"),
-    ("reference", "torch", "must be a function of the inputs, got 'torch'"),
-    ("check", True, "must be a function of the outputs, got True"),
-    ("setup", {}, "must be a function of the inputs"),
-    ("out_idx", 1.5, "must be a position of an output, such as -1, or several, got 1.5"),
-    ("out_idx", "-1", "must be a position"),
-    ("out_idx", True, "must be a position"),
-    ("rtol", "1e-2", "must be a number, zero or more, got '1e-2'"),
-    ("atol", float("nan"), "must be a number, zero or more, got nan"),
-    ("atol", -1, "must be a number, zero or more, got -1"),
-    ("max_mismatched_ratio", 5, "must be a share, from 0 to 1, got 5"),
-    ("restore", 0, "must be positions of parameters, such as [0], got 0"),
-    ("zero", b"x", "must be positions of parameters"),
-    *((name, value, "must be a number, zero or more") for name in ("flops", "bytes") for value in NO_AMOUNTS),
-    ("flops", "2*M", "must be a number, zero or more, or a function of arguments, got '2*M'"),
-    ("bytes", [3], "must be a number, zero or more, or a function"),
-    ("default", 64, "must be a configuration as a dict, such as {'block': 64}, got 64"),
-    ("default", "default", "must be a configuration as a dict"),
-    ("name", 3, "must be a text, got 3"),
-    ("supply", "gaussian", "'gaussian' is unknown: give auto, integer, uniform"),
-]
+WORK = atune.Workload(kernel, SPACE, arguments={"M": 1})
 
 
-@pytest.mark.parametrize(("option", "value", "message"), WORKLOADS)
-def test_a_value_that_a_workload_cannot_have_is_refused(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.errors.WorkloadError, match=re.escape(f"Workload: {option} {message}")):
-        atune.Workload(kernel, SPACE, **{option: value})
+class NoStrategy:
+    name = "mine"
+
+
+def tuner() -> drop_in.AutoTuner:
+    return drop_in.AutoTuner(kernel, SPACE)
+
+
+DOORS: dict[str, tuple[type[Exception], Callable[..., Any]]] = {
+    "Workload": (WorkloadError, lambda **given: atune.Workload(kernel, SPACE, **given)),
+    "autotune": (UsageError, lambda **given: atune.autotune(kernel, **{"space": SPACE, **given})),
+    "autotune(tuning)": (UsageError, lambda **given: atune.autotune(kernel, space=SPACE, tuning=given)),
+    "autotune(hints)": (SpaceError, lambda **given: atune.autotune(kernel, space=SPACE, hints=given)),
+    "run": (UsageError, lambda **given: atune.run(WORK, **given)),
+    "CompileSettings": (UsageError, atune.CompileSettings),
+    "BenchmarkSettings": (UsageError, atune.BenchmarkSettings),
+    "Budget": (UsageError, Budget),
+    "drop_in.autotune": (ValueError, lambda **given: drop_in.autotune(configs=SPACE, **given)),
+    "set_profile_args": (ValueError, lambda **given: tuner().set_profile_args(**given)),
+    "set_compile_args": (ValueError, lambda **given: tuner().set_compile_args(**given)),
+    "AutoTuner.run": (ValueError, lambda **given: tuner().run(**given)),
+}
+NO_COUNT: list[Any] = [0, -1, 1.5, True, "4", float("nan"), None]
+NO_AMOUNT: list[Any] = [float("inf"), float("nan"), -1, 10**400]
+NO_NUMBER_ABOVE_0: list[Any] = [0, -0.5, True, "4", float("nan"), float("inf")]
+AMOUNT = "must be a number, zero or more, or a function of arguments, got"
+WRONG: list[tuple[str, str, Any, str]] = [
+    # a workload, and a kernel under the decorator
+    ("Workload", "arguments", 3, "arguments must be a dict of the kernel's other parameters, such as {'M': 1024}, got"),
+    ("Workload", "arguments", [("M", 3)], "arguments must be a dict of"),
+    ("Workload", "inputs", 3, "inputs must be a list of tensors, or a function that returns one, got 3"),
+    ("Workload", "inputs", "randn", "inputs must be a list of tensors"),
+    ("Workload", "reference", [*range(10**4)], "must be a function of the inputs, got [0, 1, 2, 3, 4, 5, ...]"),
+    ("Workload", "reference", "torch", "reference must be a function of the inputs, got 'torch'"),
+    ("Workload", "check", True, "check must be a function of the outputs, got True"),
+    ("Workload", "setup", {}, "setup must be a function of the inputs"),
+    ("Workload", "out_idx", 1.5, "out_idx must be a position of an output, such as -1, or several, got 1.5"),
+    ("Workload", "out_idx", "-1", "out_idx must be a position"),
+    ("Workload", "out_idx", True, "out_idx must be a position"),
+    ("Workload", "rtol", "1e-2", "rtol must be a number, got '1e-2'"),
+    *(("Workload", "atol", value, "atol must be ") for value in NO_AMOUNT),
+    ("Workload", "max_mismatched_ratio", 5, "max_mismatched_ratio must be a share, from 0 to 1, got 5"),
+    ("Workload", "restore", 0, "restore must be positions of parameters, such as [0], got 0"),
+    ("Workload", "zero", b"x", "zero must be positions of parameters"),
+    *(("Workload", name, value, f"{name} {AMOUNT}") for name in ("flops", "bytes") for value in NO_AMOUNT),
+    ("Workload", "flops", "2*M", f"flops {AMOUNT} '2*M'"),
+    ("Workload", "default", 64, "default must be a configuration as a dict, such as {'block': 64}, got 64"),
+    ("Workload", "name", 3, "name must be a text, got 3"),
+    ("Workload", "supply", "gaussian", "supply 'gaussian' is unknown: give auto, integer, uniform"),
+    # the decorator
+    ("autotune", "space", [], "No configurations to tune: space is empty"),
+    ("autotune", "space", [32, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [32, 64]"),
+    ("autotune", "space", [{"block": 16}, {"blok": 64}], "kernel takes no argument 'blok'"),
+    ("autotune", "space", {"blok": [16]}, "kernel takes no argument 'blok'; it takes M, block (did you mean 'block'?)"),
+    ("autotune", "space", {"occupancy": [1, 2]}, "that takes it annotates its launch bounds: T.annotate_min_blocks"),
+    ("autotune", "where", 3, "where: a constraint must be callable, got 3"),
+    ("autotune", "where", [None], "where: a constraint must be callable, got None"),
+    ("autotune", "key", 3, "key: give names of arguments, such as ['M', 'N'], got 3"),
+    ("autotune", "hints", 3, "autotune: hints must be a dict of the kernel's arguments"),
+    ("autotune", "hints", {"blok": 1}, "kernel takes no argument 'blok'"),
+    ("autotune(hints)", "pass_configs", 3, "hints: pass_configs must be a dict"),
+    ("autotune(hints)", "compile_flags", 3, "hints: compile_flags must be a list of flags"),
+    ("autotune", "symbols", "n", "autotune: symbols must be a dict of sizes by name"),
+    ("autotune", "symbols", {"n": "128"}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got"),
+    ("autotune", "tune_on", 3, "autotune: tune_on must be a function of the call's arguments, got 3"),
+    ("autotune", "tuning", 3, "tuning: give a preset's name or a dict of options, such as {'budget': 40}, got 3"),
+    ("autotune", "tuning", "fast", "there is no preset 'fast'; there is default, quick, thorough"),
+    ("autotune", "default", {"blok": 16}, "kernel takes no argument 'blok'; it takes M, block"),
+    ("autotune", "cache", 3, "cache must be a path, got 3"),
+    ("autotune", "cache", None, "cache must be True for the user's, False for none, or a folder, got None"),
+    ("autotune", "shipped", 3, "shipped must be a path, got 3"),
+    ("autotune", "shipped", [None], "shipped must be a path, or a list of paths, got None"),
+    ("autotune", "progress", "yes", "progress must be True or False, got 'yes'"),
+    ("autotune", "on_event", 3, "on_event must be a function of an event, got 3"),
+    ("autotune", "on_miss", "guess", "on_miss must be 'tune', 'default' or 'error', got 'guess'"),
+    ("autotune", "concurrent", "fight", "concurrent must be 'wait' or 'tune', got 'fight'"),
+    ("autotune", "target", "rocm", "not supported"),
+    ("autotune(tuning)", "repeats", 3, "tuning: there is no option 'repeats'"),
+    ("autotune(tuning)", "n_repeat", 0, "n_repeat must be a whole number >= 1, got 0"),
+    ("autotune(tuning)", "budget", "soon", "budget 'soon'"),
+    ("autotune(tuning)", "strategy", "nope", "strategy 'nope' is unknown; there is auto, exhaustive"),
+    ("autotune(tuning)", "strategy", NoStrategy(), "it has no ask and no tell"),
+    ("autotune(tuning)", "seed", "3", "seed must be a whole number, got '3'"),
+    ("autotune(tuning)", "prior", 3, "prior must be True or False, got 3"),
+    # a run
+    ("run", "accept", 3, "accept: give some of kernel, target"),
+    ("run", "accept", None, "accept: give some of kernel, target"),
+    ("run", "journal", 3, "journal must be a path, got 3"),
+    ("run", "journal", b"run.jsonl", "journal must be a path, got b'run.jsonl'"),
+    ("run", "seed", -1, "seed must be a whole number >= 0, got -1"),
+    ("run", "seed", None, "seed must be a whole number, got None"),
+    ("run", "target", "hip", "target 'hip' is not supported: use auto, cuda"),
+    ("run", "target", {"kind": "hip"}, "target 'hip' is not supported"),
+    ("run", "target", "cudda", "target 'cudda' is not supported: use auto, cuda"),
+    ("run", "strategy", "genetic", "strategy 'genetic' is unknown; there is auto, exhaustive, random"),
+    ("run", "devices", [], "devices: give 'all', 'cpu' or device numbers"),
+    ("run", "devices", 0, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
+    ("run", "devices", ["cuda:0"], "devices: give 'all', 'cpu' or device numbers"),
+    ("run", "cluster", " ", "cluster must be auto, local, ray://HOST:10001 or HOST:6379, got ' '"),
+    ("run", "compile", {"workers": 2}, "compile must be atune.CompileSettings(…), got {'workers': 2}"),
+    ("run", "benchmark", atune.CompileSettings(), "benchmark must be atune.BenchmarkSettings(…), got"),
+    ("run", "pipeline", "no", "pipeline must be True or False, got 'no'"),
+    ("run", "log", logging.getLogger(), "log: give a logger of structlog, such as structlog.get_logger()"),
+    *(("run", "budget", value, f"budget {value!r}: give a number of candidates") for value in ("many", "", 2.5, [1])),
+    *(("run", "budget", value, "candidates must be a whole number") for value in (0, True)),
+    *(("run", "budget", value, "seconds must be a number > 0.0") for value in ("-5s", "0s")),
+    ("run", "budget", "120%", "percent must be a number <= 100.0, got 120.0"),
+    # its settings
+    *(("CompileSettings", name, n, f"{name} must") for name in ("workers", "group_size") for n in NO_COUNT[:-1]),
+    *(("BenchmarkSettings", name, n, f"{name} must be") for name in ("n_repeat", "n_final_rounds") for n in NO_COUNT),
+    *(("BenchmarkSettings", name, n, f"{name} must be") for name in ("n_warmup", "n_final") for n in NO_COUNT[1:]),
+    *(("Budget", "candidates", n, "candidates must be a whole number") for n in NO_COUNT[:-1]),
+    *(("CompileSettings", "compile_timeout_s", n, "compile_timeout_s must be a number") for n in NO_NUMBER_ABOVE_0),
+    *(("BenchmarkSettings", "benchmark_timeout_s", n, "timeout_s must be a number") for n in NO_NUMBER_ABOVE_0),
+    *(("Budget", "seconds", n, "Budget: seconds must be a number") for n in NO_NUMBER_ABOVE_0),
+    ("CompileSettings", "flags", "-O1 -g", "must be a list of texts, such as ('-O2', '-g'), got '-O1 -g'"),
+    ("CompileSettings", "flags", [1], "CompileSettings: flags must be a list of texts, such as"),
+    ("CompileSettings", "store", "no", "CompileSettings: store must be True or False, got 'no'"),
+    ("CompileSettings", "cicc", 1, "CompileSettings: cicc must be True or False, got 1"),
+    ("CompileSettings", "store", None, "CompileSettings: store must be True or False, got None"),
+    ("CompileSettings", "pass_configs", 3, "pass_configs must be a dict, such as {'tl.enable_fast_math': True}, got 3"),
+    ("CompileSettings", "pass_configs", {3: 1}, "CompileSettings: pass_configs must be a dict"),
+    ("CompileSettings", "target_host", "yes", "target_host 'yes' is unknown: use 'c' or 'llvm'"),
+    ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
+    ("BenchmarkSettings", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
+    ("BenchmarkSettings", "input_seed", "x", "BenchmarkSettings: input_seed must be a whole number, got 'x'"),
+    ("BenchmarkSettings", "method", ["events"], "method ['events'] is unknown: use auto"),
+    # the drop-in, under tilelang's names
+    ("set_profile_args", "warmup", -1, "warmup must be a whole number >= 0, got -1"),
+    ("AutoTuner.run", "rep", 1.5, "rep must be a whole number, got 1.5"),
+    ("AutoTuner.run", "timeout", "x", "timeout must be a number, got 'x'"),
+    ("drop_in.autotune", "supply_type", "foo", "supply_type 'foo' is unknown: give auto, integer"),
+    ("drop_in.autotune", "ref_prog", 3, "ref_prog must be a function, got 3"),
+    ("set_profile_args", "rtol", "x", "rtol must be a number, got 'x'"),
+    ("set_profile_args", "rtol", float("inf"), "rtol must be a number <= "),
+    ("set_profile_args", "atol", float("nan"), "atol must be a number >= 0.0, got nan"),
+    ("drop_in.autotune", "max_mismatched_ratio", 2, "max_mismatched_ratio must be a number <= 1.0, got 2"),
+    ("drop_in.autotune", "skip_check", "no", "skip_check must be True or False, got 'no'"),
+    ("set_profile_args", "backend", "foo", "backend must be 'event', 'cudagraph' or 'cupti', got 'foo'"),
+    ("AutoTuner.run", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
+    ("drop_in.autotune", "early_stop", "off", "early_stop must be True or False, got 'off'"),
+    ("AutoTuner.run", "group_compile_size", 0, "group_compile_size must be a whole number >= 1, got 0"),
+    ("AutoTuner.run", "benchmark_devices", "01", "benchmark_devices must be numbers of GPUs, such as [0, 1], got '01'"),
+    ("drop_in.autotune", "benchmark_devices", [-1], "benchmark_devices must be numbers of GPUs"),
+    ("drop_in.autotune", "do_not_specialize", [3], "do_not_specialize must be names of arguments, such as ['M', 'N']"),
+    ("set_compile_args", "out_idx", "x", "out_idx must be a position of an output"),
+    ("set_compile_args", "pass_configs", 3, "pass_configs must be a dict, such as"),
+    ("set_compile_args", "verbose", "x", "verbose must be True or False, got 'x'"),
+    ("set_compile_args", "target", "hip", "target 'hip' is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_wrong_value_is_refused_where_it_is_given(door: str) -> None:
+    """By the caller's own name of it, before anything is started."""
+    error, call = DOORS[door]
+    rows = [row[1:] for row in WRONG if row[0] == door]
+    assert rows
+    for option, value, message in rows:
+        with pytest.raises(error, match=re.escape(message)) as refused:
+            call(**{option: value})
+        assert isinstance(refused.value, UsageError) and len(str(refused.value).splitlines()) == 1
+        assert option != "target" or isinstance(refused.value, TargetError | ValueError)
+
+
+def test_a_decorator_refuses_what_a_workload_refuses() -> None:
+    """When it is made, and not at the first call, which may be far away."""
+    for _, option, value, message in [row for row in WRONG if row[0] == "Workload" and row[1] != "arguments"]:
+        with pytest.raises(WorkloadError, match=re.escape(message)) as refused:
+            atune.autotune(kernel, space=SPACE, **{option: value})
+        assert str(refused.value).startswith(f"autotune: {option} ")
+
+
+def returning(value: float) -> Any:
+    return lambda M: value
 
 
 @pytest.mark.parametrize("option", ["flops", "bytes"])
-@pytest.mark.parametrize("value", NO_AMOUNTS)
-def test_a_function_that_returns_no_amount_is_refused(option: str, value: float) -> None:
-    with pytest.raises(atune.errors.WorkloadError, match=f"Workload: {option} must be a number, zero or more"):
-        atune.Workload(kernel, SPACE, arguments={"M": 1}, **{option: lambda M: value})  # type: ignore[arg-type]
+def test_a_function_that_returns_no_amount_is_refused(option: str) -> None:
+    for value in NO_AMOUNT:
+        with pytest.raises(WorkloadError, match=f"Workload: {option} must be a number, zero or more"):
+            atune.Workload(kernel, SPACE, arguments={"M": 1}, **{option: returning(value)})
 
 
-@pytest.mark.parametrize(("option", "value", "message"), [case for case in WORKLOADS if case[0] != "arguments"])
-def test_a_decorator_refuses_what_a_workload_refuses(option: str, value: Any, message: str) -> None:
-    """When it is made, and not at the first call, which may be far away."""
-    with pytest.raises(atune.errors.WorkloadError, match=re.escape(f"autotune: {option} {message}")):
-        atune.autotune(kernel, space=SPACE, **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("space", [], "No configurations to tune: space is empty"),
-        ("space", [32, 64], "space: give dicts"),
-        ("where", 3, "where: a constraint must be callable, got 3"),
-        ("where", [None], "where: a constraint must be callable, got None"),
-        ("key", 3, "key: give names of arguments, such as ['M', 'N'], got 3"),
-        ("hints", 3, "autotune: hints must be a dict of the kernel's arguments"),
-        ("symbols", "n", "autotune: symbols must be a dict of sizes by name"),
-        ("tune_on", 3, "autotune: tune_on must be a function of the call's arguments, got 3"),
-        ("tuning", 3, "tuning: give a preset's name or a dict of options, such as {'budget': 40}, got 3"),
-        ("cache", 3, "cache must be a path, got 3"),
-        ("shipped", 3, "shipped must be a path, got 3"),
-        ("shipped", [None], "shipped must be a path, or a list of paths, got None"),
-        ("progress", "yes", "progress must be True or False, got 'yes'"),
-        ("on_event", 3, "on_event must be a function of an event, got 3"),
-    ],
-)
-def test_a_decorator_refuses_wrong_values_of_its_own_options(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.errors.UsageError, match=re.escape(message)):
-        atune.autotune(kernel, **{"space": SPACE, option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("accept", 3, "accept: give some of kernel, target"),
-        ("accept", None, "accept: give some of kernel, target"),
-        ("journal", 3, "journal must be a path, got 3"),
-        ("journal", b"run.jsonl", "journal must be a path, got b'run.jsonl'"),
-        ("seed", "3", "seed must be a whole number, zero or more, got '3'"),
-        ("seed", None, "seed must be a whole number, zero or more, got None"),
-    ],
-)
-def test_a_run_refuses_wrong_values_before_it_starts(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.errors.UsageError, match="^" + re.escape(message)):
-        atune.run(machine=FakeMachine(1), **{option: value})
-
-
-def test_none_stands_for_no_positions() -> None:
-    assert atune.Workload(kernel, SPACE, restore=None, zero=None).restore == ()  # type: ignore[arg-type]
-
-
-def test_a_host_that_tilelang_does_not_generate_for_is_refused() -> None:
-    with pytest.raises(atune.errors.UsageError, match="target_host 'yes' is unknown: use 'c' or 'llvm'"):
-        atune.CompileSettings(target_host="yes")
+def test_right_values_are_taken() -> None:
+    assert atune.Workload(kernel, SPACE, restore=None, zero=None).restore == ()
     assert atune.CompileSettings(target_host="llvm -mcpu=native").target_host == "llvm -mcpu=native"
+    atune.BenchmarkSettings(n_warmup=0, n_final=0)
+    hints = {"compile_flags": "-O2 -g", "pass_configs": {"tl.enable_fast_math": True}}
+    tuning = {"strategy": "random", "seed": 3, "prior": False, "pipeline": True}
+    options: dict[str, Any] = {"hints": hints, "tuning": tuning, "default": {"block": 16}, "symbols": {"n": 128}}
+    assert atune.autotune(kernel, space={"block": [16, 64]}, cache=False, **options).known() == {}

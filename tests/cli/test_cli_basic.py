@@ -161,11 +161,11 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--rep 0", "--rep: must be a whole number of samples, above zero, got '0'"),
+        ("--rep 0", "--rep: must be a whole number >= 1, got '0'"),
         ("--rep 2.5", "--rep: must be a whole number"),
-        ("--timeout nan", "--timeout: must be a number of seconds, above zero, got 'nan'"),
+        ("--timeout nan", "--timeout: must be a number > 0.0, got 'nan'"),
         ("--workers many", "--workers"),
-        ("--budget 0", "candidates must be a whole number above zero"),
+        ("--budget 0", "candidates must be a whole number >= 1"),
         ("--budget soon", "budget 'soon'"),
         ("--strategy guess", "strategy 'guess' is unknown"),
         ("--target hip", "target 'hip' is not supported"),
@@ -188,7 +188,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--no-stroe", "did you mean --no-store?"),
         ("--xyz", "atune tune has no option --xyz (see"),
         ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
-        ("--seed -1", "--seed: must be a whole number, zero or more, got '-1'"),
+        ("--seed -1", "--seed: must be a whole number >= 0, got '-1'"),
         ("--quiet --verbose", "--quiet: --verbose logs every event on stderr: leave one of them out"),
         ("--dry-run --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
         ("--compile-only --dry-run", "--compile-only: --dry-run compiles nothing: leave one of them out"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -56,7 +55,7 @@ def test_one_line_makes_it_tilelangs(name: str, tmp_path: Path) -> None:
     tuned, configs = configs_of(loaded(file))
     assert type(tuned) is tilelang.autotuner.tuner.AutoTuneImpl
     tuned, mine = configs_of(loaded(EXAMPLES / f"{name}.py"))
-    assert type(tuned).__module__ == "atune.compat.tilelang.decorator" and mine == configs and 6 <= len(configs) <= 16
+    assert type(tuned).__module__ == "atune.compat.tilelang.autotuner" and mine == configs and 6 <= len(configs) <= 16
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -81,15 +80,3 @@ def test_examples_run_on_a_gpu(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert " ms with {" in done.stdout.splitlines()[-1]
-
-
-def test_the_benchmark_s_own_way_on_the_cpu(tmp_path: Path) -> None:
-    """tilelang's tuner does not run without a GPU, so it is atune alone here: tuned, checked and timed again."""
-    command = [sys.executable, str(ROOT / "bench" / "compat.py"), "--examples", str(ROOT / "tests" / "compat_scale.py")]
-    command += ["--tuners", "atune", "--rounds", "20", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stderr
-    [row] = json.loads((tmp_path / "out" / "compat.json").read_text())["rows"]
-    assert row["correct"] is True and row["config"]["block"] in (8, 64) and 0 < row["result_s"] <= row["wall_s"]
-    assert row["retimed"]["samples_us"] and not row["error"]
-    assert "| compat_scale | atune |" in (tmp_path / "out" / "compat.md").read_text()

@@ -13,8 +13,7 @@ import tilelang
 import torch
 from guide_kernels import few_blocks, scaled
 
-from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment
-from atune.compat.tilelang.arguments import ProfileArgs, RunArgs
+from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, ProfileArgs, autotune, environment
 from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
 from atune.workers.local.workers import process_folders
@@ -143,13 +142,13 @@ def test_a_program_tunes_where_the_home_cannot_be_written(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("target", "name"), [("sm_90a", "auto"), ("sm_90a", "tvm_ffi"), ("c", "cython")])
 def test_the_usual_backends_warn_of_nothing(target: str, name: str, recwarn: pytest.WarningsRecorder) -> None:
-    plan(CompileArgs(target=target, execution_backend=name), ProfileArgs(), RunArgs())
+    plan(CompileArgs(target=target, execution_backend=name), ProfileArgs(), {})
     assert not [warning for warning in recwarn if issubclass(warning.category, CompatWarning)]
 
 
 @pytest.mark.parametrize("host", ["c", {"kind": "c"}, tilelang.tvm.target.Target("c")], ids=["text", "dict", "target"])
 def test_a_host_target_is_handed_to_the_engine_as_a_text(host: Any) -> None:
-    asked = plan(CompileArgs(target="sm_90a", target_host=host), ProfileArgs(), RunArgs()).compile.target_host
+    asked = plan(CompileArgs(target="sm_90a", target_host=host), ProfileArgs(), {})["run"]["compile"].target_host
     assert asked is not None and tilelang.tvm.target.Target(asked).kind.name == "c"
 
 

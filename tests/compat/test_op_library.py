@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import op_library as bench
 import operators
 import pytest
 import tilelang
@@ -23,7 +18,6 @@ from tilelang.autotuner import tuner
 
 import atune
 from atune.compat.tilelang import autotune, environment
-from atune.model.measurement import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(170)
@@ -203,45 +197,3 @@ def test_kernels_made_in_methods_may_close_over_self() -> None:
 
 
 # ---- bench/op_library.py
-
-
-def test_the_benchmark_s_own_way_on_the_cpu(tmp_path: Path) -> None:
-    """tilelang's tuner does not measure without a GPU, so it is atune alone here: tuned, checked and timed again."""
-    command = [sys.executable, str(ROOT / "bench" / "op_library.py"), "--target", "c", "--tuners", "atune"]
-    command += ["--operators", "Silu,RmsNorm", "--rounds", "10", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "out" / "op_library.json").read_text())["rows"]
-    assert [(row["operator"], row["place"], row["correct"]) for row in rows] == [
-        ("Silu", 0, True),
-        ("RmsNorm", 1, True),
-    ]
-    for row in rows:
-        assert row["seconds"] > 0 and row["configs"].keys() == row["own_ms"].keys() == row["retimed"].keys()
-
-
-def test_the_benchmark_s_table() -> None:
-    def row(tuner: str, seconds: float | None, place: int, us: float = 0.0) -> bench.Row:
-        retimed = {} if not us else {"a": Timing.of([us] * 9, "events"), "b": Timing.of([us / 2] * 9, "events")}
-        late = {} if seconds else {"error": "not ended after 60 s", "ended_after_s": 60.0}
-        return bench.Row(operator=f"Op{place}", tuner=tuner, place=place, seconds=seconds, retimed=retimed, **late)
-
-    theirs = [row("tilelang", 20.0, 0, 10.0), row("tilelang", 20.0, 1, 10.0), row("tilelang", None, 2)]
-    ours = [row("atune", 8.0, 0, 11.0), row("atune", 8.0, 1, 10.0), row("atune", 15.0, 2, 10.0)]
-    head, *rows = bench.compared([*theirs, *ours])
-    goals, latencies = head.index("goal"), head.index("tilelang ms")
-    assert [cells[goals - 1 : goals + 1] for cells in rows] == [
-        ("0.400", "met (0.5)"), ("0.400", "missed (0.35)"), ("< 0.250", "met (0.35)"),
-    ]  # fmt: skip
-    assert [cells[latencies : latencies + 3] for cells in rows] == [
-        ("0.0150", "0.0165", "1.100"), ("0.0150", "0.0150", "1.000"), ("–", "0.0150", "–"),
-    ]  # fmt: skip
-
-
-def test_the_benchmark_goes_on_after_an_operator_that_does_not_end(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "bench" / "op_library.py"), "--target", "c", "--tuners", "atune"]
-    command += ["--operators", "Silu,RmsNorm", "--timeout", "0.01", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 1
-    rows = json.loads((tmp_path / "out" / "op_library.json").read_text())["rows"]
-    assert [row["error"] for row in rows] == ["not ended after 0.01 s"] * 2

@@ -96,22 +96,6 @@ def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -
     assert torch.equal(B, A + 0.5)
 
 
-def test_tunables_that_default_to_none_are_bound_before_the_kernel_is_made() -> None:
-    @tilelang.jit(out_idx=[-1], **ON_CPU)
-    def kernel(n: int = 64, block: Any = None) -> Any:
-        @T.prim_func
-        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-            with T.Kernel(T.ceildiv(n, block)) as bx:
-                for i in T.serial(block):
-                    B[bx * block + i] = A[bx * block + i] * 2
-
-        return main
-
-    found = tuner.autotune(configs=BLOCKS, warmup=1, rep=5)(kernel)()
-    A = torch.randn(64)
-    assert found.config in BLOCKS and torch.equal(found(A), A * 2)
-
-
 # ---- the cache of a decorated kernel
 
 

@@ -4,7 +4,6 @@ in the program's process, wherever the winner is known from."""
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ import pytest
 import torch
 from compile_spy import spy
 from decorated import QUICK, TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any, workload
-from guide_kernels import scaled
 
 import atune
-from atune.compat import tilelang as compat
 from atune.frontends.api import cached_tune
 from atune.journal.result import TuneResult
 from atune.model.folders import artifacts_folder
@@ -168,30 +165,6 @@ def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(
     assert not compiled_here
 
 
-def test_threads_that_call_at_once_start_one_worker(
-    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from atune.frontends.decorator import autotuned
-
-    started: list[int] = []
-    build = autotuned.with_library
-
-    def counted(*arguments: Any) -> Any:
-        started.append(1)
-        return build(*arguments)
-
-    monkeypatch.setattr(autotuned, "with_library", counted)
-    kernel = tuned(on_miss="default")
-    outputs: list[torch.Tensor] = []
-    threads = [threading.Thread(target=lambda: outputs.append(kernel(FLOATS))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outputs) == 4 and all(torch.equal(out, FLOATS + 1) for out in outputs)
-    assert len(started) == 1 and not compiled_here
-
-
 def test_a_resumed_run_hands_out_the_library_that_was_measured(tmp_path: Path, compiled_here: list[str]) -> None:
     journal = tmp_path / "run.jsonl"
     atune.run(workload(), journal=journal, budget=3, target="c", benchmark=QUICK)
@@ -202,37 +175,4 @@ def test_a_resumed_run_hands_out_the_library_that_was_measured(tmp_path: Path, c
     A = torch.randn(256)
     for result in (anyio.run(resumed), atune.replay(journal)):
         assert torch.equal(result.kernel(A), A * 2)
-    assert not compiled_here
-
-
-# atune.compat.tilelang
-
-
-@pytest.fixture
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give compat a cache of the test's own."""
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
-
-
-def cpu_tuner() -> compat.AutoTuner:
-    configs = [{"block": 16}, {"block": 32}]
-    made = compat.AutoTuner.from_kernel(scaled, configs).set_compile_args(out_idx=[-1], target="c")
-    made.set_profile_args(warmup=1, rep=5, ref_prog=doubled).set_kernel_parameters(((64,), {}))
-    return made
-
-
-@pytest.mark.usefixtures("apart")
-def test_compat_hands_out_the_library_that_was_measured(
-    compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = cpu_tuner().run()
-    assert first.kernel.adapter.libpath == first.tuning.artifact.path  # type: ignore[union-attr]
-    assert torch.equal(first.kernel(FLOATS), FLOATS * 2) and "float" in first.libcode  # type: ignore[operator]
-    with monkeypatch.context() as patch:
-        forbid(patch)
-        assert torch.equal(cpu_tuner().run().kernel(FLOATS), FLOATS * 2)
-    shutil.rmtree(artifacts_folder())
-    with monkeypatch.context() as patch:
-        forbid(patch, workers=False)
-        assert torch.equal(cpu_tuner().run().kernel(FLOATS), FLOATS * 2)
     assert not compiled_here

@@ -17,52 +17,12 @@ import atune
 from atune.engine.search import forest
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.cli.main import main
-from atune.frontends.decorator.decorator import _decorators_of as decorators_of
+from atune.frontends.decorator.decorator import decorators_of
 
 
 def without_addresses(value: object) -> str:
     """Return a parameter's name, which the processes that run the tests must agree on."""
     return re.sub(" object at 0x[0-9a-f]+", "", str(value))
-
-
-class NoStrategy:
-    name = "mine"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tuning": {"strategy": "nope"}}, "strategy 'nope' is unknown; there is auto, exhaustive"),
-        ({"tuning": {"strategy": NoStrategy()}}, "it has no ask and no tell"),
-        ({"tuning": {"seed": "3"}}, "seed must be a whole number, zero or more, got '3'"),
-        ({"tuning": {"prior": 3}}, "prior must be True or False, got 3"),
-        ({"tuning": {"pipeline": "no"}}, "pipeline must be True or False, got 'no'"),
-        ({"hints": {"pass_configs": 3}}, "hints: pass_configs must be a dict"),
-        ({"hints": {"compile_flags": 3}}, "hints: compile_flags must be a list of flags"),
-        ({"default": {"blok": 16}}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
-        ({"symbols": {"n": "128"}}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got {'n': '128'}"),
-        ({"space": [{"block": 16}, {"blok": 64}]}, "shift takes no argument 'blok'"),
-        ({"space": {"occupancy": [1, 2]}}, "a kernel that takes it annotates its launch bounds: T.annotate_min_blocks"),
-        ({"on_miss": "guess"}, "on_miss: give 'tune', 'default' or 'error'"),
-        ({"concurrent": "fight"}, "concurrent must be 'wait' or 'tune'"),
-        ({"target": "rocm"}, "not supported"),
-        ({"cache": None}, "cache must be True for the user's, False for none, or a folder, got None"),
-    ],
-    ids=without_addresses,
-)
-def test_a_wrong_value_is_refused_when_the_decorator_is_made(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(atune.errors.UsageError, match=re.escape(message)):
-        atune.autotune(shift, **{"space": {"block": [16, 64]}, **options})
-
-
-def test_right_values_of_these_options_are_taken(tmp_path: Path) -> None:
-    hints = {
-        "compile_flags": "-O2 -g",
-        "pass_configs": {"tl.enable_fast_math": True},
-    }
-    tuning = {"strategy": "random", "seed": 3, "prior": False, "pipeline": True}
-    options: dict[str, Any] = {"hints": hints, "tuning": tuning, "default": {"block": 16}, "symbols": {"n": 128}}
-    assert atune.autotune(shift, space={"block": [16, 64]}, cache=tmp_path, **options).known() == {}
 
 
 def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tuned(
@@ -196,18 +156,6 @@ def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(
         assert re.search(f"kernel.py:doubled {hint}", capsys.readouterr().err)
     kernel, ones = atune.autotune(doubled, space={"block": [16, 32]}, cache=False), torch.ones(64)
     assert torch.equal(kernel(ones), 2 * ones)
-
-
-def test_a_name_that_the_kernel_does_not_take_fails_where_it_is_decorated() -> None:
-    for options in ({"space": {"blok": [16]}}, {"space": {"block": [16]}, "hints": {"blok": 1}}):
-        decorate: Any = atune.autotune(**options)
-        with pytest.raises(SpaceError, match=r"takes no argument 'blok'; it takes N, block \(did you mean 'block'\?\)"):
-
-            @decorate
-            def kernel(N: int, block: int = 16) -> Any: ...
-
-    @atune.autotune(space={"block": [16], "pass_configs": [{}, {"tl.disable_tma_lower": True}]})
-    def with_flags(N: int, block: int = 16) -> Any: ...
 
 
 def test_autotune_without_a_space_says_how_to_give_one() -> None:

@@ -24,7 +24,7 @@ import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.cached_tune import CachedWork
-from atune.frontends.api.machines import discover
+from atune.frontends.api.tuner import discover
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,

@@ -170,7 +170,7 @@ def problem(space: Any, **options: Any) -> Any:
         (lambda: Workload(kernel, [{"a": 1}], pass_configs=3), "Workload: pass_configs must be a dict"),
         (lambda: Workload(5, Space(a=[1])), "kernel must be a function that returns a PrimFunc, got 5"),  # type: ignore[arg-type]
         (lambda: Workload(kernel, Space(block=[1]), reference=5), "reference must be a function"),  # type: ignore[arg-type]
-        (lambda: Workload(kernel, Space(block=[1]), rtol=-1.0), "rtol must be a number, zero or more, got -1.0"),
+        (lambda: Workload(kernel, Space(block=[1]), rtol=-1.0), "rtol must be a number >= 0.0, got -1.0"),
         (
             lambda: Workload(kernel, Space(block=[1]), max_mismatched_ratio=-0.1),
             "max_mismatched_ratio must be a share, from 0 to 1",

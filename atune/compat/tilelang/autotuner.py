@@ -1,4 +1,7 @@
-"""`AutoTuner`, tilelang's programmatic interface, and `AutotuneResult`, the winner as tilelang's own `JITKernel`."""
+"""tilelang's tuner: `AutoTuner`, `@autotune` over `@tilelang.jit`, and `AutotuneResult`, what both give.
+
+Each signature is tilelang's, with None where the engine decides; a test compares them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +18,12 @@ from typing import Any
 
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import (
+    PROFILE,
     ArgumentError,
     CompileArgs,
+    Function,
     ProfileArgs,
-    RunArgs,
-    SetProfileArgs,
-    method_takes,
+    checked,
 )
 from atune.compat.tilelang.environment import (
     CompatWarning,
@@ -41,13 +44,11 @@ from atune.compat.tilelang.inputs import (
     supplied,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
-from atune.frontends.decorator.arguments import KeyRule
 from atune.frontends.decorator.autotuned import made
-from atune.frontends.decorator.call import Call
-from atune.frontends.decorator.options import Options, lazy_callback
+from atune.frontends.decorator.call import Call, Entry
+from atune.frontends.decorator.options import Options, lazy_callback, names_in
 from atune.journal.result import TuneResult
 from atune.model.candidate import PASS_CONFIGS
-from atune.model.device import device_names
 from atune.model.folders import cache_folder_at
 from atune.stages import tilelang
 from atune.stages.measure.arguments import GivenTensors
@@ -59,6 +60,8 @@ FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu",
 """Files of a saved result. That of the parameters is missing, because its name depends on tilelang's version."""
 LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")
 OUT_IDX = "out_idx.json"
+RUN_TIMEOUT_S = 180.0
+"""That of tilelang's `run`, which takes none from `set_profile_args`."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,11 @@ def _missing(path: Path) -> list[str]:
     return missing
 
 
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function's own `locals()` as the arguments that it was called with."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "func")}
+
+
 def positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
     return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
 
@@ -172,7 +180,7 @@ class AutoTuner:
         self.fn = _tunable(fn)
         self.configs = list(configs) if isinstance(configs, Iterator) else configs
         self.compile_args = _compile_args_of(self.fn)
-        self.profile_args = ProfileArgs(**vars(SetProfileArgs()))
+        self.profile_args = ProfileArgs(timeout=RUN_TIMEOUT_S)
         self._captured: list[Any] | None = None
         self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -207,10 +215,24 @@ class AutoTuner:
             backend_of(self.compile_args.execution_backend, resolved_target(self.compile_args.target))  # or a mistake
         return self
 
-    @method_takes(SetProfileArgs)
-    def set_profile_args(self, *args: Any, **kwargs: Any) -> AutoTuner:
+    def set_profile_args(
+        self,
+        warmup: int = 25,
+        rep: int = 100,
+        timeout: float = RUN_TIMEOUT_S,
+        supply_type: Any = "auto",
+        ref_prog: Function = None,
+        supply_prog: Function = None,
+        rtol: float = 1e-2,
+        atol: float = 1e-2,
+        max_mismatched_ratio: float = 0.01,
+        skip_check: bool = False,
+        manual_check_prog: Function = None,
+        cache_input_tensors: bool | None = None,
+        backend: str = "event",
+    ) -> AutoTuner:
         """Set how `run` checks and times candidates. See `ProfileArgs`."""
-        profile = ProfileArgs(**vars(SetProfileArgs(*args, **kwargs)))
+        profile = ProfileArgs(**_given(locals()))
         captured = get_autotune_inputs()
         if captured is not None:
             self._captured = list(captured)
@@ -238,31 +260,41 @@ class AutoTuner:
         for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
             if callback is not None and not can_be_sent(callback):
                 return None
-        return self.call_of(TilelangKernel(self.fn), RunArgs()).work.key.text
+        return self.call_of(TilelangKernel(self.fn), {}).work.key.text
 
-    @method_takes(RunArgs)
-    def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """Tune, or find the result of the same tuning. See `RunArgs`.
+    def run(
+        self,
+        warmup: int | None = None,
+        rep: int | None = None,
+        timeout: float | None = None,
+        use_pipeline: bool | None = None,
+        enable_grouped_compile: bool | None = None,
+        group_compile_size: int | None = None,
+        benchmark_devices: Sequence[int] | None = None,
+        benchmark_multi_gpu: bool | None = None,
+        early_stop: bool | None = None,
+        early_stop_factor: float | None = None,
+    ) -> AutotuneResult:
+        """Tune, or find the result of the same tuning. None: `set_profile_args` or the engine decides.
 
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
         `TuningFailed` if no configuration works.
         """
-        asked, kernel = RunArgs(*args, **kwargs), TilelangKernel(self.fn)
+        asked, kernel = checked(_given(locals())), TilelangKernel(self.fn)
         with drop_in():
             return result_of(kernel, self.call_of(kernel, asked))
 
     def __call__(self) -> AutotuneResult:
         return self.run()
 
-    def call_of(self, kernel: TilelangKernel, asked: RunArgs, do_not_specialize: Any = ()) -> TilelangCall:
-        """Return the analysed call of `kernel` with this tuner's arguments."""
+    def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> TilelangCall:
+        """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
         args, kwargs = self._kernel_parameters or ((), {})
         return TilelangCall(kernel, self._options(asked, do_not_specialize), args, kwargs)
 
-    def _options(self, asked: RunArgs, do_not_specialize: Any) -> Options:
+    def _options(self, asked: Mapping[str, Any], do_not_specialize: Any) -> Options:
         """Return this tuner's arguments as options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
-        planned = plan(compile_args, profile, asked)
         captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
         if captured is not None:
@@ -271,7 +303,7 @@ class AutoTuner:
             inputs = supplied(profile.supply_prog)
         return Options(
             space=self.configs,
-            rule=KeyRule(None, do_not_specialize),
+            leave_out=frozenset(names_in("do_not_specialize", do_not_specialize)),
             hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: compile_args.pass_configs},
             inputs=inputs,
             workload={
@@ -283,11 +315,8 @@ class AutoTuner:
                 "atol": profile.atol,
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
-            run=planned.run,
-            jit=planned.jit,
-            target=planned.target,
-            devices=device_names(planned.devices),
             cache=ResultCache(environment.cache_root()) if environment.caching() else None,
+            **plan(compile_args, profile, asked),
         )
 
 
@@ -356,3 +385,151 @@ def _compile_args_of(fn: Any) -> CompileArgs:
         pass_configs=fn.pass_configs,
         compile_flags=((flags,) if isinstance(flags, str) else tuple(flags)) if flags else None,
     )
+
+
+RETURN_KERNEL = "__return_kernel"
+"""tilelang's keyword at a call: return the winner in both modes."""
+
+
+class TunerCache(dict[Hashable, tuple[Any, dict[str, Any] | None]]):
+    """A decorated kernel's winners in tilelang's form: kernel and configuration by tuned key.
+
+    After `clear` the next call looks up or tunes again. Results on disk stay.
+    """
+
+    def __init__(self, forget: Callable[[], None]) -> None:
+        super().__init__()
+        self._forget = forget
+
+    def clear(self) -> None:
+        """Forget all winners in this program."""
+        super().clear()
+        self._forget()
+
+
+class AutoTuneImpl(TilelangKernel):
+    """A kernel function that tunes at its first call with new arguments.
+
+    Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
+    returns the winner in both modes, and so does a call with ``__return_kernel=True``. If another thread or process
+    tunes the same work, a call waits for it. `results` holds the results by key. The decorator's arguments,
+    such as `configs` and `do_not_specialize`, are attributes, as there; what is assigned holds for calls without a
+    result.
+    """
+
+    configs: Any
+    do_not_specialize: Any
+
+    def __init__(self, jit_impl: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(jit_impl)
+        self.jit_impl, self._given = jit_impl, [*given]
+        vars(self).update(given)
+        if isinstance(self.configs, Iterator):
+            self.configs = list(self.configs)
+        self.results: dict[Hashable, AutotuneResult] = {}
+        self._tuner_cache = TunerCache(self.forget)
+        """`results` under tilelang's name and in its form."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop(RETURN_KERNEL, False):
+            return self.compile(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the winner for these arguments. Tunes if it is unknown."""
+        return self.tune(*args, **kwargs).kernel
+
+    def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
+        """Return the whole result for these arguments."""
+        with drop_in():
+            return self._result(self.call_of(args, kwargs))
+
+    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TilelangCall:
+        tuner = self.get_tuner()
+        tuner.set_kernel_parameters((args, kwargs))
+        run = set(self._given) - {*PROFILE, "configs", "do_not_specialize"}
+        return tuner.call_of(self, checked(self._values(run)), self.do_not_specialize or ())
+
+    def _values(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+    def entry_of(self, call: Call) -> Entry:
+        return self.launched(call, self._result(call).kernel)
+
+    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        with drop_in():
+            return super()._entry(args, kwargs)
+
+    def _result(self, call: Call) -> AutotuneResult:
+        """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
+        counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
+        key = self.form_of((), counts) if call.explicit else call.key_text
+        if (found := self.results.get(key)) is None:
+            found = self.results.setdefault(key, result_of(self, call))
+            self._tuner_cache[key] = found.kernel, found.config
+        return found
+
+    def forget(self, key: Any = None) -> None:
+        super().forget(key)
+        self.results.clear()
+        dict.clear(self._tuner_cache)
+
+    def get_tuner(self) -> AutoTuner:
+        """Return an `AutoTuner` with this decorator's arguments."""
+        tuner = AutoTuner(self.jit_impl, self.configs)
+        tuner.set_profile_args(**self._values(PROFILE))
+        return tuner
+
+    get_tunner = get_tuner  # tilelang's spelling
+
+    def __reduce__(self) -> Any:
+        return AutoTuneImpl, (self.jit_impl, self._values(self._given))
+
+
+def autotune(
+    func: Any = None,
+    *,
+    configs: Any = None,
+    warmup: int = 25,
+    rep: int = 100,
+    timeout: float = 100,
+    supply_type: Any = "auto",
+    ref_prog: Function = None,
+    supply_prog: Function = None,
+    rtol: float = 1e-2,
+    atol: float = 1e-2,
+    max_mismatched_ratio: float = 0.01,
+    skip_check: bool = False,
+    manual_check_prog: Function = None,
+    cache_input_tensors: bool | None = None,
+    do_not_specialize: str | Sequence[str] | None = None,
+    early_stop: bool | None = None,
+    early_stop_factor: float | None = None,
+    backend: str = "event",
+    use_pipeline: bool | None = None,
+    enable_grouped_compile: bool | None = None,
+    group_compile_size: int | None = None,
+    benchmark_devices: Sequence[int] | None = None,
+    benchmark_multi_gpu: bool | None = None,
+) -> Callable[[Any], AutoTuneImpl]:
+    """Return a decorator for a kernel function under `@tilelang.jit`.
+
+    `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
+    `do_not_specialize`: parameters whose values do not need tunings of their own; tunable ones are tuned whatever a
+    call gives. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+
+    Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
+    """
+    given = checked(_given(locals()))
+    if func is not None or configs is None:
+        raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")
+
+    def decorated(impl: Any) -> AutoTuneImpl:
+        if not hasattr(impl, "get_tir"):
+            raise ArgumentError(
+                "@autotune goes above @tilelang.jit, over a kernel function; "
+                f"it was given {getattr(impl, '__name__', impl)!r}"
+            )
+        return AutoTuneImpl(impl, given)
+
+    return decorated

@@ -11,11 +11,10 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs, RunArgs
+from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -143,65 +142,48 @@ def compile_defaults(target: Any, execution_backend: str | None, verbose: bool |
 NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
-@dataclass(frozen=True)
-class TranslatedCall:
-    """Where to run, arguments of `jit_kernel` for winners, and options of `atune.tune`."""
+def plan(compile_args: CompileArgs, profile: ProfileArgs, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where to run, arguments of `jit_kernel` for winners, and options of `atune.tune`.
 
-    target: str
-    devices: str | list[str]
-    jit: dict[str, Any]
-    pipeline: bool
-    progress: bool
-    compile: CompileSettings
-    benchmark: BenchmarkSettings
-
-    @property
-    def run(self) -> dict[str, Any]:
-        """The options of `atune.tune`."""
-        return {name: value for name, value in vars(self).items() if name not in ("target", "devices", "jit")}
-
-
-def plan(compile_args: CompileArgs, profile: ProfileArgs, run: RunArgs) -> TranslatedCall:
-    """Return atune's options. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
-
-    Warm-up, repeats and deadline come from `run`, otherwise from the profile.
+    `run`: the arguments of `AutoTuner.run`, which come before those of the profile. Raises `ArgumentError` and
+    `TargetError`. Warns of arguments without a meaning here.
     """
-    timeout = profile.timeout if run.timeout is None else run.timeout
+    given = {**vars(profile), **{name: value for name, value in run.items() if value is not None}}
+    timeout = given["timeout"]
     target, host = resolved_target(compile_args.target), host_of(compile_args.target_host)
     compile_timeout_s = tilelang.env.get_compile_timeout_seconds()
     backend = backend_of(compile_args.execution_backend, target)
     if profile.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events")
-    return TranslatedCall(
-        target=_target_text(compile_args.target, target),
-        devices=_devices(target, run),
-        jit={
-            "out_idx": compile_args.out_idx,
-            "execution_backend": backend,
-            "target_host": host,
-            "verbose": compile_args.verbose,
-        },
-        pipeline=run.use_pipeline is not False,
-        progress=compile_args.verbose or sys.stderr.isatty(),
-        compile=CompileSettings(
+    options = {
+        "pipeline": given.get("use_pipeline", True),
+        "progress": compile_args.verbose or sys.stderr.isatty(),
+        "compile": CompileSettings(
             workers=workers(),
-            group_size=_group_size(run),
+            group_size=_group_size(given),
             compile_timeout_s=COMPILE_TIMEOUT_S if compile_timeout_s is None else float(compile_timeout_s),
             flags=compile_args.compile_flags or None,
             target_host=host,
             store=storing(),
         ),
-        benchmark=BenchmarkSettings(
-            n_warmup=profile.warmup if run.warmup is None else run.warmup,
-            n_repeat=profile.rep if run.rep is None else run.rep,
+        "benchmark": BenchmarkSettings(
+            n_warmup=given["warmup"],
+            n_repeat=given["rep"],
             benchmark_timeout_s=timeout if timeout > 0 and math.isfinite(timeout) else NO_DEADLINE_S,
             check=not profile.skip_check,
             cache_inputs=profile.cache_input_tensors is not False,
-            adaptive=run.early_stop is not False,
-            early_stop_factor=run.early_stop_factor,
+            adaptive=given.get("early_stop", True),
+            early_stop_factor=given.get("early_stop_factor"),
             method="auto" if profile.backend in ("event", "cupti") else profile.backend,
         ),
-    )
+    }
+    jit = {"out_idx": compile_args.out_idx, "execution_backend": backend, "target_host": host}
+    return {
+        "run": options,
+        "jit": {**jit, "verbose": compile_args.verbose},
+        "target": _target_text(compile_args.target, target),
+        "devices": _devices(target, given),
+    }
 
 
 def resolved_target(target: Any) -> Target:
@@ -223,27 +205,28 @@ def _target_text(asked: Any, target: Target) -> str:
     return "auto" if left and target.kind == "c" and not visible_gpus() else target.arch or target.kind
 
 
-def _devices(target: Target, run: RunArgs) -> str | list[str]:
-    if run.benchmark_devices is not None and not run.benchmark_multi_gpu:
+def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
+    chosen, several = given.get("benchmark_devices"), given.get("benchmark_multi_gpu")
+    if chosen is not None and not several:
         warn_once("benchmark_devices", "has an effect only with benchmark_multi_gpu=True, as with tilelang's tuner")
     if target.kind != "cuda":
-        if run.benchmark_multi_gpu:
+        if several:
             warn_once("benchmark_multi_gpu", f"has no effect for target {target.kind}: there is one device")
-        return "all"
-    if run.benchmark_multi_gpu:
-        return [str(device) for device in dict.fromkeys(run.benchmark_devices or ())] or "all"
+        return ("all",)
+    if several:
+        return tuple(str(device) for device in dict.fromkeys(chosen or ())) or ("all",)
     torch = sys.modules.get("torch")
     current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
-    return [str(current)]
+    return (str(current),)
 
 
-def _group_size(run: RunArgs) -> int | None:
-    size = run.group_compile_size
-    if run.enable_grouped_compile is None:
+def _group_size(given: Mapping[str, Any]) -> int | None:
+    size, grouped = given.get("group_compile_size"), given.get("enable_grouped_compile")
+    if grouped is None:
         if size is not None:
             warn_once("group_compile_size", "has an effect only with enable_grouped_compile=True; the engine decides")
         return None
-    return (size or 2) if run.enable_grouped_compile else 1
+    return (size or 2) if grouped else 1
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}

@@ -13,9 +13,8 @@ from typing import Any
 
 from atune.compat.tilelang.environment import warn_once
 from atune.errors import UsageError
-from atune.frontends.decorator.arguments import Arguments
 from atune.frontends.decorator.autotuned import TunedKernel
-from atune.frontends.decorator.call import Call
+from atune.frontends.decorator.call import Arguments, Call
 from atune.frontends.decorator.options import Options, lazy_callback, listed
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, check_reserved, config_key
@@ -145,7 +144,7 @@ class TilelangCall(Call):
     def _space(self) -> Space:
         configs = self.options.space
         if callable(configs):
-            asked, left_out = self.given, self.options.rule.leave_out
+            asked, left_out = self.given, self.options.leave_out
             if left_out:  # as there: by name, with the defaults
                 counts = {name: value for name, value in asked.values.items() if name not in left_out}
                 asked = Arguments(self.owner.signature, (), counts, extra=True)
@@ -168,7 +167,7 @@ class TilelangCall(Call):
 
     def _key(self) -> Any:
         """Return the key. As with tilelang's tuner, names that are no arguments may be left out of it."""
-        return {name: value for name, value in self.problem.items() if name not in self.options.rule.leave_out}
+        return {name: value for name, value in self.problem.items() if name not in self.options.leave_out}
 
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
         with suppress(UsageError):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import errno
 import resource
 import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
-import anyio
 import anyio.from_thread
 
 from atune.errors import AtuneError, NoWinner, UsageError
@@ -88,51 +87,31 @@ T = TypeVar("T")
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
     """Await `function` in a new event loop in a thread, like `run`, and return its result."""
-    outcome: list[T] = []
-    errors: list[BaseException] = []
     notes: list[str] = []
-    scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
-    ready, ended = threading.Event(), threading.Event()
+    ended = threading.Event()
     folder = chosen_cache_folder()
 
-    async def work() -> None:
-        async with anyio.from_thread.BlockingPortal() as portal:
-            with anyio.CancelScope() as cancel:
-                scope.append((cancel, portal))
-                ready.set()
-                try:
-                    outcome.append(await function(*arguments, **options))
-                except BaseException as error:
-                    notes.extend(getattr(error, "__notes__", ()))
-                    raise
-
-    def thread() -> None:
+    async def work() -> T:
         try:
             with cache_folder_at(folder):
-                anyio.run(work)
+                return await function(*arguments, **options)
         except BaseException as error:
-            errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
+            notes.extend(getattr(error, "__notes__", ()))
+            if isinstance(error, BaseExceptionGroup):
+                raise unwrapped(error) from None
+            raise
         finally:
-            ready.set()
             ended.set()
 
-    runner = threading.Thread(target=thread, name="atune-run", daemon=True)
-    runner.start()
-    try:
-        # Not join(): before Python 3.13, a join that KeyboardInterrupt ends marks the thread as ended.
-        while not ended.wait(0.1):  # with a timeout, so that signal handlers can run
-            pass
-    except BaseException as error:
-        ready.wait()
-        if scope:
-            cancel, portal = scope[0]
-            with suppress(RuntimeError):
-                portal.start_task_soon(cancel.cancel)
-        ended.wait(5)
-        if isinstance(error, KeyboardInterrupt) and notes:
-            raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
-        raise
-    runner.join()
-    if errors:
-        raise errors[0]
-    return outcome[0]
+    with anyio.from_thread.start_blocking_portal(name="atune-run") as portal:
+        future = portal.start_task_soon(work)
+        try:
+            while not future.done():
+                concurrent.futures.wait([future], timeout=0.1)  # with a timeout, so that signal handlers can run
+        except BaseException as error:
+            future.cancel()
+            ended.wait(5)
+            if isinstance(error, KeyboardInterrupt) and notes:
+                raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
+            raise
+        return future.result()

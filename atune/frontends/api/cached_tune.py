@@ -18,9 +18,8 @@ from atune.engine.search.survey_columns import figures_for
 from atune.errors import JournalError, NoWinner
 from atune.frontends.api.blocking import no_winner_message
 from atune.frontends.api.default_journal import RUNNING
-from atune.frontends.api.machines import discover
 from atune.frontends.api.options import completed, shows_progress
-from atune.frontends.api.tuner import engine_settings, tune_apart
+from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import Result, TuneResult
 from atune.journal.writer import line_of

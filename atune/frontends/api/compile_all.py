@@ -50,7 +50,7 @@ class CompileAllOptions(TypedDict, total=False):
     ignore_errors: Annotated[bool, Option("Return None for each kernel that failed to compile.", default=False)]
     on_failure: Annotated[Callable[[Config, Failure], None] | None, Option(
         "A function of the configuration and the `Failure` of each such kernel.",
-        fits=callable, must="must be a function of a configuration and a failure",
+        must="must be a function of a configuration and a failure",
     )]
     # fmt: on
 
@@ -195,27 +195,18 @@ Use = Callable[[Artifact | None], T]
 
 
 def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    """Do what `with_library_async` does, blocking. Works inside a running event loop too."""
+    """Call `use` with the library of `workload`, which has one configuration. Returns its result.
+
+    This process lowers and compiles nothing. If the artifact store lacks the library, a worker process makes it. A
+    worker process may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed` if the
+    kernel fails to compile. Blocks, and works inside a running event loop too.
+    """
     plain = plain_settings(settings)
     found = _stored(workload, target, plain)
     if found is not None or in_worker():
         return use(found)
     made: T = run_blocking(_built, workload, target, plain, use)
     return made
-
-
-async def with_library_async(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    """Call `use` in a thread with the library of `workload`, which has one configuration. Returns its result.
-
-    This process lowers and compiles nothing. If the artifact store lacks the library, a worker process makes it. A
-    worker process may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed` if the
-    kernel fails to compile. Cancelling it ends the worker.
-    """
-    plain = plain_settings(settings)
-    found = await anyio.to_thread.run_sync(_stored, workload, target, plain)
-    if found is not None or in_worker():
-        return await anyio.to_thread.run_sync(use, found)
-    return await _built(workload, target, plain, use)
 
 
 def plain_settings(settings: CompileSettings) -> CompileSettings:

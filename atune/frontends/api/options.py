@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
+from msgspec import Meta
+
 from atune.engine.search.registry import SHOWN
 from atune.errors import UsageError
 from atune.model.device import parse_target
-from atune.model.options import Option, complete, path, refuse_unknown
+from atune.model.options import Natural, Option, Settings, complete, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 
 if TYPE_CHECKING:
@@ -32,11 +34,13 @@ def check_target(where: str, value: Any) -> Any:
     return value
 
 
-def _address(where: str, value: Any) -> Any:
-    """Return the address of a cluster, or None. Raises `UsageError` for anything but text."""
-    if value is not None and not (isinstance(value, str) and value.strip()):
-        raise UsageError(f"{where} must be auto, local, ray://HOST:10001 or HOST:6379, got {value!r}")
-    return value
+def _settings(kind: type[Settings]) -> Callable[[str, Any], Any]:
+    def check(where: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise UsageError(f"{where} must be atune.{kind.__name__}(…), got {value!r}")
+        return value
+
+    return check
 
 
 def _listener(where: str, on_event: Any) -> Any:
@@ -64,15 +68,17 @@ class EngineOptions(TypedDict, total=False):
         "Devices to measure on: all, cpu, or numbers of GPUs.",
         default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True, values=("all", "cpu", "0"),
     )]
-    cluster: Annotated[str | None, Option(
+    cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, Option(
         "Run on the nodes of a Ray cluster: auto, local, or its address. Needs ``ray``. `devices` and "
         "`CompileSettings.workers` then hold for each node.",
-        check=_address, flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md",
+        must="must be auto, local, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
+        unset="this machine alone", page="cluster.md",
         group="where", values=("auto", "local"),
     )]
     budget: Annotated[int | str | Budget | None, Option(
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "
         "tries the whole space. A budget covers all parts of a resumed run.",
+        check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s", unset="all", page="search.md#budgets", group="search", common=True,
     )]
     strategy: Annotated[StrategyName | str | Strategy | None, Option(
@@ -86,21 +92,16 @@ class EngineOptions(TypedDict, total=False):
         "spaces of more than 64 candidates. A strategy of your own can rank them otherwise.",
         default=True, page="search.md#the-prior",
     )]
-    seed: Annotated[int, Option(
+    seed: Annotated[Natural, Option(
         "Seed of the strategy. It determines all random draws.",
-        default=0, flag="--seed", metavar="N", zero=True, group="search",
+        default=0, flag="--seed", metavar="N", group="search",
     )]
     pipeline: Annotated[bool, Option(
         "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
         default=True,
     )]
-    compile: Annotated[CompileSettings | None, Option(
-        "`CompileSettings`.", fits=lambda it: isinstance(it, CompileSettings), must="must be atune.CompileSettings(…)",
-    )]
-    benchmark: Annotated[BenchmarkSettings | None, Option(
-        "`BenchmarkSettings`.", fits=lambda it: isinstance(it, BenchmarkSettings),
-        must="must be atune.BenchmarkSettings(…)",
-    )]
+    compile: Annotated[CompileSettings | None, Option("`CompileSettings`.", check=_settings(CompileSettings))]
+    benchmark: Annotated[BenchmarkSettings | None, Option("`BenchmarkSettings`.", check=_settings(BenchmarkSettings))]
     accept: Annotated[Sequence[str], Option(
         "Parts of the work in which an existing journal may differ: ``kernel``, ``target``, ``device``, ``versions``, "
         "``settings``.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,8 +16,10 @@ from typing import Any, Unpack
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 
 from atune.engine.engine import Engine
+from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.engine.run_state import Listener, Recorder
 from atune.engine.search.registry import check_given
@@ -23,7 +27,6 @@ from atune.engine.start import EngineSettings
 from atune.errors import AtuneError, JournalError, UsageError, name_and_message
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.default_journal import kept_line, opened_journal
-from atune.frontends.api.machines import machine_for
 from atune.frontends.api.options import TuneOptions, completed, named, shows_progress
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
@@ -31,16 +34,17 @@ from atune.journal.reader import read
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.device import device_names
+from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log
 from atune.workers.local.machine import LocalMachine, Shared
+from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import keep as keep_library
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.pickling import FileRef
-from atune.workload.workload import Workload
+from atune.workload.pickling import FileRef, WorkloadRef, parse_file_ref, ship
+from atune.workload.workload import Workload, WorkloadSpec, describe, head
 
 
 class EventHistory:
@@ -97,6 +101,51 @@ class EventReader(AsyncIterator[Event]):
 def not_entered(method: str) -> str:
     """Return the message that `method` needs a tuner that was entered."""
     return f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`"
+
+
+def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
+    """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
+
+    Raises `UsageError` and `TargetError` like `tune`.
+    """
+    names = device_names(devices)
+    asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    if asked not in _discovered:
+        _discovered[asked] = importlib.import_module("atune.stages.session.devices").discover(target, names)
+    found = _discovered[asked]
+    return found.target, list(found.devices)
+
+
+_discovered: dict[bytes, Discovery] = {}
+
+
+def machine_for(
+    workload: Workload | FileRef | str | None,
+    *,
+    cluster: str | None,
+    target: str,
+    devices: Sequence[str],
+    **settings: CompileSettings | BenchmarkSettings,
+) -> Machine:
+    """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
+    given = parse_file_ref(workload) if isinstance(workload, str) else workload
+    if not isinstance(given, (Workload, FileRef)):
+        raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
+    reference: WorkloadRef
+    spec: WorkloadSpec | None = None
+    if isinstance(given, Workload):
+        # Where the space asks functions of the user's, a process does that can be ended.
+        spec = describe(given) if given.space.stands_at_once else head(given)
+        reference = ship(given)
+    else:
+        reference = given
+    options: dict[str, Any] = {"spec": spec, "target": target, "devices": devices, **settings}
+    if cluster is None:
+        return LocalMachine(reference, **options)
+    from atune.workers.cluster.machine import ClusterMachine
+    from atune.workers.cluster.ray_cluster import ray_agents
+
+    return ClusterMachine(partial(ray_agents, address=cluster), reference, **options)
 
 
 def engine_settings(given: TuneOptions) -> EngineSettings:

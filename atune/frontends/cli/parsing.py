@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+import msgspec
+
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.cli.help import SHARED, Parser
-from atune.model.options import Field, Option, options_of
+from atune.model.options import Field, Option, options_of, wanted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def add_options(parser: Parser, fields: Iterable[Field], group: Any = None, *, u
         else:
             how["metavar"] = option.metavar or field.name.upper()
             if field.plain in (int, float):
-                how["type"] = number(option.unit, whole=field.plain is int, zero=bool(option.zero))
+                how["type"] = number(field)
         action = (parser if group is None else group).add_argument(option.flag, **how)
         parser.note(action, option)
 
@@ -178,19 +179,13 @@ def first_sentence(doc: str) -> str:
     return sentence if sentence[1:2].isupper() else sentence[0].lower() + sentence[1:]
 
 
-def number(unit: str = "", *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
-    """Return an argparse type for a number of `unit`, or for a plain one. `whole`: only integers; `zero`: zero, too."""
+def number(field: Field) -> Callable[[str], float]:
+    """Return an argparse type for an option that is a number."""
 
     def parse(text: str) -> float:
         try:
-            value = int(text) if whole else float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-            kind = "whole number" if whole else "number"
-            least = "zero or more" if zero else "above zero"
-            counted = f" of {unit}" if unit else ""
-            raise argparse.ArgumentTypeError(f"must be a {kind}{counted}, {least}, got {text!r}")
-        return value
+            return msgspec.convert(text, field.bounded, strict=False)  # type: ignore[no-any-return]
+        except msgspec.ValidationError as wrong:
+            raise argparse.ArgumentTypeError(f"must be {wanted(wrong)}, got {text!r}") from None
 
     return parse

@@ -14,16 +14,16 @@ import msgspec
 
 from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.compile_all import with_library, with_library_async
+from atune.frontends.api.compile_all import with_library
 from atune.frontends.api.options import ListenOptions
-from atune.frontends.decorator.arguments import Entry, direct, giver, launcher, raw_key, text_of
-from atune.frontends.decorator.call import Call, TunableKernel
-from atune.frontends.decorator.options import OnMiss, Options, check_on_miss
+from atune.frontends.decorator.call import Call, Entry, TunableKernel, direct, giver, launcher, raw_key, text_of
+from atune.frontends.decorator.options import ON_MISS, OnMiss, Options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import PASS_CONFIGS, Config, config_key
 from atune.model.device import Target
+from atune.model.options import converted
 from atune.model.settings import CompileSettings
 from atune.workers.storage.result_key import CacheEntry, same_problem
 from atune.workload.fingerprint import function_of, kernel_fingerprint
@@ -120,10 +120,8 @@ class TunedKernel(TunableKernel):
         super().__init__(kernel)
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Entry] = {}
-        self._provisional: set[Hashable] = set()
-        """Forms of calls that use the default configuration until a tuning finishes."""
         self._kernels: dict[str, Any] = {}
-        self.winners = Winners(self.__name__, self._tuned_again)
+        self.winners = Winners(self.__name__, self._entries.clear)  # they may not be the best any more
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
@@ -169,7 +167,7 @@ class TunedKernel(TunableKernel):
             raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner; leave it to the space")
         return call
 
-    def entry_of(self, call: Call, form: Hashable) -> Entry:
+    def entry_of(self, call: Call) -> Entry:
         """Return what calls of this form do from now on."""
         raise NotImplementedError
 
@@ -192,7 +190,7 @@ class TunedKernel(TunableKernel):
             places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
             self._at_run_time = frozenset({*call.names, *places})
         form = self.form_of(args, kwargs)
-        entry = self._entries[form] = self.entry_of(call, form)
+        entry = self._entries[form] = self.entry_of(call)
         return entry
 
     def launched(self, call: Call, kernel: Any) -> Entry:
@@ -243,24 +241,9 @@ class TunedKernel(TunableKernel):
                 raise error  # another thread has just met it
             return self._keep(name, with_library(*to_build(call, winner)))
 
-    async def _prepare(self, call: Call, winner: Winner) -> None:
-        """Make the kernel before a call, unless loading the measured library is enough."""
-        name = text_of([call.arguments, winner.config])
-        if name in self._kernels or await anyio.to_thread.run_sync(measured, call, winner) is not None:
-            return
-        with suppress(AtuneError):  # the call will report it
-            self._keep(name, await with_library_async(*to_build(call, winner)))
-
     def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:
             return self._kernels.setdefault(name, kernel)
-
-    def _tuned_again(self, refresh: bool) -> None:
-        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
-        with self._lock:
-            if refresh or self._provisional:
-                self._entries.clear()
-                self._provisional.clear()
 
 
 class Autotuned(TunedKernel):
@@ -344,7 +327,8 @@ class Autotuned(TunedKernel):
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         result = await self.winners.tuned(tuning, refresh)
         if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
-            await self._prepare(call, winner)
+            with suppress(AtuneError):  # the call will report it
+                await anyio.to_thread.run_sync(self.kernel_of, call, winner, abandon_on_cancel=True)
         return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
@@ -354,7 +338,7 @@ class Autotuned(TunedKernel):
         decorator's `on_miss`.
         """
         if on_miss is not None:
-            check_on_miss(on_miss)
+            converted("on_miss", on_miss, OnMiss, ON_MISS)
         call = self._open_call(args, kwargs)
         return dict(self.winners.find(self._tuning_call(call), on_miss).config)
 
@@ -384,10 +368,7 @@ class Autotuned(TunedKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return Call(self, self.options, args, kwargs)
 
-    def entry_of(self, call: Call, form: Hashable) -> Entry:
+    def entry_of(self, call: Call) -> Entry:
         if call.explicit:
             return direct(self.kernel)
-        winner, kernel = self.chosen(call)
-        if winner.source == "default":
-            self._provisional.add(form)
-        return self.launched(call, kernel)
+        return self.launched(call, self.chosen(call)[1])

@@ -1,4 +1,4 @@
-"""A kernel function, and the analysis of one call of it: its workload and its key."""
+"""A kernel function, and one call of it: its arguments, its workload, its key, and what such calls do."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import functools
 import importlib
 import inspect
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from atune.errors import SpaceError, UsageError
 from atune.frontends.api.cached_tune import CachedWork
-from atune.frontends.api.machines import discover
-from atune.frontends.decorator.arguments import Arguments, text_of
+from atune.frontends.api.tuner import discover
 from atune.frontends.decorator.options import Options, as_space, refuse_clash
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
@@ -24,6 +25,113 @@ from atune.model.settings import CompileSettings
 from atune.model.space import Points, Space
 from atune.workload.fingerprint import function_of
 from atune.workload.workload import Fit, Workload, not_taken
+
+_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
+
+
+class Arguments:
+    """A call's arguments by name. `given`: the caller's arguments in the signature's order, with extra ones last."""
+
+    __slots__ = ("args", "given", "kwargs", "values")
+
+    def __init__(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, extra: bool
+    ) -> None:
+        parameters = signature.parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        known = {n: v for n, v in kwargs.items() if n in parameters or (takes_any and not extra)}
+        unknown = {n: v for n, v in kwargs.items() if n not in known}
+        if unknown and not extra:
+            raise TypeError(f"the kernel takes no argument {next(iter(unknown))!r}; it takes {', '.join(parameters)}")
+        bound = signature.bind_partial(*args, **known).arguments
+        for name in list(bound):
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name))
+        self.args, self.kwargs = args, dict(kwargs)
+        self.given: dict[str, Any] = {**bound, **unknown}
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        everything = {**defaults, **self.given}
+        self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
+        """The arguments with the signature's defaults."""
+
+    def ask(self, option: str, function: Callable[..., Any]) -> Any:
+        """Call the user's `function`, which `option` gives, with the caller's arguments as they were written.
+
+        Raises `UsageError` if it takes others.
+        """
+        with suppress(ValueError):  # a function whose signature Python does not know
+            try:
+                inspect.signature(function).bind(*self.args, **self.kwargs)
+            except TypeError as error:
+                raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
+        return function(*self.args, **self.kwargs)
+
+
+def raw_key(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    describe: Callable[[Any], Any],
+    tensor: type,
+    at_run_time: Container[int | str] = (),
+) -> Hashable:
+    """Return a key of the call's form. It must be fast, because every call needs it.
+
+    `tensor` is torch's tensor type. Tensors count by dtype, shape and strides, and `describe` returns the key of other
+    objects. Values of different types differ, even if Python compares them equal. `at_run_time` holds positions and
+    names of numbers that a compiled kernel takes at run time: only their type counts.
+    """
+    parts: list[Any] = []
+    for i, value in enumerate(args):
+        kind = type(value)
+        if kind is tensor:
+            parts += (value.dtype, value.shape, value.stride())
+        elif kind in _PLAIN:
+            parts += (kind, None if i in at_run_time else value)
+        else:
+            parts.append(describe(value))
+    if kwargs:
+        for name, value in sorted(kwargs.items()):
+            kind = type(value)
+            if kind is tensor:
+                parts += (name, value.dtype, value.shape, value.stride())
+            elif kind in _PLAIN:
+                parts += (name, kind, None if name in at_run_time else value)
+            else:
+                parts += (name, describe(value))
+    return tuple(parts)
+
+
+def text_of(value: Any) -> str:
+    """Return data as text that does not depend on the order of names."""
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+Entry = Callable[..., Any]
+"""What a call of one form does. It takes the call's ``args`` and ``kwargs``."""
+
+
+def direct(kernel: Any) -> Entry:
+    """Return a function that calls `kernel` with the caller's own arguments."""
+    return lambda args, kwargs: kernel(*args, **kwargs)
+
+
+def giver(kernel: Any) -> Entry:
+    """Return a function that gives `kernel` itself, as a lazy kernel does."""
+    return lambda args, kwargs: kernel
+
+
+def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
+    """Return a function that calls `kernel` with the tensors of a call of the same form."""
+    loader = importlib.import_module("atune.stages.measure.loader")
+    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
+    places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
+    if all(name in places for name in names):
+        positions = [places[name] for name in names]
+        return lambda args, kwargs: run(*[args[i] for i in positions])
+    order = [(places.get(name), name, signature.parameters[name].default) for name in names]
+    return lambda args, kwargs: run(*[kwargs.get(n, value) if i is None else args[i] for i, n, value in order])
 
 
 class TunableKernel:
@@ -73,7 +181,7 @@ class Call:
         self.tunables = tunables_of(self.space)
         refuse_clash(self.tunables, self.hints)
         owner.check_names(self.tunables | (self.hints.keys() - RESERVED))
-        self.explicit = sorted(self.tunables & self.given.given.keys() - options.rule.leave_out)
+        self.explicit = sorted(self.tunables & self.given.given.keys() - options.leave_out)
         self.eager = owner.is_eager(self.given, self._probes())
         if not self.eager:
             self._refuse_unknown(owner.signature.parameters, "")
@@ -128,7 +236,14 @@ class Call:
 
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""
-        return self.options.rule.apply(self.problem, self.given, self.owner.frontend.encode, self.tunables)
+        key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
+        if callable(key):
+            return {"key": self.owner.frontend.encode(self.given.ask("key", key), "what key returned")}
+        unknown = [("key", name) for name in key or () if name not in problem]
+        unknown += [("do_not_specialize", name) for name in sorted(leave_out - problem.keys() - self.tunables)]
+        for option, name in unknown:
+            raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
+        return {name: problem[name] for name in key or problem if name not in leave_out}
 
     def _data(self, name: str, value: Any) -> Any:
         return self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, Unpack, overload
@@ -12,8 +11,8 @@ from typing import Any, Unpack, overload
 import msgspec
 
 from atune.errors import UsageError
-from atune.frontends.decorator.arguments import text_of
 from atune.frontends.decorator.autotuned import Autotuned
+from atune.frontends.decorator.call import text_of
 from atune.frontends.decorator.options import TUNING, AutotuneOptions, checked_options
 from atune.frontends.decorator.winners import Winner
 from atune.model.candidate import describe_config, printable
@@ -21,7 +20,6 @@ from atune.model.options import documents, refuse_unknown
 from atune.reporting.export import aligned
 from atune.workers.processes.server import warm_early
 from atune.workers.storage.result_key import open_sizes
-from atune.workload.fingerprint import parse_module
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 """The decorated kernels of this program."""
@@ -116,7 +114,7 @@ def _refuse_jit_above(function: Any) -> None:
 
     tilelang would answer with an error about source files.
     """
-    names = _decorators_of(function)
+    names = decorators_of(function)
     ours = names.index("autotune") if "autotune" in names else 0
     if above := [name for name in names[:ours] if name in ("jit", "lazy_jit")]:
         raise UsageError(
@@ -125,13 +123,11 @@ def _refuse_jit_above(function: Any) -> None:
         )
 
 
-def _decorators_of(function: Any) -> list[str]:
+def decorators_of(function: Any) -> list[str]:
     """Return the names of a function's decorators, from above, without their modules; none where it has no source."""
     try:
-        tree = parse_module(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError, IndentationError):
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
         return []
-    found = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
-    decorators = [] if found is None else found.decorator_list
-    calls = [one.func if isinstance(one, ast.Call) else one for one in decorators]
-    return [ast.unparse(one).rpartition(".")[2] for one in calls]
+    above = re.split(r"^\s*def ", source, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^\s*@(?:\w+\.)*(\w+)", above, re.MULTILINE)

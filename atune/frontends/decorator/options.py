@@ -12,19 +12,19 @@ from atune.engine.search.registry import check_known
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.cached_tune import Concurrent
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
-from atune.frontends.decorator.arguments import KeyRule
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
-from atune.model.options import Option, checked, complete, path, refuse_unknown
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.options import Count, Option, checked, complete, path, refuse_unknown
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.options import SharedOptions, is_inputs, is_sizes
+from atune.workload.options import SharedOptions, check_inputs
 from atune.workload.packing import LazyCallback
 
 PathLike = str | os.PathLike[str]
 OnMiss = Literal["tune", "default", "error"]
+ON_MISS = "must be 'tune', 'default' or 'error'"
 
 
 def _cache(where: str, value: Any) -> Any:
@@ -58,7 +58,6 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     hints: Annotated[Mapping[str, Any] | None, Option(
         "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
         "configuration. A hint must not be an axis too.",
-        fits=lambda it: isinstance(it, Mapping),
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, Option(
@@ -69,17 +68,16 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     inputs: Annotated[Any, Option(
         "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
         "never touches a call's own tensors.",
-        fits=lambda it: it == "call" if isinstance(it, str) else is_inputs(it),
-        must="must be a list of tensors, or a function that returns one",
+        check=lambda where, it: it if isinstance(it, str) and it == "call" else check_inputs(where, it),
     )]
     tune_on: Annotated[Callable[..., Any] | None, Option(
         "A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors "
         "or a smaller batch. The kernel is launched with the call's own arguments.",
-        fits=callable, must="must be a function of the call's arguments",
+        must="must be a function of the call's arguments",
     )]
-    symbols: Annotated[Mapping[str, int] | None, Option(
+    symbols: Annotated[Mapping[str, Count] | None, Option(
         "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.",
-        fits=is_sizes, must="must be a dict of sizes by name, such as {'n': 1024}",
+        must="must be a dict of sizes by name, such as {'n': 1024}",
     )]
     target: Annotated[str | None, Option("As for `tune`.", check=check_target, unset="that of `@tilelang.jit`")]
     devices: Annotated[str | Sequence[str | int], Option("As for `tune`.", default="all")]
@@ -88,11 +86,11 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     concurrent: Annotated[Concurrent, Option(
         "While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.",
-        default="wait", fits=lambda it: it in ("wait", "tune"), must="must be 'wait' or 'tune'",
+        default="wait", must="must be 'wait' or 'tune'",
     )]
     on_miss: Annotated[OnMiss, Option(
         "If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).",
-        default="tune", check=lambda where, it: check_on_miss(it),
+        default="tune", must=ON_MISS,
     )]
     shipped: Annotated[PathLike | Sequence[PathLike], Option(
         "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
@@ -111,7 +109,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Callable[..., Any], ...] = ()
     names: frozenset[str] = frozenset()
     """Arguments of the kernel that the options name, as far as they are known before a call."""
-    rule: KeyRule = KeyRule(None, ())
+    key: tuple[str, ...] | Callable[..., Any] | None = None
+    """Names of the arguments that make a tuning's key, or a function of the caller's arguments. None: all arguments."""
+    leave_out: frozenset[str] = frozenset()
+    """Names that do not count in the key; tunables among them are tuned whatever a call gives for them."""
     hints: Mapping[str, Any] = {}
     symbols: Mapping[str, int] = {}
     inputs: Any = None
@@ -133,7 +134,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def checked_options(given: Mapping[str, Any]) -> Options:
     """Return the given `AutotuneOptions`, checked, so that a first call fails for none. Raises `UsageError`."""
     options = complete("autotune", given, AutotuneOptions, WorkloadError)
-    cache, hints = options["cache"], dict(options["hints"] or {})
+    cache, key, hints = options["cache"], options["key"], dict(options["hints"] or {})
+    if key is not None and options["do_not_specialize"]:
+        raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
     _check_hints(hints)
     if options["log"] is not None:
         event_log(options["log"])
@@ -142,7 +145,8 @@ def checked_options(given: Mapping[str, Any]) -> Options:
         space=space,
         where=constraints,
         names=(names | hints.keys() | (options["default"] or {}).keys()) - RESERVED,
-        rule=KeyRule(options["key"], options["do_not_specialize"]),
+        key=key if key is None or callable(key) else names_in("key", key),
+        leave_out=frozenset(names_in("do_not_specialize", options["do_not_specialize"])),
         hints=hints,
         symbols=dict(options["symbols"] or {}),
         inputs=lazy_callback(options["inputs"]),
@@ -168,13 +172,6 @@ def _check_hints(hints: Mapping[str, Any]) -> None:
     for name in sorted(hints.keys() & RESERVED):
         if not (name == COMPILE_FLAGS and isinstance(hints[name], str)):
             check_reserved(name, hints[name], "hints")
-
-
-def check_on_miss(on_miss: object) -> object:
-    """Return `on_miss`. Raises `UsageError` for an unknown choice."""
-    if on_miss not in ("tune", "default", "error"):
-        raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
-    return on_miss
 
 
 def _checked_space(
@@ -230,6 +227,14 @@ def listed(option: str, configs: Any) -> list[Config]:
     return found
 
 
+def names_in(option: str, value: Any) -> tuple[str, ...]:
+    """Return one name, or several. Raises `UsageError`, naming the option, for anything else."""
+    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
+    return names
+
+
 def _paths(name: str, given: object) -> tuple[str, ...]:
     """Return one path, or several, as texts. Raises `UsageError`, naming the option, for anything else."""
     one = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
@@ -274,14 +279,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     chosen = {**PRESETS[preset], **given}
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
-    run = {name: chosen[name] for name in _RUN if name in chosen}
-    _check_run(run)
-    return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
-
-
-def _check_run(run: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a wrong value. A strategy's library is asked for once a call tunes, and not here."""
-    Budget.parse(run.get("budget"))
-    checked("tuning", run, RunOptions)
+    run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
     if run.get("strategy") is not None:
-        check_known(run["strategy"])
+        check_known(run["strategy"])  # its library is asked for once a call tunes
+    return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}

@@ -85,7 +85,7 @@ class SetOptions(RunOptions, total=False):
     )]
     on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
         "A plain function, called with each problem and its result as it ends.",
-        fits=callable, must="must be a function of a `TunedProblem`",
+        must="must be a function of a `TunedProblem`",
     )]
     # fmt: on
 
