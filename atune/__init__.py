@@ -14,7 +14,6 @@ tilelang nor torch, configures no logging and writes no file.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from atune.version import __version__ as __version__
@@ -89,9 +88,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))])
-
-
-if "IPython" in sys.modules:
-    from atune.reporting.notebook import enable as _enable
-
-    _enable()

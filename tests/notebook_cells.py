@@ -3,7 +3,7 @@
     python tests/notebook_cells.py NOTEBOOK.ipynb [--store]
 
 IPython is a stand-in that keeps what is displayed. The last line of stdout is JSON: for each code cell, by its id, the
-HTML or SVG of its last expression, and what the cell displayed until then. With `--store` (`make notebook`) the
+HTML or text of its last expression, and what the cell displayed until then. With `--store` (`make notebook`) the
 notebook gets these as its cells' outputs: GitHub shows a notebook as it is stored.
 """
 
@@ -31,37 +31,26 @@ class Handle:
         self.log.append(shown)
 
 
-FORMATTERS: dict[type, Any] = {}
-"""What shows a value as HTML, by its type or a base of it."""
-
-
 def stand_in(log: list[dict[str, str]]) -> None:
     """Put modules with IPython's names in place."""
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
-    html = SimpleNamespace(for_type=FORMATTERS.__setitem__)
-    shell = SimpleNamespace(kernel=True, display_formatter=SimpleNamespace(formatters={"text/html": html}))
-    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=True)  # type: ignore[attr-defined]
     display.display = lambda shown, raw, display_id: Handle(shown, log)  # type: ignore[attr-defined]
     sys.modules.update({"IPython": ipython, "IPython.display": display})
 
 
-def pictures(value: Any) -> dict[str, str]:
+def forms(value: Any) -> dict[str, str]:
     """Return how a notebook shows a value, the richest form first, by MIME type; nothing for None."""
     if value is None:
         return {}
-    plain = {"text/plain": repr(value)}
-    if base := next((base for base in type(value).__mro__ if base in FORMATTERS), None):
-        return {"text/html": str(FORMATTERS[base](value)), **plain}
-    for kind, name in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
-        if hasattr(value, name):
-            return {kind: str(getattr(value, name)()), **plain}
-    return plain
+    html = {"text/html": str(value._repr_html_())} if hasattr(value, "_repr_html_") else {}
+    return {**html, "text/plain": repr(value)}
 
 
 def outputs(number: int, displayed: list[dict[str, str]], value: Any) -> list[dict[str, Any]]:
     """Return a cell's outputs as a notebook stores them: the last state of what it displayed, and its value."""
     shown = [{"output_type": "display_data", "data": displayed[-1], "metadata": {}}] if displayed else []
-    if data := pictures(value):
+    if data := forms(value):
         shown.append({"output_type": "execute_result", "execution_count": number, "data": data, "metadata": {}})
     return shown
 
@@ -92,12 +81,13 @@ async def main(path: Path, store: bool) -> None:
         log.clear()
         value = await run_cell(cell["id"], "".join(cell["source"]), sys.modules["__main__"].__dict__)
         shown[cell["id"]] = {
-            "value": next(iter(pictures(value).values()), ""),
+            "value": next(iter(forms(value).values()), ""),
             "displayed": [one["text/html"] for one in log],
         }
         cell |= {"execution_count": number, "outputs": outputs(number, log, value)}
     if store:
-        path.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n")
+        text = json.dumps(notebook, ensure_ascii=False, indent=1)
+        path.write_text(text.replace(str(Path.home()), "~") + "\n")  # the journal's folder
     print(json.dumps(shown))
 
 

@@ -9,6 +9,7 @@ import importlib
 import os
 from collections.abc import Iterable
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,10 @@ class Result:
     def __str__(self) -> str:
         """Return what the command line prints of it."""
         return str(importlib.import_module("atune.reporting.summary").summary_text(self))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: the text of the command line."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"

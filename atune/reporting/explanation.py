@@ -29,8 +29,9 @@ from atune.model.jobs import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.measurement import Timing
 from atune.reporting.export import outcome
+from atune.reporting.headline import DEFAULTS
 from atune.reporting.layout_notes import repeated_lines
-from atune.reporting.summary import DEFAULTS, failure_groups
+from atune.reporting.summary import failure_groups
 
 
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Records for people and other tools: a table of text, CSV and JSON."""
+"""Records as rows, which the page, the table on a screen, CSV and JSON take."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
+from atune.model.device import occupancy_of
 
 FORMATS = ("csv", "json")
 DECIMALS, MOST_DECIMALS = 4, 9
@@ -31,32 +32,42 @@ def export(journal: str | Path, to: str) -> bytes:
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
-    result = Result.from_events(JournalReader(journal), Path(journal), replayed=True)
-    return _csv(result) if to == "csv" else f"{json.dumps(rows(result.all_records), indent=1)}\n".encode()
+    found = rows(Result.from_events(JournalReader(journal), Path(journal), replayed=True))
+    return _csv(found) if to == "csv" else f"{json.dumps(found, indent=1)}\n".encode()
 
 
-def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return a flat row for each record: what became of it, then its configuration as ``config.NAME``."""
-    return [_flat_row(record) for record in records]
+def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[str, Any]]:
+    """Return a flat row for each record: what became of it, its facts, and its configuration as ``config.NAME``.
 
+    `records`: which, in this order (default: all, by index). What is not known is None.
+    """
+    marks, final = marks_of(result), {entry.index: entry.timing.latency_ms for entry in result.final}
+    first = {one.index: one.timing.latency_ms for one in result.measurements}
+    arch = "" if result.header is None else result.header.target.arch
 
-def _flat_row(record: Record) -> dict[str, Any]:
-    timing, facts = record.timing, record.facts
-    layouts = facts.layouts if facts is not None else None
-    return {
-        **{name: getattr(record, name) for name in ("index", "key", "status", "latency_ms")},
-        "spread": None if timing is None else timing.spread,
-        "n_samples": None if timing is None else len(timing.samples_us),
-        "device": record.device or None,
-        "same_as": record.same_as,
-        "instead": record.instead,
-        "kind": record.kind or None,
-        "message": record.message or None,
-        **_fields(facts, "smem_bytes", "threads"),
-        **_fields(record.machine, "registers", "stack_bytes", "code_bytes"),
-        **_fields(layouts, "slots", "redundant"),
-        **{f"config.{name}": _flat(value) for name, value in record.config.items()},
-    }
+    def row(record: Record) -> dict[str, Any]:
+        timing, facts = record.timing, record.facts
+        return {
+            **{name: getattr(record, name) for name in ("index", "key", "status", "latency_ms")},
+            "times_winner": _times_winner(result, record, final, first),
+            "spread": None if timing is None else timing.spread,
+            "n_samples": None if timing is None else len(timing.samples_us),
+            "device": record.device or None,
+            "mark": marks.get(record.index),
+            "outcome": outcome(record, final),
+            "same_as": record.same_as,
+            "instead": record.instead,
+            "kind": record.kind or None,
+            "message": record.message or None,
+            **_fields(facts, "smem_bytes", "threads"),
+            **_fields(record.machine, "registers", "stack_bytes", "code_bytes"),
+            "occupancy_blocks": _resident_blocks(record, arch),
+            **_fields(facts and facts.layouts, "slots", "redundant"),
+            **_fields(record.roofline, "gflops_s", "gbytes_s", "compute_share", "memory_share"),
+            **{f"config.{name}": _flat(value) for name, value in record.config.items()},
+        }
+
+    return [row(record) for record in (result.all_records if records is None else records)]
 
 
 def _fields(part: object, *names: str) -> dict[str, Any]:
@@ -64,8 +75,31 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
     return {name: getattr(part, name, None) for name in names}
 
 
-def _csv(result: Result) -> bytes:
-    table = rows(result.all_records)
+def _flat(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
+    """Return a record's latency over the winner's: final timings among themselves, and first ones."""
+    credited, best = record.index if record.same_as is None else record.same_as, result.best_index
+    timed = final if credited in final else first
+    if best is None or credited not in timed:
+        return None
+    fastest = timed.get(best) or final.get(best)  # a baseline's first timing is not among those of the space
+    return timed[credited] / fastest if fastest else None
+
+
+def _resident_blocks(record: Record, arch: str) -> int | None:
+    """Return how many blocks of a candidate a multiprocessor of `arch` holds at once; None where that is not known."""
+    facts, machine = record.facts, record.machine
+    if facts is None or machine is None or not facts.threads:
+        return None
+    smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
+    found = occupancy_of(arch, facts.threads, machine.registers, smem_bytes)
+    return None if found is None else found.blocks
+
+
+def _csv(table: list[dict[str, Any]]) -> bytes:
     names = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -74,26 +108,26 @@ def _csv(result: Result) -> bytes:
     return text.getvalue().encode()
 
 
-def _flat(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
-
-
 def _safe(value: Any) -> Any:
     # A spreadsheet takes text that begins like this for a formula, and a journal may come from a stranger.
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def table(result: Result) -> str:
+def table(result: Result, most: int | None = None) -> str:
     """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
 
     The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
     by that; then failures with their reasons. The two kinds of timing are not compared with each other.
+    `most`: rows at most.
     """
-    final, marks = {entry.index for entry in result.final}, marks_of(result)
-    rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
-    decimals = _decimals(result)
-    rows += [_table_row(record, final, marks.get(record.index, ""), decimals) for record in ranking(result)]
-    return aligned(rows, 3)
+    records, decimals = ranking(result)[:most], _decimals(result)
+    lines = [("latency ms", "spread", "index", "config", "note")]
+    for record, row in zip(records, rows(result, records), strict=True):
+        latency = "-" if row["latency_ms"] is None else f"{row['latency_ms']:.{decimals}f}"
+        spread = "-" if row["spread"] is None else f"{row['spread']:.1%}"
+        note = ", ".join(filter(None, (row["mark"], row["outcome"])))
+        lines.append((latency, spread, str(record.index), describe_config(record.config), note))
+    return aligned(lines, 3)
 
 
 def ranking(result: Result) -> list[Record]:
@@ -141,14 +175,6 @@ def outcome(record: Record, final: Container[int] = ()) -> str:
     if record.instead is not None:
         return f"passed over for candidate {record.instead}: {message.removeprefix(LIKELY)}"
     return ": ".join(filter(None, (what_failed(record.kind or record.status), message)))
-
-
-def _table_row(record: Record, final: set[int], mark: str, decimals: int) -> tuple[str, ...]:
-    note = ", ".join(filter(None, (mark, outcome(record, final))))
-    latency, spread = "-", "-"
-    if (timing := record.timing) is not None:
-        latency, spread = f"{timing.latency_ms:.{decimals}f}", f"{timing.spread:.1%}"
-    return latency, spread, str(record.index), describe_config(record.config), note
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// What the pages of a run and of a set share: they draw the plots of PLOTS with Observable Plot, and make a table sortable.
+// Draws a page from its data: each of D.parts by the function of PARTS for its kind. PLOTS draws the plots among them.
 // Colours are the page's CSS variables, so that both colour schemes need one drawing.
 const D = JSON.parse(document.getElementById("data").textContent);
 const byId = id => document.getElementById(id);
@@ -91,10 +91,141 @@ function sortable(table, example) {
   found.append(count);
 }
 
+// Text that may be broken after "/", ",", "=" and ":"; by words: at spaces alone, as long as a word fits a line.
+function write(node, text, by_words) {
+  for (const word of by_words ? text.split(/( )/) : [text]) {
+    const at = by_words && word !== " " ? add(node, "span", { class: "word" }) : node;
+    for (const piece of word.split(/(?<=[/,=:])/)) {
+      at.append(piece);
+      if (/[/,=:]$/.test(piece)) add(at, "wbr");
+    }
+  }
+  return node;
+}
+
+function section(parent, part) {
+  const made = add(parent, "section", part.id ? { id: part.id } : {});
+  if (part.title) add(made, "h2", {}, part.title);
+  if (part.text) write(add(made, "p", { class: "soft" }), part.text);
+  return made;
+}
+
+const written = (parent, lines) => add(parent, "pre", { class: "output", tabindex: 0 }, lines.join("\n"));
+
+function folded(parent, summary, lines) {
+  const details = add(parent, "details");
+  add(details, "summary", {}, summary);
+  written(details, lines);
+}
+
+// A cell is a text, or a bar: {of, text}.
+function cell(row, value, kind) {
+  if (value.of === undefined) return write(add(row, kind || "td"), value, !kind);
+  const box = add(row, "td", { class: "bar" });
+  add(box, "i", { style: `--of: ${value.of}`, class: value.rest ? "rest" : "" });
+  box.append(value.text);
+}
+
+const LONG = 60;  // characters of a value from which on the table cuts it
+
+function valueCell(row, value, decimals) {
+  const number = typeof value === "number";
+  const box = add(row, "td", number || value === null ? { class: "n" } : {});
+  if (number) {
+    const digits = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
+    box.textContent = Number.isInteger(value) && !decimals ? String(value) : decimals === null ? say(value) : value.toLocaleString("en", digits);
+    box.dataset.v = value;
+  } else box.textContent = value === null ? "–" : value.length > LONG ? `${value.slice(0, LONG - 1)}…` : value;
+  if (!number && value !== null && value.length > LONG) box.title = value;
+}
+
+const PARTS = {
+  card(parent, part) {
+    const made = add(parent, "section", { id: "winner" });
+    if (part.figures.length) {
+      const figures = add(made, "div", { class: "figures" });
+      for (const [number, text] of part.figures) {
+        const box = add(figures, "div");
+        add(box, "b", {}, number); box.append(" "); add(box, "span", {}, text);
+      }
+    }
+    if (part.config) {
+      const config = add(made, "div", { id: "config" });
+      write(add(config, "code"), part.shown, true);
+      for (const how of ["Python", "JSON"])
+        copies(add(config, "button", { type: "button" }, `Copy as ${how}`), () => WRITTEN[how](JSON.stringify(part.config)));
+    }
+    for (const note of part.notes) write(add(made, "p"), note);
+    const origin = add(made, "p", { class: "soft" });
+    part.origin.forEach((text, i) => { if (i) origin.append(" · "); write(add(origin, "span", { class: "word" }), text); });
+    if (part.command) { origin.append(" · "); write(add(origin, "code"), part.command, true); }
+    const counts = add(parent, "p", {}, `${part.total}: `);
+    part.counts.forEach(([text, bad], i) => { if (i) counts.append(", "); add(counts, "b", { class: bad ? "word bad" : "word" }, text); });
+  },
+
+  list(parent, part) {
+    const list = add(section(parent, part), "ul");
+    for (const text of part.items) write(add(list, "li"), text);
+  },
+
+  facts(parent, part) {
+    const made = section(parent, part);
+    if (!part.rows) return;
+    const table = add(add(add(made, "div", { class: "scroll" }), "table"), "tbody");
+    if (part.heads) { const row = add(table, "tr"); for (const text of part.heads) add(row, "th", { scope: "col" }, text); }
+    for (const [name, ...values] of part.rows) {
+      const row = add(table, "tr");
+      cell(row, name, "th").setAttribute("scope", "row");
+      for (const value of values) cell(row, value);
+    }
+  },
+
+  table(parent, part) {
+    const made = section(parent, part);
+    const box = add(made, "div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": part.title });
+    const table = add(box, "table", { id: part.name }), head = add(add(table, "thead"), "tr"), body = add(table, "tbody");
+    for (const column of part.columns) add(head, "th", { scope: "col" }, column.title);
+    for (const one of part.rows) {
+      const row = add(body, "tr", { class: one.class, "data-config": JSON.stringify(one.config) });
+      one.cells.forEach((value, i) => valueCell(row, value, part.columns[i].decimals));
+    }
+    add(made, "p", { class: "hint" }, "Scroll sideways for more columns.");
+    sortable(table, part.example);
+  },
+
+  failures(parent, part) {
+    const made = section(parent, part);
+    for (const one of part.items) {
+      add(made, "h3", one.bad ? { class: "bad" } : {}, one.title);
+      write(add(made, "p"), one.text);
+      if (one.where) written(made, one.where);
+      write(add(made, "p", { class: "soft" }), one.example, true);
+      if (one.written.length && one.where) folded(made, "All that was written", one.written);
+      else if (one.written.length) written(made, one.written);
+    }
+  },
+
+  source(parent, part) {
+    const made = section(parent, part);
+    if (part.written) { folded(made, part.summary, part.written); return; }
+    const text = add(made, "p", { class: "soft" }, "It was not kept. ");
+    write(add(text, "code"), part.command, true); text.append(" makes it again.");
+  },
+
+  plot(parent, part) { section(parent, part).dataset.plot = ""; },
+
+  pair(parent, part) {
+    const made = part.title ? section(parent, part) : parent, pair = add(made, "div", { class: "pair" });
+    for (const one of part.items) PARTS[one.kind](pair, one);
+  },
+};
+
 function begin(table, example) {
-  const config = byId("config");
-  if (config) for (const how of ["Python", "JSON"]) copies(add(config, "button", { type: "button" }, `Copy as ${how}`), () => WRITTEN[how](config.dataset.config));
-  if (byId(table)) sortable(byId(table), example);
+  if (D.parts) {
+    const main = document.querySelector("main");
+    write(add(main, "h1"), D.title, true);
+    for (const part of D.parts) PARTS[part.kind](main, part);
+  } else if (byId(table)) sortable(byId(table), example);
   drawAll();
   let drawnAt = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; drawAll(); } });

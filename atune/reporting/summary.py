@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import Ratio, Record, Result
+from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import config_key, describe_config, printable
 from atune.model.device import Target
-from atune.model.roofline import Roofline, rate_text
+from atune.reporting.headline import DEFAULTS, headline, ties_line, why_unchecked
 from atune.reporting.importance import axis_importance
 from atune.reporting.layout_notes import layouts_line
 from atune.reporting.progress import duration, shortened
@@ -27,10 +27,6 @@ KEYS = (
     "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
-NAMED_TIES = 5
-"""Candidates that are named by their index, of those that tie with the winner."""
-LITTLE = 0.005
-"""Share by which two may differ and still count as equally fast."""
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -53,20 +49,14 @@ def result_lines(result: Result) -> list[Line]:
     """
     groups = failure_groups(result.records)
     attention = attention_lines(result, groups)
+    first, *further = headline(result).lines
     return [
-        *(answer_lines(result)),
+        Line(first, "strong" if result.best is None else "answer"),
+        *(Line(line, "strong") for line in further),
         Line(f"candidates {counts_line(result)}"),
         *([Line(""), *attention] if attention else []),
         *([Line(""), *rest] if (rest := [*detail_lines(result, groups), *next_lines(result)]) else []),
     ]
-
-
-def answer_lines(result: Result) -> list[Line]:
-    """Return the winner's configuration and figures, or why there is no winner."""
-    if result.best is None or result.latency_ms is None:
-        return [Line(f"{'' if result.about_default else 'no winner: '}{no_winner_line(result)}", "strong")]
-    first, *further = headline_lines(result)
-    return [Line(first, "answer"), *(Line(line, "strong") for line in further)]
 
 
 def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
@@ -140,116 +130,6 @@ def counts_line(result: Result) -> str:
     return f"{result.total}: {', '.join(counts) or 'none tried'}; {duration(result.wall_s)}"
 
 
-def headline_lines(result: Result) -> list[str]:
-    """Return the first lines of a result that has a winner: its configuration, then its figures."""
-    assert result.best is not None
-    lines = [f"winner     {describe_config(result.best.config) or DEFAULTS}", f"latency    {latency_line(result)}"]
-    if against := default_line(result):
-        lines.append(f"           {against}")
-    return lines
-
-
-def no_winner_line(result: Result) -> str:
-    """Return the text for a result without a winner. One that did not finish, or tried nothing, is no failure."""
-    if not result.finished:
-        return "no candidate has been measured"
-    worked = "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
-    return printable(result.about_default) or worked
-
-
-def latency_line(result: Result) -> str:
-    """Return the winner's latency, next to the reference's, with its rate where the work of the problem is known."""
-    parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
-    if result.reference_ms is not None and (ratio := over_reference(result)) is not None:
-        parts.append(f"{comparison(ratio, 'the reference')} ({result.reference_ms:.4g} ms)")
-    text = ", ".join(parts)
-    return f"{text}; {rate}" if (rate := _rate(result.roofline)) else text
-
-
-def default_line(result: Result) -> str:
-    """Return how the winner compares with the default configuration, or why it cannot; empty where neither is known."""
-    default = result.default
-    if default is None or result.no_default:
-        return printable(result.no_default)
-    outside = "" if default is not result.baseline else ", which the space does not list"
-    if result.default_wins:
-        if result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates):
-            return "the default configuration; no other was measured"
-        same = ", which has the winner's code" if result.best_index == default.same_as else outside
-        return f"no configuration beats the default{same}"
-    ratio = over_default(result)
-    if ratio is None or result.default_ratio is None or result.default_ms is None:
-        return ""
-    interval = "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}"
-    text = comparison(ratio, "the default configuration")
-    why = printable((result.header and result.header.refused) or "its outputs were not checked")
-    left = f", and is not returned, because {why}" if outside and "faster" not in text else ""
-    return f"{text}{outside}{left} ({result.default_ms:.4g} ms{interval})"
-
-
-def ties_line(result: Result) -> str:
-    """Return which candidates are statistically tied with the winner, and what chose among them; empty without such."""
-    ties = result.ties or ()
-    if not ties:
-        return ""
-    named = [str(index) for index in ties[:NAMED_TIES]]
-    if more := len(ties) - len(named):
-        named.append(f"{more} more")
-    known = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    one = len(ties) == 1
-    rule = "; the default is preferred among equals" if result.default_wins else ""
-    return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner{rule}"
-
-
-def over_default(result: Result) -> Ratio | None:
-    """Return `speedup_over_default`, or three times the ratio of first timings; None where neither is known."""
-    return result.speedup_over_default or _thrice(result.default_ratio)
-
-
-def over_reference(result: Result) -> Ratio | None:
-    """As `over_default`, over the reference."""
-    return result.speedup_over_reference or _thrice(result.reference_ratio)
-
-
-def _thrice(ratio: float | None) -> Ratio | None:
-    return None if ratio is None else (ratio, ratio, ratio)
-
-
-def comparison(ratio: Ratio, than: str) -> str:
-    """Return a ratio of latencies, and its interval, as text: above 1 the winner is faster than `than`."""
-    low, middle, high = ratio
-    if abs(middle - 1) < LITTLE:
-        return f"as fast as {than}"
-    if low < 1 < high:
-        return f"statistically tied with {than}"
-    return f"{middle:.2f} times faster than {than}" if middle > 1 else f"{1 / middle:.2f} times slower than {than}"
-
-
-def _rate(found: Roofline | None) -> str:
-    """Return the rate of what limits the problem, with the share of the device's peak; empty where it is not known."""
-    if found is None:
-        return ""
-    compute, memory = (found.gflops_s, "FLOP/s", found.compute_share), (found.gbytes_s, "B/s", found.memory_share)
-    rate, unit, share = memory if found.gflops_s is None or found.bound in ("memory", "cache") else compute
-    if rate is None:
-        return ""
-    number = rate_text(rate, unit, digits=3)
-    return number if share is None else f"{number}, {100 * share:.0f} % of the {found.peaks} peak"
-
-
-def why_unchecked(result: Result) -> str:
-    """Return why no output was checked; empty where one was, where nothing was measured, or where it is not known."""
-    if not result.measurements or any(one.checked for one in result.measurements) or result.header is None:
-        return ""
-    settings = result.header.settings.get("benchmark")
-    asked = settings.get("check") if isinstance(settings, dict) else None
-    if asked is True:
-        return "the workload has no reference and no check, so that a wrong kernel may win: Workload(…, reference=…)"
-    return "the check was switched off (--skip-check)" if asked is False else ""
-
-
-DEFAULTS = "the kernel's defaults"
-"""What an empty configuration is called."""
 PRUNED = "pruned"
 LINE_CHARACTERS = 240
 """Of the line for a group, the screen shows at most this many."""

@@ -3,6 +3,7 @@ beats it."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,10 +43,9 @@ from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.export import export, table
-from atune.reporting.notebook import result_html
-from atune.reporting.page import breakable
+from atune.reporting.headline import default_line
 from atune.reporting.report import report
-from atune.reporting.summary import default_line, summary, summary_text
+from atune.reporting.summary import summary, summary_text
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -190,11 +190,7 @@ async def test_a_baseline_reads_alike_from_its_journal(script: Script, tmp_path:
 @pytest.mark.parametrize("script", [FAST_OUTSIDE, SLOW_OUTSIDE])
 async def test_a_baseline_is_shown_wherever_candidates_are(script: Script, tmp_path: Path) -> None:
     result = await tune(machine=FakeMachine(20, script, default=OUTSIDE), journal=tmp_path / "j", budget=9)
-    assert (
-        "default, not in the space" in report(tmp_path / "j")
-        and "x=1000" in table(result)
-        and "1000" in result_html(result)
-    )
+    assert "default, not in the space" in report(tmp_path / "j") and "x=1000" in table(result)
     assert b"-1," in export(tmp_path / "j", "csv") and len(export(tmp_path / "j", "csv").splitlines()) == 1 + 9 + 1
     assert next(story_lines(candidate_story(tmp_path / "j", BASELINE))) == "candidate  -1: measured"
 
@@ -271,10 +267,10 @@ async def test_where_nothing_of_the_space_works_the_default_is_no_winner(
         assert (result.default_ms, result.failed, result.measured) == (0.5, 4, 0)
         assert summary_text(result).splitlines()[0] == told and summary_text(result).count(told) == 1
         assert list(summary(result)["warnings"]) == [told] and summary(result)["best_config"] is None
-        assert escape(told) in result_html(result)
+        assert escape(told) in result._repr_html_()
         with pytest.raises(AtuneError, match="there is no kernel"):
             result.kernel  # noqa: B018
-    assert f"<p>{breakable('N' + told[1:])}.</p>" in report(tmp_path / "j")
+    assert json.dumps(f"N{told[1:]}.") in report(tmp_path / "j")
     with pytest.raises(NoWinner, match="nothing in the space worked"):
         await resume(tmp_path / "j", machine=FakeMachine(4, fails, default=OUTSIDE, refused=refused))
     assert merge([tmp_path / "j"]).best is None
@@ -284,7 +280,7 @@ async def test_the_text_of_a_strangers_default_is_no_markup(tmp_path: Path) -> N
     fails = Script(fails={0: "mismatch"}, latency_ms=lambda c: 0.5)
     with pytest.raises(NoWinner) as raised:
         await tune(machine=FakeMachine(1, fails, default={"x": "<b>"}), journal=tmp_path / "j")
-    assert "<b>'" not in report(tmp_path / "j") and "'<b>" not in result_html(raised.value.result)
+    assert "<b>'" not in report(tmp_path / "j") and "'<b>" not in raised.value.result._repr_html_()
 
 
 async def test_candidates_that_were_left_out_are_tried_before_only_the_default_works() -> None:

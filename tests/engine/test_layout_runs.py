@@ -47,7 +47,7 @@ async def test_one_layout_of_each_configuration_is_compiled_and_the_rest_says_wh
 
 async def test_the_report_says_which_layouts_were_preferred_and_why() -> None:
     page = html.unescape(page_of((await finish(machine(), compile=ONE)).events))
-    assert page.count(f"passed over for candidate 2: {CONTAINED}") == 2
+    assert page.count(f'"passed over for candidate 2: {CONTAINED}"') == 2
     assert "passed over" not in page_of((await finish(machine())).events)
 
 

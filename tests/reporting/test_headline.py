@@ -11,21 +11,11 @@ from atune.journal.events import BuildFailed
 from atune.journal.result import Result
 from atune.model.candidate import BASELINE
 from atune.model.roofline import Roofline
-from atune.reporting import summary as headline
+from atune.reporting import headline
 from atune.reporting.export import table
-from atune.reporting.notebook import result_html
+from atune.reporting.headline import comparison, default_line, latency_line, ties_line
 from atune.reporting.report import report
-from atune.reporting.summary import (
-    comparison,
-    default_line,
-    failure_groups,
-    first_failure_lines,
-    headline_lines,
-    latency_line,
-    summary,
-    summary_text,
-    ties_line,
-)
+from atune.reporting.summary import failure_groups, first_failure_lines, summary, summary_text
 
 
 def folded(stream: Stream) -> Result:
@@ -54,12 +44,12 @@ def final_of(reference_ms: float, *, default: int = 0, ties: tuple[int, ...] | N
 def test_a_run_without_a_winner_reads_alike_everywhere(stream: Stream, text: str, tmp_path: Path) -> None:
     result = folded(stream)
     assert f"no winner: {text}" in summary_text(result).splitlines()
-    assert f"</b>: {text}</div>" in result_html(result)
-    assert f"<p>{text.capitalize()}.</p>" in report(write(tmp_path / "run.jsonl", stream.events))
+    assert text in result._repr_html_()
+    assert f'"notes":["{text.capitalize()}."]' in report(write(tmp_path / "run.jsonl", stream.events))
 
 
 def test_the_first_line_compares_with_the_reference_and_the_second_with_the_default() -> None:
-    third, first, second = headline_lines(final_of(2.5, default=2))
+    third, first, second = headline.headline(final_of(2.5, default=2)).lines
     assert first == "latency    1 ms, 2.50 times faster than the reference (2.5 ms)"
     assert second == "           4.00 times faster than the default configuration (4 ms, 95 % interval 4.00–4.00)"
     assert third == "winner     block=0"

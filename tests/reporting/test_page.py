@@ -1,4 +1,4 @@
-"""The report's page: what a reader finds on it where no script runs."""
+"""The report's page: what its data says of a run, and what it says where no script runs."""
 
 from __future__ import annotations
 
@@ -7,161 +7,183 @@ import html
 import json
 import re
 import shlex
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from event_streams import Stream, write
-from reporting.test_look import DATA, RESULTS
-from reporting.test_report import without_script
+from event_streams import Stream, timing, write
+from reporting.test_look import DATA, GPU_JOURNALS, RESULTS
 
 from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import add_options, with_flags
+from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceReady, RunStarted
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import Result
-from atune.model.artifact import StaticFacts, what_failed
+from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE
+from atune.model.device import DeviceInfo
 from atune.model.options import Field
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.reporting.candidates import LONG, MOST, candidates_section, columns, differs, facts
 from atune.reporting.export import ranking
 from atune.reporting.importance import axis_importance
-from atune.reporting.page import command_of, kernel_section, source_section
-from atune.reporting.plot import linear_ticks, log_ticks
-from atune.reporting.plots import plot_data, plot_sections
-from atune.reporting.report import page_of, report
+from atune.reporting.page import LIBRARIES
+from atune.reporting.plots import Timeline
+from atune.reporting.report import command_of, measured_on, page_of, report
 from atune.reporting.summary import failure_groups
-from atune.reporting.timeline import Timeline
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
 PAGE = Path(__file__).parents[2] / "atune" / "reporting" / "report_page.html"
 
 
-def table_of(page: str) -> list[dict[str, str]]:
+def data_of(page: str) -> dict[str, Any]:
+    """Return the data that the page's script draws."""
+    [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.S)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def parts_of(page: str) -> dict[str, dict[str, Any]]:
+    """Return the page's parts by their kind or id, those of pairs among them."""
+    found: dict[str, dict[str, Any]] = {}
+    for part in data_of(page)["parts"]:
+        for one in (part, *(part["items"] if part["kind"] == "pair" else ())):
+            found[one.get("id", one["kind"])] = one
+    return found
+
+
+def table_of(page: str) -> list[dict[str, Any]]:
     """Return the rows of the page's table by the titles of its columns."""
-    [inside] = re.findall(r'<table id="candidates">(.*?)</table>', page, flags=re.S)
-    titles = [html.unescape(text) for text in re.findall(r"<th scope[^>]*>(.*?)</th>", inside)]
-    rows = re.findall(r"<tr[^>]*>((?:<td.*?</td>)+)</tr>", inside, flags=re.S)
-    cells = ([html.unescape(text) for text in re.findall(r"<td[^>]*>(.*?)</td>", row, flags=re.S)] for row in rows)
-    return [dict(zip(titles, row, strict=True)) for row in cells]
+    part = parts_of(page)["all"]
+    titles = [column["title"] for column in part["columns"]]
+    return [dict(zip(titles, row["cells"], strict=True)) for row in part["rows"]]
+
+
+def page_from(stream: Stream) -> str:
+    return page_of(stream.finished().events)
+
+
+def without_script(page: str) -> str:
+    """Return the text of a page that runs no script, between its tags."""
+    body = re.sub(r"<(script|style).*?</\1>|<wbr>", "", page, flags=re.S)
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", body).split()))
 
 
 def test_the_table_has_every_candidate_the_winner_first() -> None:
-    result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
-    assert len(rows) == result.total == 72 and rows[0]["candidate"] == str(result.best_index)
-    assert rows[0]["mark"] == "winner" and rows[0]["latency, ms"] == f"{result.latency_ms:.4g}"
-    assert [row["candidate"] for row in rows] == [str(record.index) for record in ranking(result)]
+    result, page = replay(LAYOUTS), report(LAYOUTS)
+    rows = table_of(page)
+    assert len(rows) == result.total == 72 and rows[0]["candidate"] == result.best_index
+    assert rows[0]["mark"] == "winner" and rows[0]["latency, ms"] == result.latency_ms
+    assert [row["candidate"] for row in rows] == [record.index for record in ranking(result)]
     assert [row["what became of it"][:12] for row in rows].count("same code as") == result.duplicates == 44
-    outcomes = [row["what became of it"] for row in rows]
-    assert outcomes[0] == "final timing" and "first timing" in outcomes
+    assert rows[0]["what became of it"] == "final timing"
+    assert [row["class"] for row in parts_of(page)["all"]["rows"]].count("winner") == 1
 
 
 def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_not() -> None:
     result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
-    assert {
-        "registers",
-        "threads a block",
-        "occupancy, blocks",
-        "fragment slots",
-        "code, bytes",
-        "GB/s",
-        "of the memory, %",
-    } <= rows[0].keys()
+    differing = {"registers", "threads a block", "occupancy, blocks", "fragment slots", "GB/s", "of the memory, %"}
+    assert differing <= rows[0].keys()
     assert not {"GFLOP/s", "of the tensor cores, %"} & rows[0].keys()  # nothing to multiply
-    same = [fact.title for fact in facts(result) if not differs(fact, result)]
-    assert same and not set(same) & rows[0].keys()
     best = result.best
     assert best is not None and best.machine is not None and best.roofline is not None
-    assert rows[0]["registers"] == str(best.machine.registers)
-    assert rows[0]["GB/s"] == f"{best.roofline.gbytes_s:,.0f}"
-    assert rows[0]["of the memory, %"] == f"{100 * (best.roofline.memory_share or 0):.1f}"
-
-
-def test_an_axis_of_one_value_is_no_column() -> None:
+    assert rows[0]["registers"] == best.machine.registers and rows[0]["GB/s"] == best.roofline.gbytes_s
+    assert rows[0]["of the memory, %"] == 100 * (best.roofline.memory_share or 0)
     stream = Stream(total=2).candidate(0, 1.0, block=1, fixed="a").candidate(1, 2.0, block=2, fixed="a")
-    assert "fixed" not in {c.title for c in columns(Result.from_events(stream.finished().events))}
+    assert not {"fixed", "threads a block"} & table_of(page_from(stream))[0].keys()
 
 
-def test_values_that_begin_alike_are_kept_apart() -> None:
-    long = "x" * LONG
-    stream = Stream(total=2).candidate(0, 1.0, x=1, layout=f"{long}1").candidate(1, 2.0, x=2, layout=f"{long}2")
-    section = candidates_section(Result.from_events(stream.finished().events))
-    assert [row["layout"] for row in table_of(section)] == [f"{long[1:]}…"] * 2
-    assert f'title="{long}1"' in section and f'title="{long}2"' in section
+def test_times_the_winner_compares_timings_of_one_kind() -> None:
+    stream = Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 4.0).final({0: [2.0] * 3, 1: [3.0] * 3})
+    rows = table_of(page_from(stream))
+    assert [(row["candidate"], row["× winner"]) for row in rows] == [(0, 1.0), (1, 1.5), (2, 4.0)]
 
 
-def test_a_table_too_long_for_a_page_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.reporting.candidates.MOST", 500)
-    stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
-    section = candidates_section(Result.from_events(stream.finished().events))
-    assert [row["candidate"] for row in table_of(section)] == ["1", "2"] and "Shown are 2 of 3" in section
-    assert MOST > 500
+def test_a_large_run_leaves_out_the_slowest_and_stays_below_two_megabytes() -> None:
+    stream = Stream(total=6000)
+    for i in range(6000):
+        config = {"block_M": i % 16, "block_N": i // 16 % 16, "threads": 32 * (i // 256), "layout": f"layout {i % 7}"}
+        if i % 10:
+            stream.candidate(i, 1.0 + (i * 7919 % 6000) / 1000, **config)
+        else:
+            stream.proposed(i, **config).lowered(i).build_failed(i, f"error e{i}\n" + "detail " * 500)
+    page = page_from(stream)
+    assert len(page.encode()) < 2_000_000
+    assert "The fastest 5,000 of 5,400 are shown." in parts_of(page)["rank"]["text"]
+    assert "more reasons are in the journal" in parts_of(page)["failures"]["text"]
+    assert "Shown are 3,000 of 6,000" in parts_of(page)["all"]["text"] and len(table_of(page)) == 3000
 
 
-def test_a_stranger_s_text_is_escaped_in_the_table(tmp_path: Path) -> None:
-    stream = Stream(total=2).candidate(0, 1.0, mode="<i>\n\x1b", **{"<b>": 1})
-    page = report(write(tmp_path / "j", stream.candidate(1, 2.0, mode="b", **{"<b>": 2}).finished().events))
-    assert table_of(page)[0]["mode"] == "<i>  " and "<i>" not in page and "<b>" in table_of(page)[0]
+class Links(HTMLParser):
+    """Collects what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
-def test_failures_stand_open_with_their_output_and_an_example() -> None:
-    page = report(DATA)
-    text, result = without_script(page), replay(DATA)
-    for group in failure_groups(result.records):
-        assert f"{group.count:,} {what_failed(group.kind)}" in text and group.message in html.unescape(text)
-    assert "For example candidate" in text
-    assert "For example candidate 40: block_rows=2" in without_script(report(LAYOUTS))
+def hostile(tmp_path: Path) -> Path:
+    """A journal whose every text tries to become a part of the page."""
+    text = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)><!--\x1b"
+    stream = Stream(total=3, default=0).candidate(0, 1.0, mode=text, **{"<b>": "@DATA@ @PAGE@"}).build_failed(1, text)
+    stream.candidate(2, 2.0, mode="b", **{"<b>": "c"})
+    return write(tmp_path / "hostile.jsonl", stream.final({0: [1.0, 1.0], 2: [2.0, 2.0]}).finished().events)
 
 
-def test_the_environment_and_the_title_need_no_script() -> None:
-    page = report(LAYOUTS)
-    text = without_script(page)
-    assert "<title>scaled rows of 2560 rows=4096, columns=2560</title>" in page
-    assert "tilelang 0.1.15" in text and "benchmark n_warmup=3, n_repeat=20" in text
+def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tmp_path: Path) -> None:
+    for journal in (DATA, hostile(tmp_path)):
+        page = report(journal)
+        links = Links()
+        links.feed(page)
+        assert links.found == ["data:,"] and "default-src 'none'" in page
+        assert page.count("<script") == page.count("</script") == 2 + len(LIBRARIES) and "<img" not in page
+    assert "\x1b" not in page and "'<b>'" not in page
+    assert data_of(page)["axes"][0]["name"] == "mode" and table_of(page)[0]["<b>"] == "@DATA@ @PAGE@"
 
 
-def test_the_final_is_on_the_device_s_line_of_time() -> None:
-    timeline = Timeline()
-    events = read(LAYOUTS)
-    for event in events:
-        timeline.add(event)
-    *before, (kind, since, until, note) = timeline.device["0"]
-    assert (kind, note) == ("final", "of 7 candidates") and since < until
-    ends = [spans[-1][2] for spans in timeline.compile.values()] + [before[-1][2]]
-    assert since == max(ends)
+def test_without_a_script_the_page_has_the_text_of_the_screen_and_a_table() -> None:
+    result, text = replay(GPU_JOURNALS["gpu"]), without_script(report(GPU_JOURNALS["gpu"]))
+    assert result.best is not None and text.startswith("gemm")
+    assert "block_M=128, block_N=256" in text and f"latency {result.latency_ms:.4g} ms" in text
+    assert "candidates 288: 288 measured" in text and text.count(" timing") > 280
 
 
-def test_ticks_are_round() -> None:
-    assert linear_ticks(0, 43.4) == [0, 10, 20, 30, 40]
-    assert linear_ticks(41, 43, 3) == [41, 42, 43]
-    assert linear_ticks(5, 5) == [5]
-    assert log_ticks(0.0135, 0.47) == [0.02, 0.05, 0.1, 0.2]
-    assert log_ticks(1e-3, 1e4) == [0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000]
-    assert log_ticks(0.181, 0.184) == [0.181, 0.182, 0.183, 0.184]
-    assert len(log_ticks(1e-30, 1e30)) <= 8
+def test_failures_have_their_output_and_an_example() -> None:
+    found = parts_of(report(DATA))["failures"]["items"]
+    for group, one in zip(failure_groups(replay(DATA).records), found, strict=True):
+        assert one["title"] == f"{group.count:,} {what_failed(group.kind)}" and group.message in one["text"]
+    assert found[0]["written"] and found[0]["example"].startswith("For example candidate ")
+    example = parts_of(report(LAYOUTS))["failures"]["items"][0]["example"]
+    assert example.startswith("For example candidate 40: block_rows=2")
 
 
 def test_the_card_says_how_much_faster_where_when_and_by_which_command() -> None:
-    page = report(LAYOUTS)
-    [card] = re.findall(r'<section id="winner">(.*?)</section>', page, flags=re.S)
-    result, text = replay(LAYOUTS), html.unescape(without_script(card)).replace("\u00a0", " ")
+    page, result = report(LAYOUTS), replay(LAYOUTS)
+    card = parts_of(page)["card"]
     assert result.speedup_over_default is not None and result.best is not None
-    assert text.startswith(f"{result.speedup_over_default[1]:.2f}× faster than the default configuration (")
-    assert f"{result.latency_ms:.4g} ms latency {result.reference_ratio:.2f}× faster than the reference" in text
-    assert f"block_rows={result.best.config['block_rows']}, threads=" in text
-    assert "NVIDIA H200, cuda (sm_90a) · 2026-11-23 16:47 UTC · 26 s · atune tune" in text
-    [config] = re.findall(r'id="config" data-config="(.*?)"', card)
-    assert json.loads(html.unescape(config)) == result.best.config
+    first, latency, last = card["figures"]
+    assert (
+        first[0] == f"{result.speedup_over_default[1]:.2f}×" and "faster than the default configuration (" in first[1]
+    )
+    assert latency == [f"{result.latency_ms:.4g} ms", "latency"] and last[0] == f"{result.reference_ratio:.2f}×"
+    assert card["origin"] == ["NVIDIA H200, cuda (sm_90a)", "2026-11-23 16:47 UTC", "26 s"]
+    assert card["command"].startswith("atune tune ") and card["config"] == result.best.config
+    assert card["counts"] == [["22 measured", False], ["6 failed", True], ["44 duplicate", False]]
+    assert "<title>scaled rows of 2560 rows=4096, columns=2560</title>" in page
+    environment = dict(parts_of(page)["environment"]["rows"])
+    assert environment["tilelang"] == "0.1.15" and environment["benchmark"].startswith("n_warmup=3, n_repeat=20")
 
 
 def test_a_default_that_wins_is_said_and_not_compared_with_itself() -> None:
     stream = Stream(total=2, default=0).candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0] * 3, 1: [2.0] * 3})
-    text = without_script(page_of(stream.finished().events))
-    assert "1 ms latency" in text and "No configuration beats the default." in text
-    assert "1.00×" not in text
+    card = parts_of(page_from(stream))["card"]
+    assert card["figures"] == [["1 ms", "latency"]] and "No configuration beats the default." in card["notes"]
 
 
 def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page() -> None:
@@ -169,15 +191,14 @@ def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page()
     stream.measured(BASELINE, 1.0)
     for index in range(4):
         stream.candidate(index, 2.0 + index, block=index % 2, threads=index // 2)
-    events = stream.final({BASELINE: [1.0] * 3, 0: [2.0] * 3}).finished().events
-    result, page = Result.from_events(events), page_of(events)
-    assert result.best_index == BASELINE and "No configuration beats the default" in without_script(page)
-    data = plot_data(result, axis_importance(result), Timeline())
+    page = page_from(stream.final({BASELINE: [1.0] * 3, 0: [2.0] * 3}))
+    assert any("No configuration beats the default" in note for note in parts_of(page)["card"]["notes"])
+    data = data_of(page)
     assert [row[0] for row in data["candidates"]] == [BASELINE, 0, 1, 2, 3] and data["winner"] == BASELINE
     assert [axis["labels"] for axis in data["axes"]] == [["0", "1"], ["0", "1"]]  # those of the space alone
     assert data["candidates"][0][3:] == [None, None]
-    assert [row["candidate"] for row in table_of(page)] == ["baseline", "0", "1", "2", "3"]
-    assert [row["× winner"] for row in table_of(page)] == ["1.00", "2.00", "3.00", "4.00", "5.00"]
+    assert [row["candidate"] for row in table_of(page)] == ["baseline", 0, 1, 2, 3]
+    assert [row["× winner"] for row in table_of(page)] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_the_command_starts_such_a_run() -> None:
@@ -201,20 +222,80 @@ def test_the_command_starts_such_a_run() -> None:
     assert words[: len(begin)] == begin
     parser = Parser()
     add_options(parser, [field for group in fields.values() for field in group])
-    read = vars(parser.parse_args(words[len(begin) :]))
-    assert read == {field.name: other(field) for group in fields.values() for field in group}
-    plain = msgspec.structs.replace(header, origin="k.py", settings={"budget": {}, "compile": {}})
-    assert command_of(plain) == f"atune tune k.py --strategy {header.strategy}"
+    known = vars(parser.parse_args(words[len(begin) :]))
+    assert known == {field.name: other(field) for group in fields.values() for field in group}
     assert command_of(msgspec.structs.replace(header, origin="")) == ""
 
 
-def test_times_the_winner_compares_timings_of_one_kind() -> None:
-    stream = Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 4.0).final({0: [2.0] * 3, 1: [3.0] * 3})
-    section = candidates_section(Result.from_events(stream.finished().events))
-    assert [(row["candidate"], row["× winner"]) for row in table_of(section)] == [
-        ("0", "1.00"), ("1", "1.50"), ("2", "4.00"),
-    ]  # fmt: skip
-    assert section.count('<tr class="winner"') == 1
+def test_the_plots_are_of_the_axes_that_matter_most() -> None:
+    result, page = replay(LAYOUTS), report(LAYOUTS)
+    mattered, data = axis_importance(result), data_of(page)
+    assert mattered is not None and result.best is not None
+    first, second = [axis["name"] for axis in data["axes"]][:2]
+    assert [first, second] == [*mattered.shares][:2]
+    assert parts_of(page)["heat"]["title"] == f"{first} and {second}"
+    [best] = [row for row in data["candidates"] if row[0] == result.best_index]
+    assert data["axes"][0]["labels"][best[3]] == str(result.best.config[first])
+    shares = {row[0]: row[1]["text"].split()[0] for row in parts_of(page)["mattered"]["rows"]}
+    assert {name: f"{100 * share:.1f}" for name, share in mattered.shares.items()}.items() <= shares.items()
+
+
+def test_parallel_coordinates_begin_at_three_axes() -> None:
+    def parts(**more: int) -> set[str]:
+        stream = Stream(total=4)
+        for i in range(4):
+            stream.candidate(i, 1.0 + i, a=i % 2, b=i // 2, **dict.fromkeys(more, i))
+        return set(parts_of(page_from(stream)))
+
+    assert "parallel" in parts(c=1) and "parallel" not in parts() and "heat" in parts()
+    few = parts_of(page_from(Stream(total=1).candidate(0, 1.0)))["mattered"]
+    assert few["text"] == "Too few candidates were measured to tell."
+
+
+def test_facts_layouts_and_rooflines_of_the_winner_stand_on_the_page() -> None:
+    result = replay(LAYOUTS)
+    [kernel] = [part for part in data_of(report(LAYOUTS))["parts"] if part.get("id") == "kernel"]
+    facts, rooflines = kernel["items"]
+    assert result.best is not None and result.best.machine is not None and result.roofline is not None
+    known = dict(facts["rows"])
+    assert known["registers"] == f"{result.best.machine.registers} a thread" and "fragment s" in known
+    [[name, rate, bar]] = rooflines["rows"]
+    assert (name, rate.replace("\u00a0", " ")) == ("memory", "3.246 TB/s") and "which bounds it" in bar["text"]
+    source = parts_of(report(LAYOUTS))["source"]
+    assert source["command"] == f"atune explain {LAYOUTS} {result.best_index} --source"
+
+
+def test_the_source_is_on_the_page_where_it_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Result, "kernel_source", "int a<b;\n" * 3)
+    monkeypatch.setattr("atune.reporting.report.SOURCE", 9)
+    source = parts_of(report(LAYOUTS))["source"]
+    assert source["summary"] == "3 lines, as compiled" and source["written"] == ["int a<b;", "… 18 more characters"]
+
+
+def test_the_final_is_on_the_device_s_line_of_time() -> None:
+    timeline = Timeline()
+    for event in read(LAYOUTS):
+        timeline.add(event)
+    *before, (kind, since, until, note) = timeline.device["0"]
+    assert (kind, note) == ("final", "of 7 candidates") and since < until
+    assert since == max([spans[-1][2] for spans in timeline.compile.values()] + [before[-1][2]])
+
+
+def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:
+    devices, stream = ("b/0", "a/10", "a/9"), Stream(total=8)
+    stream.events[0] = msgspec.structs.replace(stream.events[0], devices=devices)
+    assert isinstance(stream.events[0], RunStarted)
+    for device in devices:
+        stream.add(DeviceReady, device=DeviceInfo(device, "H200"))
+    for index, device in enumerate(devices):
+        stream.proposed(index, block=index).lowered(index).built(index)
+        stream.add(BenchmarkStarted, index=index, device=device)
+        stream.add(CandidateMeasured, index=index, device=device, timing=timing(2.0 - index / 10), checked=True)
+    page = page_from(stream)
+    assert parts_of(page)["card"]["origin"][0].startswith("3 × H200, on 2 hosts")
+    named = [row["name"] for row in data_of(page)["timeline"]["rows"]]
+    assert named[-3:] == ["device a/9", "device a/10", "device b/0"]  # a host's devices next to each other
+    assert measured_on([DeviceInfo("0", "H200"), DeviceInfo("1", "H200")]) == "H200, H200"
 
 
 VENDORED = {
@@ -235,62 +316,6 @@ def test_the_libraries_are_those_of_the_registry_with_their_licences() -> None:
     assert {path.name for path in folder.iterdir()} == known
 
 
-def test_a_page_of_a_large_run_is_below_two_megabytes() -> None:
-    stream = Stream(total=6000)
-    for i in range(6000):
-        config = {"block_M": i % 16, "block_N": i // 16 % 16, "threads": 32 * (i // 256), "layout": f"layout {i % 7}"}
-        if i % 10:
-            stream.candidate(i, 1.0 + (i * 7919 % 6000) / 1000, **config)
-        else:
-            stream.proposed(i, **config).lowered(i).build_failed(i, f"error e{i}\n" + "detail " * 500)
-    page = page_of(stream.finished().events)
-    assert len(page.encode()) < 2_000_000
-    assert "The fastest 5,000 of 5,400 are shown." in page and "more reasons are in the journal" in page
-
-
-def test_the_heat_map_is_of_the_two_axes_that_matter_most() -> None:
-    result = replay(LAYOUTS)
-    mattered = axis_importance(result)
-    data = plot_data(result, mattered, Timeline())
-    assert mattered is not None
-    first, second = [axis["name"] for axis in data["axes"]][:2]
-    assert [first, second] == [*mattered.shares][:2]
-    assert f'<section id="heat" data-plot hidden><h2>{first} and {second}</h2>' in plot_sections(result, mattered, data)
-    [best] = [row for row in data["candidates"] if row[0] == result.best_index]
-    assert result.best is not None
-    assert data["axes"][0]["labels"][best[3]] == str(result.best.config[first])
-
-
-def test_parallel_coordinates_begin_at_three_axes() -> None:
-    def sections(**more: int) -> str:
-        stream = Stream(total=4)
-        for i in range(4):
-            stream.candidate(i, 1.0 + i, a=i % 2, b=i // 2, **dict.fromkeys(more, i))
-        result = Result.from_events(stream.finished().events)
-        mattered = axis_importance(result)
-        return plot_sections(result, mattered, plot_data(result, mattered, Timeline()))
-
-    assert 'id="parallel"' in sections(c=1) and 'id="parallel"' not in sections() and 'id="heat"' in sections()
-
-
-def test_facts_layouts_and_rooflines_of_the_winner_stand_on_the_page() -> None:
-    result, text = replay(LAYOUTS), html.unescape(without_script(kernel_section(replay(LAYOUTS))))
-    assert result.best is not None and result.best.machine is not None and result.roofline is not None
-    assert f"registers {result.best.machine.registers} a thread" in text and "fragment s " in text
-    assert f"memory 3.246 TB/s {100 * (result.roofline.memory_share or 0):.0f} %, which bounds it" in text
-    assert "reference" not in text and "tensor cores" not in text
-
-
-def test_the_source_is_on_the_page_where_it_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = replay(LAYOUTS)
-    assert f"atune explain {LAYOUTS} {result.best_index} --source" in without_script(source_section(result))
-    result.__dict__["kernel_source"] = "int a<b;\n" * 3
-    section = source_section(result)
-    assert "3 lines" in section and "int a&lt;b;" in section
-    monkeypatch.setattr("atune.reporting.page.SOURCE", 9)
-    assert "… 18 more characters" in source_section(result)
-
-
 def luminance(colour: str) -> float:
     """Return the relative luminance of ``#rrggbb`` (WCAG 2.2)."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -298,13 +323,12 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_marks_stand_out_as_wcag_aa_asks(scheme: str) -> None:
+    def contrast(one: str, other: str) -> float:
+        high, low = sorted((luminance(one), luminance(other)), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
     found = re.findall(r":root \{([^}]*)\}", PAGE.read_text())
     colours = {}
     for name, value in re.findall(r"--([\w-]+): (#\w+)", found[scheme == "dark"]):
@@ -314,10 +338,3 @@ def test_text_and_marks_stand_out_as_wcag_aa_asks(scheme: str) -> None:
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
         for shape in ("a", "b", "c", "bad"):
             assert contrast(colours[shape], colours[ground]) >= 3, (shape, ground)
-
-
-def test_facts_that_are_not_known_differ_from_none() -> None:
-    stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished()
-    result = Result.from_events(stream.events)
-    assert result.records[0].facts == StaticFacts(threads=128)
-    assert "threads a block" not in {c.title for c in columns(result)}

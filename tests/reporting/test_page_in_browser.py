@@ -6,22 +6,21 @@ import ast
 import html
 import json
 import re
+import subprocess
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import BROWSER
-from event_streams import Stream
-from reporting.test_look import DATA
-from reporting.test_page import LAYOUTS
-from reporting.test_report import opened, without_script
+from event_streams import Stream, write
+from reporting.test_look import DATA, GPU_JOURNALS
+from reporting.test_page import LAYOUTS, data_of, hostile, parts_of
 
+from atune.frontends.cli.main import main
+from atune.journal.reader import read
 from atune.journal.replay import replay
-from atune.reporting.importance import axis_importance
-from atune.reporting.plots import plot_data
 from atune.reporting.report import page_of, report
-from atune.reporting.timeline import Timeline
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 WIDTHS = (1440, 768, 390)
@@ -54,7 +53,7 @@ fire(axis, "mousedown", box.y + 1);
 fire(window, "mousemove", box.y + box.height / 3);
 fire(window, "mouseup", box.y + box.height / 3);
 const lines = document.querySelectorAll('#parallel .lines path:not([visibility="hidden"])').length;
-const python = WRITTEN.Python(document.getElementById("config").dataset.config);
+const python = WRITTEN.Python(JSON.stringify(D.parts[0].config));
 const marked = rows().filter(r => r.className === "winner").map(r => r.cells[column("candidate")].textContent);
 const wide = document.documentElement.scrollWidth;
 const out = [...document.querySelectorAll("td, th, .figures div")].filter(box => {
@@ -64,6 +63,13 @@ const out = [...document.querySelectorAll("td, th, .figures div")].filter(box =>
 }).map(box => box.textContent);
 parent.postMessage({ width: innerWidth, wide, out, broken, registers, left, lines, python, marked }, "*");
 }</script></body>"""
+
+
+def opened(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Return what Chromium prints of a page once its scripts have run."""
+    always = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
+    command = [str(BROWSER), *always, *flags, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +89,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_word_is_broken_and_nothing_sticks_out_at(width: int, seen: dict[int, Any]) -> None:
     """Hashes may be broken; words of their letters do not count."""
-    hashes = json.dumps(without_script(report(LAYOUTS)).partition("Environment")[2])
+    hashes = json.dumps(parts_of(report(LAYOUTS))["environment"]["rows"])
     assert [word for word in seen[width]["broken"] if not re.search(rf"[0-9a-f-]*\d{word}|{word}\d", hashes)] == []
     assert seen[width]["wide"] <= width and seen[width]["out"] == []
 
@@ -102,8 +108,7 @@ def test_the_filter_leaves_the_rows_that_have_all_words(seen: dict[int, Any]) ->
 
 
 def test_dragging_along_an_axis_keeps_the_lines_that_pass_there(seen: dict[int, Any]) -> None:
-    result = replay(LAYOUTS)
-    data = plot_data(result, axis_importance(result), Timeline())
+    data = data_of(report(LAYOUTS))
     highest = len(data["axes"][0]["labels"]) - 1
     kept = [row for row in data["candidates"] if row[3] / highest >= 2 / 3]
     assert 0 < len(kept) < len(data["candidates"]) and seen[1440]["lines"] == len(kept)
@@ -182,3 +187,31 @@ def test_axe_finds_violations_where_there_are_some(scheme: str, tmp_path: Path) 
     page = report(DATA).replace(' lang="en"', "").replace(".soft { color: var(--soft) }", grey)
     found = violations(page, scheme, tmp_path)
     assert found.keys() == {"html-has-lang", "color-contrast"} and 'class="soft"' in found["color-contrast"][0]
+
+
+@pytest.mark.parametrize("kind", ["stored", "hostile", "interrupted", "nothing measured", "gpu", "gpu, two parts"])
+def test_the_page_draws_in_a_browser_without_an_error(kind: str, tmp_path: Path) -> None:
+    journal = DATA
+    if kind == "hostile":
+        journal = hostile(tmp_path)
+    elif kind in GPU_JOURNALS:
+        journal = GPU_JOURNALS[kind]
+    elif kind != "stored":
+        journal = write(tmp_path / "j", read(DATA)[: 40 if kind == "interrupted" else 3])
+    page = tmp_path / "page.html"
+    assert main(["report", str(journal), "-o", str(page)]) == 0
+    done = opened(page, "--enable-logging=stderr")
+    assert 'data-drawn="yes"' in done.stdout and "CONSOLE" not in done.stderr, done.stderr
+    wanted = {
+        "stored": ("search", "heat", "rank", "timeline"),
+        "hostile": ("search", "rank", "timeline"),
+        **dict.fromkeys(GPU_JOURNALS, ("search", "heat", "rank", "parallel", "timeline")),
+    }
+    drawn = re.findall(r'<section id="(\w+)" data-plot="">(?:(?!</section>).)*<svg', done.stdout, flags=re.S)
+    assert set(wanted.get(kind, ())) <= set(drawn) and len(set(drawn)) == len(drawn)
+    assert all(f'id="{name}"' in done.stdout for name in ("winner", "environment"))
+    title = re.findall("<title>(.*?)</title>", done.stdout)[0]
+    assert title.startswith("gemm" if kind in GPU_JOURNALS else "toy" if kind == "hostile" else "fake"), title
+    assert "<img" not in done.stdout
+    if kind == "stored":
+        assert done.stdout.count("<circle") > 10 and "Copy as Python" in done.stdout

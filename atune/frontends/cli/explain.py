@@ -155,7 +155,8 @@ def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Name
     from atune.frontends.cli.output import NO_WINNER, print_detail, print_message, print_out
     from atune.model.artifact import what_failed
     from atune.model.candidate import describe_config, printable
-    from atune.reporting.summary import DEFAULTS, evidence_lines
+    from atune.reporting.headline import DEFAULTS
+    from atune.reporting.summary import evidence_lines
 
     for failure in failures:
         asked = describe_config(configs[failure.index]) or DEFAULTS

@@ -7,9 +7,8 @@ from typing import Any
 
 from atune.journal.set_folder import TunedProblem
 from atune.model.candidate import printable
-from atune.reporting.candidates import value_text
-from atune.reporting.plot import drawable
-from atune.reporting.plots import in_order, plot_section
+from atune.reporting.page import plot_section
+from atune.reporting.plots import drawable, in_order, value_text
 
 METRICS = {"ms": "latency_ms", "default": "default_ratio", "reference": "reference_ratio"}
 """What a map may show of a problem: its name in the page, and that of the result's property."""

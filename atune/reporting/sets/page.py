@@ -18,16 +18,17 @@ from atune.model.candidate import describe_config, printable
 from atune.reporting.page import (
     breakable,
     counts_html,
-    environment,
     environment_section,
     figures_html,
+    file_text,
     unbroken,
     warnings_section,
+    whole_page,
     winner_figures,
     winner_notes,
 )
-from atune.reporting.plot import drawable
-from atune.reporting.report import file_text, whole_page
+from atune.reporting.plots import drawable
+from atune.reporting.report import environment
 from atune.reporting.sets.cover import Cover, cover
 from atune.reporting.sets.dispatch import dispatch_rule
 from atune.reporting.sets.maps import map_data, map_sections

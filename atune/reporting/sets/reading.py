@@ -13,7 +13,8 @@ from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem, journals_in
 from atune.model.candidate import config_key, describe_config, printable
-from atune.reporting.summary import failure_groups, no_winner_line
+from atune.reporting.headline import no_winner_line
+from atune.reporting.summary import failure_groups
 
 Part = Result | str | os.PathLike[str]
 Source = Part | Iterable["Part | TunedProblem"]

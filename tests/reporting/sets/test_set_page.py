@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from browser import BROWSER
 from event_streams import write
-from reporting.test_page_in_browser import SCHEMES, WIDTHS, violations
-from reporting.test_report import Links, opened, without_script
+from reporting.test_page import Links, without_script
+from reporting.test_page_in_browser import SCHEMES, WIDTHS, opened, violations
 from synthetic import stream_of
 
 from atune.errors import UsageError
@@ -20,7 +20,7 @@ from atune.frontends.cli.main import main
 from atune.frontends.sets.tuning import read_set
 from atune.journal.set_folder import entered
 from atune.model.problem import Problem
-from atune.reporting.report import LIBRARIES
+from atune.reporting.page import LIBRARIES
 from atune.reporting.sets.page import set_report
 
 STORED = Path(__file__).parents[3] / "bench" / "results" / "sets" / "whole"

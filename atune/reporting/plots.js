@@ -153,4 +153,4 @@ const PLOTS = {
   },
 };
 
-begin("candidates", D.axes.length ? `${D.axes[0].name}=${D.axes[0].labels[winner ? winner.at[0] ?? 0 : 0]}` : "");
+begin();
