@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,9 +22,7 @@ from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import PASS_CONFIGS, Config, config_key
-from atune.model.device import Target
 from atune.model.options import converted
-from atune.model.settings import CompileSettings
 from atune.workers.storage.result_key import CacheEntry, same_problem
 from atune.workload.fingerprint import function_of, kernel_fingerprint
 from atune.workload.workload import Workload, outputs_named
@@ -43,17 +41,6 @@ def measured(call: Call, winner: Winner) -> Artifact | None:
     if not same_problem({**defaults, **header.arguments}, call.arguments):
         return None
     return winner.result.artifact
-
-
-def to_build(call: Call, winner: Winner) -> tuple[Workload, Target, CompileSettings, Callable[[Artifact | None], Any]]:
-    """Return the arguments of `with_library`: the call's kernel with one configuration, and the use of its library."""
-    workload = Workload(
-        call.kernel,
-        [winner.config],
-        arguments=call.arguments,
-        pass_configs=call.hints.get(PASS_CONFIGS),
-    )
-    return workload, call.target, call.compile, functools.partial(made, call, winner)
 
 
 def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
@@ -239,7 +226,11 @@ class TunedKernel(TunableKernel):
                 return known
             if error := self.winners.unusable.get(call.problem_text, {}).get(config_key(winner.config)):
                 raise error  # another thread has just met it
-            return self._keep(name, with_library(*to_build(call, winner)))
+            workload = Workload(
+                call.kernel, [winner.config], arguments=call.arguments, pass_configs=call.hints.get(PASS_CONFIGS)
+            )
+            use = functools.partial(made, call, winner)
+            return self._keep(name, with_library(workload, call.target, call.compile, use))
 
     def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:
@@ -271,16 +262,7 @@ class Autotuned(TunedKernel):
         call = self.call_of(args, kwargs)
         return made(call) if call.explicit else self.chosen(call)[1]
 
-    def as_op(
-        self,
-        name: str,
-        /,
-        *args: Any,
-        backward: Callable[..., Any] | None = None,
-        setup_context: Callable[..., Any] | None = None,
-        mutates: Sequence[int] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Return the kernel of a call as a `torch.library` custom operator without running it. Tunes first if needed.
 
         The operator takes the arguments of the compiled kernel: an eager kernel's tensors in its own order, or a lazy
@@ -293,23 +275,12 @@ class Autotuned(TunedKernel):
             The operator's name with its library, such as ``mylib::gemm``. It stays registered until the program ends.
         args, kwargs
             As for `compile`.
-        backward, setup_context
-            As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
-        mutates
-            Positions of the parameters that the kernel writes into. None: those that its code may write into.
 
         Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
         """
         call = self._open_call(args, kwargs)
         _, kernel = self.chosen(call)
-        return importlib.import_module("atune.stages.frontend.jit_kernel").jit_op(
-            kernel,
-            name,
-            target=call.target.kind,
-            backward=backward,
-            setup_context=setup_context,
-            mutates=mutates,
-        )
+        return importlib.import_module("atune.stages.frontend.jit_kernel").jit_op(kernel, name, call.target.kind)
 
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
         """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.

@@ -1,4 +1,7 @@
-"""Winners as `tilelang.JITKernel`s that call the library that was measured, and such kernels as torch operators."""
+"""Winners as `tilelang.JITKernel`s that call the library that was measured, and such kernels as torch operators.
+
+Importing it imports tilelang.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,9 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.stages import tilelang
-from atune.stages.frontend.frontend import WRITE, accesses, elaborate, frontend_lock, kernel_parameters
-from atune.stages.measure.loader import load
+from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_parameters, roles_of
+from atune.stages.measure.loader import load, register_op
 from atune.stages.measure.tensors import Outputs, check_arguments
-from atune.stages.measure.torch_op import op_kernel, register_op
 
 
 def jit_kernel(
@@ -47,8 +49,8 @@ def jit_kernel(
     config
         The winner; its reserved names are the pass configuration and the compiler's flags.
     artifact
-        Its member of a library that tuning built, which is called as it stands: nothing is lowered or compiled, and
-        outputs are allocated here. None compiles with tilelang, in this process; tilelang's own cache keeps that.
+        Its member of a library that tuning built, which is called as it stands: the kernel is `Measured`. None compiles
+        with tilelang, in this process; tilelang's own cache keeps that.
     out_idx
         Outputs to allocate and return, by position, as `@tilelang.jit` takes it.
     roles
@@ -61,52 +63,45 @@ def jit_kernel(
     execution_backend, target_host
         tilelang's, for what is compiled here; None (or ``auto``) for its usual ones. A library has its own.
 
-    With `artifact` the kernel has a method `as_tilelang` more, which returns what tilelang compiles; see
-    `atune.stages.frontend.jit_kernel.Measured`. Raises what elaborating and compiling raise, and `LoadError`.
+    Raises what elaborating and compiling raise, and `LoadError`.
     """
     function = elaborate(kernel, arguments, config)
     outputs = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
     named = named_outputs(function, outputs)
-    roles = Roles(tuple(named)) if roles is None else roles.handed_out()
+    roles = roles_of(function, named) if roles is None else roles.handed_out()
     if sorted(named) == sorted(roles.outputs):
         roles = msgspec.structs.replace(roles, outputs=tuple(named))  # in the kernel's own order
     passes = {**(pass_configs or {}), **(config.get(PASS_CONFIGS) or {})}
-    own = config.get(COMPILE_FLAGS)
-    chosen = list(own) if own is not None else None if flags is None else list(flags)
+    chosen = flags if config.get(COMPILE_FLAGS) is None else config[COMPILE_FLAGS]
     usual = "cython" if target.kind == "c" else "tvm_ffi"
-    backend = usual if execution_backend in (None, "auto") else execution_backend
     if target.kind == "c" and chosen is None:
-        chosen = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
-
-    options = {"target": target.tvm(), "compile_flags": chosen}
+        chosen = CPU_FLAGS  # as it was tuned: tilelang itself passes none
+    options = {
+        "target": target.tvm(),
+        "compile_flags": None if chosen is None else list(chosen),
+        "execution_backend": usual if execution_backend in (None, "auto") else execution_backend,
+    }
 
     def compiled() -> Any:
-        how = {"execution_backend": backend, "target_host": target_host, "verbose": verbose}
-        return _tilelang_kernel(function, outputs, roles, target.kind, pass_configs=passes or None, **how, **options)
+        how = {"target_host": target_host, "verbose": verbose, "pass_configs": passes or None}
+        return _tilelang_kernel(function, outputs, roles, target.kind, **how, **options)
 
     if artifact is None:
         found = compiled()
     else:
-        found = _measured(function, artifact, roles, named, {"pass_configs": passes, **options}, compiled)
+        measured = {**options, "execution_backend": usual, "pass_configs": passes}
+        found = Measured(function, artifact, roles, named, compiled, measured)
     found.roles = roles
     if latency_ms is not None:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
 
 
-class Measured:
-    """A kernel from a measured library, with the names of tilelang's `JITKernel`.
-
-    The call, the device's source and the profiler need the library alone. `as_tilelang` provides the rest: `artifact`,
-    the host's source, the exported library.
-    """
+class Deferred(tilelang.JITKernel):  # type: ignore[misc]
+    """A kernel that tilelang compiles in this process when `as_tilelang` is first asked for."""
 
     _tilelang_compile: Callable[[], Any]
     _compiled: Any = None
-    adapter: Any
-    config: Any
-    latency: Any
-    ref_latency: Any
 
     def as_tilelang(self) -> Any:
         """Return the same kernel compiled by tilelang itself: at the first call, or from its cache.
@@ -124,6 +119,47 @@ class Measured:
     def artifact(self) -> Any:
         return self.as_tilelang().artifact
 
+    def export_library(self, kernel_file: str) -> None:
+        self.as_tilelang().export_library(kernel_file)
+
+
+class Again(Deferred):
+    """A kernel that another process compiled. This process compiles it at its first use."""
+
+    adapter = property(lambda self: self.as_tilelang().adapter)
+    torch_function = property(lambda self: self.as_tilelang().torch_function)
+
+
+class Measured(Deferred):
+    """A kernel from a measured library: `artifact` is its member. Outputs are allocated here.
+
+    The call, the device's source and the profiler need the library alone. `as_tilelang` provides the rest: `artifact`,
+    the host's source, the exported library.
+
+    `named`: the outputs that tilelang knows of. `compiled` makes the kernel for what the library lacks. `options`: for
+    `JITKernel`. Raises `LoadError` where the library is gone.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        artifact: Artifact,
+        roles: Roles,
+        named: list[int],
+        compiled: Callable[[], Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(func=function, from_database=True, **options)
+        self._tilelang_compile = compiled
+        buffers = [(variable, function.buffer_map.get(variable)) for variable in function.params]
+        params = [
+            tilelang.KernelParam.from_var(v) if buffer is None else tilelang.KernelParam.from_buffer(buffer)
+            for v, buffer in buffers
+        ]
+        outputs = Outputs(artifact.params, roles.outputs, artifact.target, _scalars(function), roles.zero)
+        self.adapter = MeasuredAdapter(params, named, artifact, outputs, self.as_tilelang)
+        self.torch_function = self.adapter.func
+
     @property
     def params(self) -> Any:
         return self.adapter.params
@@ -132,19 +168,40 @@ class Measured:
     def kernel_source(self) -> str:
         return str(self.adapter.get_kernel_source(kernel_only=True))
 
-    @property
-    def host_source(self) -> str:
-        return str(self.as_tilelang().host_source)
 
-    def export_library(self, kernel_file: str) -> None:
-        self.as_tilelang().export_library(kernel_file)
+class MeasuredAdapter:
+    """Calls one member of a measured library, with the names of tilelang's adapters; other names are of its own one.
 
+    Arguments are checked by the library itself, which is tilelang's code; on the CPU, where it takes bare pointers,
+    they are checked here.
+    """
 
-class Again(Measured):
-    """A kernel that another process compiled. This process compiles it at its first use."""
+    def __init__(
+        self, params: Any, named: list[int], artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]
+    ) -> None:
+        source, launch = Path(source_path(artifact.path, artifact.symbol)), load(artifact)
+        self.kernel_global_source = source.read_text() if source.exists() else ""
+        self.libpath, self._as_tilelang = artifact.path, as_tilelang
+        self.mod, self.params, self.result_idx = None, params, named
 
-    adapter = property(lambda self: self.as_tilelang().adapter)
-    torch_function = property(lambda self: self.as_tilelang().torch_function)
+        def checked(*arguments: Any) -> None:
+            check_arguments(artifact.params, arguments, "cpu")
+            launch(*arguments)
+
+        self.func = _calling(outputs, checked if artifact.target == "c" else launch)
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.func(*inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._as_tilelang().adapter, name)
+
+    def get_kernel_source(self, kernel_only: bool = False) -> str:
+        if kernel_only and self.kernel_global_source:
+            return self.kernel_global_source
+        return str(self._as_tilelang().adapter.get_kernel_source(kernel_only=kernel_only))
 
 
 def compiled_again(
@@ -157,7 +214,7 @@ def compiled_again(
     """
     given = None if "tilelang_out_idx" in (function.attrs or {}) else out_idx
     known = Roles(tuple(named_outputs(function, given))) if roles is None else roles
-    kernel = object.__new__(_over(Again, tilelang.JITKernel))
+    kernel: Any = object.__new__(Again)
     kind = str(getattr(options["target"], "kind", options["target"]))
     make = functools.partial(_tilelang_kernel, function, given, known, kind, **options)
     vars(kernel).update(options, **tuned, prim_func=function, roles=known, _tilelang_compile=make)
@@ -179,47 +236,6 @@ def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **opt
         makes = Outputs(kernel_parameters(function), roles.outputs, kind, _scalars(function), roles.zero)
         found.torch_function = _calling(makes, made.torch_function)
     return found
-
-
-class MeasuredAdapter:
-    """Calls one member of a measured library, with the names of tilelang's adapters.
-
-    It allocates the outputs and returns them. Arguments are checked by the library itself, which is tilelang's code; on
-    the CPU, where it takes bare pointers, they are checked here.
-    """
-
-    def __init__(
-        self, params: Any, named: list[int], artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]
-    ) -> None:
-        source = Path(source_path(artifact.path, artifact.symbol))
-        self.kernel_global_source = source.read_text() if source.exists() else ""
-        self.libpath, self._as_tilelang = artifact.path, as_tilelang
-        self._artifact, self._outputs, self._launch = artifact, outputs, load(artifact)
-        self.mod, self.params, self.result_idx = None, params, named
-        self.func = self._torch_function()
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self.func(*inputs)
-
-    def _torch_function(self) -> Callable[..., Any]:
-        params, launch = self._artifact.params, self._launch
-
-        def checked(*arguments: Any) -> None:
-            check_arguments(params, arguments, "cpu")
-            launch(*arguments)
-
-        return _calling(self._outputs, checked if self._artifact.target == "c" else launch)
-
-    def get_kernel_source(self, kernel_only: bool = False) -> str:
-        if kernel_only and self.kernel_global_source:
-            return self.kernel_global_source
-        return str(self._as_tilelang().adapter.get_kernel_source(kernel_only=kernel_only))
-
-    def get_host_source(self) -> str:
-        return str(self._as_tilelang().adapter.get_host_source())
-
-    def get_exportable_executable(self) -> Any:
-        return self._as_tilelang().adapter.get_exportable_executable()
 
 
 def _calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,12 +263,6 @@ def _scalars(function: Any) -> dict[int, str]:
     return {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
 
 
-@functools.cache
-def _over(own: type, tilelangs: type) -> Any:
-    """Return the class of `own` over tilelang's, which is imported only here."""
-    return type(f"{own.__name__}{tilelangs.__name__}", (own, tilelangs), {"__module__": __name__})
-
-
 def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[int]:
     """Return the positions of the outputs that a PrimFunc names, otherwise of `out_idx`. Raises `ValueError`."""
     given = [out_idx] if isinstance(out_idx, int) else out_idx
@@ -262,64 +272,8 @@ def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[in
     return [i % n for i in found]
 
 
-def _measured(
-    function: Any,
-    artifact: Artifact,
-    roles: Roles,
-    named: list[int],
-    options: Mapping[str, Any],
-    compiled: Callable[[], Any],
-) -> Any:
-    """Return a `JITKernel` of the PrimFunc `function` that calls its member `artifact` of a library.
-
-    `named`: the outputs that tilelang knows of. `options`: for `JITKernel`. `compiled` makes the kernel for what the
-    library lacks. Raises `LoadError` where the library is gone.
-    """
-    kernel = _over(Measured, tilelang.JITKernel)(
-        func=function,
-        execution_backend="cython" if artifact.target == "c" else "tvm_ffi",
-        from_database=True,
-        **options,
-    )
-    kernel._tilelang_compile = compiled
-    outputs = Outputs(artifact.params, roles.outputs, artifact.target, _scalars(function), roles.zero)
-    buffers = [(variable, function.buffer_map.get(variable)) for variable in function.params]
-    params = [
-        tilelang.KernelParam.from_var(v) if buffer is None else tilelang.KernelParam.from_buffer(buffer)
-        for v, buffer in buffers
-    ]
-    kernel.adapter = MeasuredAdapter(params, named, artifact, outputs, kernel.as_tilelang)
-    kernel.torch_function = kernel.adapter.func
-    return kernel
-
-
-def jit_op(
-    kernel: Any,
-    name: str,
-    *,
-    target: str,
-    backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., Any] | None = None,
-    mutates: Sequence[int] | None = None,
-) -> Any:
-    """Return a `tilelang.JITKernel` as a torch operator named `name`, which takes what the kernel takes.
-
-    `target`: ``cuda`` or ``c``. `mutates`: positions of the parameters that it writes into in place; None: those that
-    its code may write into. Other parameters, and errors: `atune.stages.measure.loader.Kernel.as_op`.
-    """
-    function, roles = kernel.prim_func, kernel.roles
-    own = {i for i, access in accesses(function).items() if access & WRITE} - {*roles.outputs}
-    roles = msgspec.structs.replace(roles, writes=tuple(sorted({*own, *roles.writes})))
-    launch = kernel.torch_function
-    if kernel.adapter.result_idx and not isinstance(kernel, Measured):
-
-        def launch(*arguments: Any) -> None:
-            """Call a kernel that makes its outputs, whatever it is given."""
-            made = kernel.torch_function(*[a for i, a in enumerate(arguments) if i not in roles.outputs])
-            for i, one in zip(roles.outputs, [made] if len(roles.outputs) == 1 else made, strict=True):
-                arguments[i].copy_(one)
-
-    names = [str(function.buffer_map.get(v, v).name) for v in function.params]
+def jit_op(kernel: Any, name: str, target: str) -> Any:
+    """Return a kernel of `jit_kernel` as a torch operator: see `register_op`. `target`: ``cuda`` or ``c``."""
+    function = kernel.prim_func
     params, scalars = kernel_parameters(function), _scalars(function)
-    op = op_kernel(params, names, roles, mutates, target, launch, (kernel,), scalars)
-    return register_op(name, op, backward=backward, setup_context=setup_context)
+    return register_op(name, kernel.torch_function, params, kernel.roles, target, kernel, scalars)

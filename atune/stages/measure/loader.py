@@ -1,17 +1,26 @@
-"""Artifact → callable. Used by the benchmark process, and by `TuneResult.kernel` in the user's own."""
+"""Artifact → callable, and a callable as a torch operator.
+
+Used by the benchmark process, and by `TuneResult.kernel` in the user's own.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+import re
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from atune.errors import AtuneError
-from atune.model.artifact import Artifact, Roles
+from atune.errors import AtuneError, UsageError
+from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.stages import tilelang
 from atune.stages.measure.tensors import Outputs, bind_dimensions, check_arguments, device_type
-from atune.stages.measure.torch_op import op_kernel, register_op, without_gradients
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
+_registered: dict[str, tuple[Hashable, Any]] = {}
+"""Operators by name, each with what identifies it."""
+_registering = threading.Lock()
 
 
 class LoadError(AtuneError):
@@ -69,7 +78,7 @@ class Kernel:
     Outputs that it makes are prepared as when it was checked. Those that are given are the caller's to prepare.
     Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device. They are contiguous,
     except for parameters that are declared with strides. The kernel is launched on torch's current stream. Inputs that
-    require grad are refused while gradients are recorded: `as_op` takes a backward.
+    require grad are refused while gradients are recorded.
     """
 
     def __init__(self, artifact: Artifact, roles: Roles) -> None:
@@ -94,33 +103,17 @@ class Kernel:
         outputs = tuple(arguments[i] for i in self.roles.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def as_op(
-        self,
-        name: str,
-        *,
-        backward: Callable[..., Any] | None = None,
-        setup_context: Callable[..., Any] | None = None,
-        mutates: Sequence[int] | None = None,
-    ) -> Any:
-        """Return the kernel as a `torch.library` custom operator, for `torch.compile`, fake tensors and autograd.
+    def as_op(self, name: str) -> Any:
+        """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
 
-        Parameters
-        ----------
-        name
-            With its library, such as ``mylib::gemm``; the operator is also ``torch.ops.mylib.gemm``. It is registered
-            until the program ends.
-        backward, setup_context
-            As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
-        mutates
-            Positions of the parameters that the kernel writes into in place; outputs among them are given by the
-            caller, and not returned. None: the inputs that it may write into.
+        It takes the inputs and returns the outputs. `name`: with its library, such as ``mylib::gemm``; the operator is
+        also ``torch.ops.mylib.gemm``. It is registered until the program ends.
 
         Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
         """
         artifact = self.artifact
-        identity, names = (artifact.path, artifact.symbol), [""] * len(artifact.params)
-        op = op_kernel(artifact.params, names, self.roles, mutates, artifact.target, self._launch, identity)
-        return register_op(name, op, backward=backward, setup_context=setup_context)
+        identity = artifact.path, artifact.symbol, self.roles
+        return register_op(name, self._call, artifact.params, self.roles, artifact.target, identity)
 
     def _launch(self, *arguments: Any) -> None:
         # The C function takes bare pointers: a wrong tensor would be read out of bounds.
@@ -130,3 +123,95 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"
+
+
+def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` for calls without gradients: it raises RuntimeError where an argument requires a recorded one.
+
+    The outputs would lack the way back to that argument, and its gradient would be wrong without a word.
+    """
+    import torch
+
+    recorded = torch.is_grad_enabled
+
+    def call(*arguments: Any) -> Any:
+        if recorded():
+            for position, argument in enumerate(arguments):
+                if getattr(argument, "requires_grad", False):
+                    raise RuntimeError(
+                        f"argument {position} requires grad, and the kernel has no backward: call it under "
+                        "torch.no_grad(), with detached tensors, or as an operator (as_op) with a backward"
+                    )
+        return run(*arguments)
+
+    return call
+
+
+def register_op(
+    name: str,
+    call: Callable[..., Any],
+    params: tuple[KernelParam, ...],
+    roles: Roles,
+    target: str,
+    identity: Hashable,
+    scalars: Mapping[int, str] | None = None,
+) -> Any:
+    """Return `call` as the `torch.library` custom operator `name`, registered until the program ends.
+
+    `call`: a function of all `params` but the outputs, which returns these: one, or several in a sequence. `roles` says
+    what else it writes into. `scalars`: names of parameters that are numbers, by position. The same `identity` under
+    the same name is the operator that is there.
+
+    Raises `UsageError` for a name that another kernel or library has, and for what torch cannot register.
+    """
+    import torch
+
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f'as_op: give a name with its library, such as "mylib::gemm", got {name!r}')
+    written = {*roles.writes, *roles.zero_inputs}
+    given = [i for i in range(len(params)) if i not in roles.outputs]
+    if all(params[i].shape is None for i in given):
+        raise UsageError(f"as_op: {name} takes no tensor, which would tell torch the device")
+    outputs = Outputs(params, roles.outputs, target, scalars)
+
+    def returned(made: Sequence[Any]) -> Any:
+        return None if not roles.outputs else made[0] if len(roles.outputs) == 1 else tuple(made)
+
+    def launch(*arguments: Any) -> Any:
+        made = call(*arguments)
+        return returned([made] if isinstance(made, torch.Tensor) else made)
+
+    def fake(*arguments: Any) -> Any:
+        everything = outputs.among(arguments)
+        check_arguments(params, everything)
+        return returned([everything[i] for i in roles.outputs])
+
+    library, _, short = name.partition("::")
+    with _registering:
+        if name in _registered:
+            known, op = _registered[name]
+            if known == identity:
+                return op
+            raise UsageError(f"as_op: {name} is another kernel's: choose another name, or start anew")
+        if hasattr(getattr(torch.ops, library), short):
+            raise UsageError(f"as_op: torch has an operator {name}, which is not atune's: choose another name")
+        op = torch.library.custom_op(
+            name,
+            launch,
+            mutates_args=[f"p{i}" for i in sorted(written)],
+            device_types=device_type(target),
+            schema=f"({', '.join(_declared(params[i], i, i in written) for i in given)}) -> "
+            f"({', '.join(['Tensor'] * len(roles.outputs))})",
+            tags=(torch.Tag.needs_exact_strides,),
+        )
+        op.register_fake(fake)
+        _registered[name] = identity, op
+    return op
+
+
+def _declared(param: KernelParam, position: int, written: bool) -> str:
+    """Return a parameter as torch's schemas declare it."""
+    if param.shape is not None:
+        return f"Tensor{f'(a{position}!)' if written else ''} p{position}"
+    kind = "bool" if param.dtype == "bool" else "SymInt" if param.dtype.startswith(("int", "uint")) else "float"
+    return f"{kind} p{position}"
