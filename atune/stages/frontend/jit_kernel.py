@@ -19,8 +19,8 @@ from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.stages import tilelang
 from atune.stages.frontend.frontend import elaborate, frontend_lock, kernel_parameters, roles_of
-from atune.stages.measure.loader import load, register_op
-from atune.stages.measure.tensors import Outputs, check_arguments
+from atune.stages.measure.loader import calling, checked, load, register_op
+from atune.stages.measure.tensors import Outputs
 
 
 def jit_kernel(
@@ -172,23 +172,17 @@ class Measured(Deferred):
 class MeasuredAdapter:
     """Calls one member of a measured library, with the names of tilelang's adapters; other names are of its own one.
 
-    Arguments are checked by the library itself, which is tilelang's code; on the CPU, where it takes bare pointers,
-    they are checked here.
+    Arguments are checked by the library itself, which is tilelang's code; on the CPU they are checked here.
     """
 
     def __init__(
         self, params: Any, named: list[int], artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]
     ) -> None:
-        source, launch = Path(source_path(artifact.path, artifact.symbol)), load(artifact)
+        source = Path(source_path(artifact.path, artifact.symbol))
         self.kernel_global_source = source.read_text() if source.exists() else ""
         self.libpath, self._as_tilelang = artifact.path, as_tilelang
         self.mod, self.params, self.result_idx = None, params, named
-
-        def checked(*arguments: Any) -> None:
-            check_arguments(artifact.params, arguments, "cpu")
-            launch(*arguments)
-
-        self.func = _calling(outputs, checked if artifact.target == "c" else launch)
+        self.func = calling(outputs, checked(artifact) if artifact.target == "c" else load(artifact))
 
     def __call__(self, *inputs: Any) -> Any:
         return self.func(*inputs)
@@ -234,28 +228,8 @@ def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **opt
     found = copy.copy(made)
     if not own:
         makes = Outputs(kernel_parameters(function), roles.outputs, kind, _scalars(function), roles.zero)
-        found.torch_function = _calling(makes, made.torch_function)
+        found.torch_function = calling(makes, made.torch_function)
     return found
-
-
-def _calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the inputs, which makes the outputs and returns them, or of every parameter.
-
-    `launch` takes every parameter. Raises `ValueError` for another number of arguments.
-    """
-    out_idx, n = outputs.positions, outputs.n_params
-
-    def call(*inputs: Any) -> Any:
-        if len(inputs) not in (n, n - len(out_idx)):
-            raise ValueError(f"Kernel expected {n - len(out_idx)} inputs, but {len(inputs)} are provided.")
-        arguments = outputs.complete(inputs)
-        outputs.zero_inputs(arguments)
-        launch(*arguments)
-        if len(inputs) == n:
-            return []
-        return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
-
-    return call
 
 
 def _scalars(function: Any) -> dict[int, str]:

@@ -72,6 +72,41 @@ def _load_c(artifact: Artifact) -> Callable[..., None]:
     return call
 
 
+def checked(artifact: Artifact) -> Callable[..., None]:
+    """Return a function like `load`, which raises `ValueError` or `TypeError` for arguments that do not fit.
+
+    The C function takes bare pointers: a wrong tensor would be read out of bounds.
+    """
+    launch = load(artifact)
+
+    def call(*arguments: Any) -> None:
+        check_arguments(artifact.params, arguments, device_type(artifact.target))
+        launch(*arguments)
+
+    return call
+
+
+def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the inputs, which makes the outputs and returns them, or of every parameter.
+
+    `launch` takes every parameter. Several outputs are a list, as tilelang has them. Raises `ValueError` for another
+    number of arguments.
+    """
+    out_idx, n = outputs.positions, outputs.n_params
+
+    def call(*inputs: Any) -> Any:
+        if len(inputs) not in (n, n - len(out_idx)):
+            raise ValueError(f"Kernel expected {n - len(out_idx)} inputs, but {len(inputs)} are provided.")
+        arguments = outputs.complete(inputs)
+        outputs.zero_inputs(arguments)
+        launch(*arguments)
+        if len(inputs) == n:
+            return []
+        return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
+
+    return call
+
+
 class Kernel:
     """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
 
@@ -83,25 +118,13 @@ class Kernel:
 
     def __init__(self, artifact: Artifact, roles: Roles) -> None:
         self.artifact, self.roles = artifact, roles.handed_out()
-        self._function = load(artifact)
-        self._outputs = Outputs(artifact.params, roles.outputs, artifact.target, zero=roles.zero)
+        outputs = Outputs(artifact.params, roles.outputs, artifact.target, zero=roles.zero)
+        self._call = calling(outputs, checked(artifact))
         self._guarded = without_gradients(self._call)
 
     def __call__(self, *tensors: Any) -> Any:
-        return self._guarded(*tensors)
-
-    def _call(self, *tensors: Any) -> Any:
-        n, n_out = len(self.artifact.params), len(self.roles.outputs)
-        if len(tensors) not in (n, n - n_out):
-            raise TypeError(
-                f"expected {n - n_out} inputs (outputs are returned) or all {n} parameters, got {len(tensors)}"
-            )
-        arguments = self._outputs.complete(tensors)
-        self._launch(*arguments)
-        if len(tensors) == n:
-            return None
-        outputs = tuple(arguments[i] for i in self.roles.outputs)
-        return outputs[0] if len(outputs) == 1 else outputs
+        made = self._guarded(*tensors)
+        return (tuple(made) or None) if isinstance(made, list) else made
 
     def as_op(self, name: str) -> Any:
         """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
@@ -114,12 +137,6 @@ class Kernel:
         artifact = self.artifact
         identity = artifact.path, artifact.symbol, self.roles
         return register_op(name, self._call, artifact.params, self.roles, artifact.target, identity)
-
-    def _launch(self, *arguments: Any) -> None:
-        # The C function takes bare pointers: a wrong tensor would be read out of bounds.
-        check_arguments(self.artifact.params, arguments, device_type(self.artifact.target))
-        self._outputs.zero_inputs(arguments)
-        self._function(*arguments)
 
     def __repr__(self) -> str:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"
