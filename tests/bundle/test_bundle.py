@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import re
 import subprocess
 import sys
@@ -18,10 +16,8 @@ import torch
 from bundles import TWO, VECTOR, entry, write
 from processes import environment
 
-from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, bundle, load
-from atune.bundle.bundle import distance
+from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, load
 from atune.bundle.launch import check_device, this_cpu
-from atune.model import problem as tuned
 
 ALONE = """
 import sys
@@ -48,11 +44,7 @@ def test_the_shape_chooses_the_kernel(tmp_path: Path) -> None:
     assert runs(found(ones(64))) == "twice" and runs(found(ones(1024))) == "tenfold"
     assert torch.equal(found(torch.arange(64.0)), 2 * torch.arange(64.0))  # a signature that is known by now
     assert found.problems == [{"n": 64}, {"n": 1024}]
-
-
-def test_with_every_parameter_it_writes_into_the_output(tmp_path: Path) -> None:
-    found, out = load(write(tmp_path)), torch.empty(64)
-    assert found(ones(64), out) is None and runs(out) == "twice"
+    assert found(ones(64), out := torch.empty(64)) is None and runs(out) == "twice"  # with every parameter
 
 
 def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
@@ -67,11 +59,9 @@ def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
 
 
 def test_sizes_outside_the_problems_are_an_error(tmp_path: Path) -> None:
-    found = load(write(tmp_path))
-    with pytest.raises(
-        OutsideProblems, match=r"no problem of such tensors has n=65; the bundle \w{12} has n=64; n=1024$"
-    ):
-        found(ones(65))
+    message = r"no problem of such tensors has n=65; the bundle \w{12} has n=64; n=1024$"
+    with pytest.raises(OutsideProblems, match=message):
+        load(write(tmp_path))(ones(65))
 
 
 @pytest.mark.parametrize(
@@ -97,13 +87,9 @@ def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -
     message = r"parameter 0: no kernel takes float32 \[65\] here; the bundle \w{12} has N=32; N=64; its kernels are"
     with pytest.raises(OutsideProblems, match=message):
         found(ones(65))
-
-
-def test_a_size_that_is_named_wrongly_is_none_of_these_tensors_problem(tmp_path: Path) -> None:
-    sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
-    found = load(write(tmp_path, [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]))
-    with pytest.raises(OutsideProblems, match=r"no problem of such tensors has N=32; the bundle \w{12} has N=32; N=64"):
-        found(ones(64), N=32)
+    if on_miss == "error":  # a size that is named wrongly
+        with pytest.raises(OutsideProblems, match="no problem of such tensors has N=32; "):
+            found(ones(64), N=32)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +161,6 @@ def test_the_nearest_is_of_the_kernels_that_take_the_call(tmp_path: Path) -> Non
         found(torch.ones(100, 5))
 
 
-def test_distances_are_those_of_tuned_problems() -> None:
-    draw = random.Random(3)
-    problems = [{"M": draw.randrange(1, 10**4), "N": draw.choice([8, 16, 2.5])} for _ in range(200)]
-    for one, other in itertools.pairwise(problems):
-        assert distance(one, other) == tuned.distance(one, other)
-    assert distance({"M": 1, "causal": True}, {"M": 1, "causal": False}) == float("inf")
-    assert distance({"M": 1, "N": 7}, {"M": 1}) == 0
-
-
 @pytest.mark.parametrize("on_miss", ["error", "nearest"])
 def test_where_the_space_asks_for_a_size_the_tuned_sizes_are_served_alone(on_miss: Any, tmp_path: Path) -> None:
     """A bundle holds no functions, so that nothing says which of its kernels another size may use."""
@@ -243,15 +220,6 @@ def test_gradients_are_not_lost_silently(tmp_path: Path) -> None:
 def test_a_kernel_that_fails_raises(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="fails returned 3"):
         load(write(tmp_path, [entry("fails", {"n": 64})]))(ones(64))
-
-
-def test_signatures_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "MOST_PLANS", 2)
-    found = load(write(tmp_path), on_miss="nearest")
-    with pytest.warns(RuntimeWarning):
-        for n in (65, 66, 67, 68, 65, 64):
-            assert runs(found(ones(n))) == "twice"
-    assert len(found._plans) <= 2
 
 
 # ---- what is not loaded
@@ -340,9 +308,6 @@ def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
 def test_a_machine_that_cannot_run_it(fields: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(WrongMachine, match=message):
         load(write(tmp_path, **fields))
-
-
-def test_packages_of_the_range_are_taken(tmp_path: Path) -> None:
     load(write(tmp_path, requires={"torch": ">=1.0,!=1.5,<999"}))
 
 

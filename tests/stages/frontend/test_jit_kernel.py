@@ -1,23 +1,149 @@
-"""A winner as tilelang's own JITKernel: the right member of its library, called as the user asked."""
+"""A winner as tilelang's own JITKernel: its member of a measured library, called as tilelang's own adapter calls it."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
+import returning_kernels as kernels
 import tilelang
 import tilelang.language as T
 import torch
+from compile_spy import spy
 from decorated import scale, scale_jit
+from libraries import CALLS, CPU, config_for, gpu, measured, numbers, plain
+from returning_kernels import N
 
 import atune
+from atune.errors import AtuneError
+from atune.model.artifact import Artifact, KernelParam
 from atune.model.candidate import config_key
 from atune.model.device import Target
+from atune.model.settings import CompileSettings
 from atune.stages.frontend.frontend import elaborate
 from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.stages.measure.loader import LoadError
+from atune.stages.measure.tensors import Outputs
+from atune.stages.tilelang import KernelParam as TheirParam
 
-CPU = Target("c")
+
+def tilelangs(kernel: Any, out_idx: Any, target: Target = CPU, **arguments: Any) -> Any:
+    """Return the kernel as tilelang compiles it."""
+    return jit_kernel(kernel, arguments, config_for(target), target=target, out_idx=out_idx)
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Compare results: one tensor, a list of them, or none."""
+    assert type(ours) is type(theirs)
+    ours, theirs = ([one] if isinstance(one, torch.Tensor) else one for one in (ours, theirs))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.dtype, one.shape, one.stride(), one.device) == (
+            other.dtype, other.shape, other.stride(), other.device,
+        )  # fmt: skip
+        assert one.view(torch.uint8).equal(other.view(torch.uint8))
+
+
+def compared(ours: Any, theirs: Any, given: Callable[[str], Sequence[Any]], device: str) -> None:
+    first, second = given(device), given(device)
+    same(ours(*first), theirs(*second))
+    for one, other in zip(first, second, strict=True):  # what was written into what was given
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    assert (ours.out_idx, str(ours.params)) == (theirs.out_idx, str(theirs.params))
+
+
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), CALLS.values(), ids=CALLS.keys())
+def test_results_are_those_of_tilelangs_adapter(kernel: Any, out_idx: Any, given: Any) -> None:
+    compared(measured(kernel, out_idx), tilelangs(kernel, out_idx), given, "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int32", "int64", "uint8"])
+def test_outputs_of_other_dtypes(dtype: str) -> None:
+    ours, theirs = (make(kernels.copied, [-1], dtype=dtype) for make in (measured, tilelangs))
+    compared(ours, theirs, lambda device: [numbers(N, getattr(torch, dtype))], "cpu")
+
+
+def test_an_output_whose_size_is_an_expression() -> None:
+    """tilelang's cython adapter cannot allocate one."""
+    kernel = measured(kernels.twice_as_long, [-1])
+    for n in (3, 8):
+        assert torch.equal(kernel(numbers(n)), torch.cat([numbers(n)] * 2))
+
+
+WRONG: dict[str, Sequence[Any]] = {
+    "not contiguous": [torch.zeros(2 * N)[::2]],
+    "a longer one": [torch.zeros(2 * N)],
+    "of another rank": [torch.zeros(N, 1)],
+    "of another dtype": [torch.zeros(N, dtype=torch.float16)],
+    "elsewhere": [torch.zeros(N, device="meta")],
+    "no tensor": ["A"],
+}
+
+
+@pytest.fixture(scope="module")
+def doubling() -> Any:
+    return measured(kernels.one, [-1])
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG.keys())
+def test_wrong_inputs_are_refused(doubling: Any, given: Sequence[Any]) -> None:
+    """The C function takes bare pointers."""
+    with pytest.raises((ValueError, TypeError), match="parameter 0: the kernel takes"):
+        doubling(*given)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_the_number_of_inputs_is_checked(doubling: Any, n: int) -> None:
+    with pytest.raises(ValueError, match=f"expected 1 inputs, but {n} are provided"):
+        doubling(*[numbers()] * n)
+
+
+def test_outputs_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        measured(kernels.one, [5])
+    with pytest.raises(LoadError, match="tune again"):
+        jit_kernel(kernels.one, {}, {}, target=CPU, artifact=Artifact(0, "/nowhere.so", "x", (), "c"))
+
+
+def test_what_the_library_has_needs_no_compile_and_the_rest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spy(monkeypatch)
+    kernel = measured(kernels.one, [-1]).update_tuner_result(1.5, {"block": 16}, 2.5)
+    assert isinstance(kernel, tilelang.JITKernel) and kernel.get_tuner_result()["ref_latency"] == 2.5
+    assert "float" in kernel.get_kernel_source() and kernel.kernel_source == kernel.get_kernel_source()
+    assert kernel.prim_func is not None and kernel.out_idx == [1] and len(kernel.params) == 2
+    assert kernel.adapter.libpath.endswith(".so") and kernel.execution_backend == "cython"
+    assert kernel.get_profiler() is not None and torch.equal(kernel.adapter(numbers()), numbers() * 2)
+    assert not seen
+    assert "call(" in kernel.get_host_source() and "call(" in kernel.adapter.get_host_source()
+    assert kernel.host_source == kernel.as_tilelang().host_source
+    assert seen.count("compile") == 1  # one is made, and kept
+    exact = kernel.as_tilelang()
+    assert type(exact) is tilelang.JITKernel and exact.latency == 1.5 and exact is kernel.as_tilelang()
+    assert kernel.artifact is exact.artifact and torch.equal(exact(numbers()), numbers() * 2)
+    assert seen.count("compile") == 1
+
+
+def test_the_store_is_asked_before_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(kernels.one, [-1], n=96)
+    seen = spy(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.delattr("atune.frontends.api.compile_all._built")
+        assert torch.equal(measured(kernels.one, [-1], n=96)(numbers(96)), numbers(96) * 2)
+        with pytest.raises(NameError):  # of other code it has none
+            measured(kernels.one, [-1], n=97)
+        with pytest.raises(NameError):
+            measured(kernels.one, [-1], n=96, settings=CompileSettings(flags=("-O1",)))
+        with pytest.raises(NameError):
+            measured(kernels.one, [-1], n=96, settings=CompileSettings(store=False))
+    assert not seen
+
+
+def test_a_kernel_that_no_compiler_takes_says_why() -> None:
+    with pytest.raises(AtuneError, match=r"failed to compile:\n.*Cannot convert type bfloat16"):
+        measured(kernels.copied, [-1], dtype="bfloat16")
 
 
 @tilelang.jit(target="c", execution_backend="cython")
@@ -29,16 +155,6 @@ def shifted(A, by: int = 1, block: int = 16):
         for i in T.serial(block):
             B[bx * block + i] = A[bx * block + i] + by
     return B
-
-
-def scale_on_gpu(n: int, factor: int = 1, threads: int = 128) -> Any:
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
-            for i in T.Parallel(threads):
-                B[bx * threads + i] = A[bx * threads + i] * factor
-
-    return main
 
 
 @pytest.mark.parametrize("kernel", [scale, scale_jit], ids=["plain", "jit"])
@@ -81,18 +197,115 @@ def test_a_kernel_that_returns_something_else_is_named() -> None:
         elaborate(lambda n: n, {"n": 1}, {})
 
 
-def tuned_on_gpu() -> atune.TuneResult:
-    """Three candidates in one library."""
-    work = atune.Workload(scale_on_gpu, atune.Space(factor=[1, 2, 3]), arguments={"n": 1024}, name="scale")
-    settings = atune.CompileSettings(group_size=3, workers=1, store=False)
-    benchmark = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=0, check=False)
-    return atune.run(work, target="cuda", devices="0", compile=settings, benchmark=benchmark)
+# Outputs alone
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
+def test_outputs_have_the_dtype_that_tilelang_gives_them(dtype: str) -> None:
+    theirs = kernels.copied(dtype)
+    buffer = theirs.buffer_map[theirs.params[1]]
+    params = [KernelParam(dtype, (N,))] * 2
+    _, out = Outputs(params, [1], "c").among([numbers()])
+    assert out.dtype == TheirParam.from_buffer(buffer).torch_dtype() and out.shape == (N,)
+
+
+def test_atunes_own_callable_allocates_as_much() -> None:
+    assert torch.equal(plain(kernels.twice_as_long, [-1])(numbers(5)), torch.cat([numbers(5)] * 2))
+    assert torch.equal(plain(kernels.from_numbers, [-1])(5), torch.arange(N, dtype=torch.int32) + 5)
+    with pytest.raises(TypeError, match=r"parameter 0: the kernel takes a tensor of float32 \[64\]; got 3"):
+        plain(kernels.one, [-1])(3)
+    with pytest.raises(TypeError, match=r"got array\(\[0.*\.\.\.") as raised:
+        plain(kernels.one, [-1])(torch.zeros(64).numpy())
+    assert len(str(raised.value)) < 120
+    params = [KernelParam("float32", ("m", "n")), KernelParam("float32", ("m",)), KernelParam("int32", None)]
+    assert Outputs(params, [0], "c", {2: "n"}).among([torch.zeros(10), 5])[0].shape == (10, 5)
+    with pytest.raises(ValueError, match=r"output 0 .* the inputs do not tell 'n'"):
+        Outputs(params, [0], "c").among([torch.zeros(10), 5])
+
+
+# For a GPU that is not there
+
+
+HOPPER = Target("cuda", "sm_90a")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+@needs_nvcc
+def test_a_cuda_library_gets_outputs_that_are_allocated_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for sm_90a, and launched by a stand-in: it is given every parameter, and no callee allocates."""
+    seen, dtype, A = spy(monkeypatch), "float8_e4m3", numbers(dtype=torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match="input A device_type mismatch, expected cuda"):  # by the library itself
+        measured(kernels.copied, [-1], HOPPER, dtype=dtype)(A)
+    monkeypatch.setattr("atune.stages.frontend.jit_kernel.load", lambda _: lambda A, B: B.copy_(A))
+    kernel = measured(kernels.copied, [-1], HOPPER, dtype=dtype)
+    assert kernel.execution_backend == "tvm_ffi" and "__global__" in kernel.get_kernel_source()
+    same(kernel(A), A)
+    with pytest.raises(ValueError, match="Kernel expected 1 inputs, but 3 are provided"):
+        kernel(A, A, A)
+    monkeypatch.delattr("atune.frontends.api.compile_all._built")
+    assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), CALLS.values(), ids=CALLS.keys())
+def test_results_on_a_gpu(kernel: Any, out_idx: Any, given: Any) -> None:
+    compared(measured(kernel, out_idx, gpu()), tilelangs(kernel, out_idx, gpu()), given, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "float8_e4m3fn", "float8_e4m3", "float8_e5m2"])
+def test_outputs_of_other_dtypes_on_a_gpu(dtype: str) -> None:
+    own = getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
+    ours, theirs = (make(kernels.copied, [-1], gpu(), dtype=dtype) for make in (measured, tilelangs))
+    compared_bits = [numbers(N, own, "cuda")]
+    same(ours(*compared_bits), theirs(*compared_bits))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [kernels.twice_as_long, kernels.from_numbers])
+def test_outputs_that_tilelang_allocates_inside_the_kernel(kernel: Any) -> None:
+    ours, theirs = (make(kernel, [-1], gpu()) for make in (measured, tilelangs))
+    given: Any = 5 if kernel is kernels.from_numbers else numbers(8, device="cuda")
+    same(ours(given), theirs(given))
+
+
+def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same strides on the GPU: `to` makes it contiguous."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda").copy_(tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG.keys())
+def test_wrong_inputs_on_a_gpu_are_refused_as_tilelang_does(given: Sequence[Any]) -> None:
+    given = [on_gpu(one) if isinstance(one, torch.Tensor) and one.device.type == "cpu" else one for one in given]
+    raised = []
+    for make in (measured, tilelangs):
+        with pytest.raises(Exception) as error:
+            make(kernels.one, [-1], gpu())(*given)
+        raised.append((type(error.value), str(error.value).splitlines()[-1]))
+    assert raised[0][0] is raised[1][0] and raised[0][1]
+
+
+def scale_on_gpu(n: int, factor: int = 1, threads: int = 128) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
+            for i in T.Parallel(threads):
+                B[bx * threads + i] = A[bx * threads + i] * factor
+
+    return main
 
 
 @pytest.mark.gpu
 def test_each_member_of_one_library_is_itself() -> None:
     """tilelang alone would load the library's first member for all three."""
-    result = tuned_on_gpu()
+    work = atune.Workload(scale_on_gpu, atune.Space(factor=[1, 2, 3]), arguments={"n": 1024}, name="scale")
+    settings = atune.CompileSettings(group_size=3, workers=1, store=False)
+    benchmark = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=0, check=False)
+    result = atune.run(work, target="cuda", devices="0", compile=settings, benchmark=benchmark)
     assert result.artifact is not None and result.header is not None
     A = torch.randn(1024, device="cuda")
     for factor in (1, 2, 3):
@@ -105,16 +318,3 @@ def test_each_member_of_one_library_is_itself() -> None:
         found(A, B)
         torch.testing.assert_close(B, A * factor)
         assert isinstance(found, tilelang.JITKernel) and found.adapter.libpath == artifact.path
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("out_idx", [[-1], [1], -1])
-def test_outputs_of_a_gpu_kernel_are_returned(out_idx: Any) -> None:
-    result = tuned_on_gpu()
-    assert result.header is not None and result.best_config is not None
-    found = jit_kernel(
-        scale_on_gpu, {"n": 1024}, result.best_config, target=result.header.target, artifact=result.artifact,
-        out_idx=out_idx,
-    )  # fmt: skip
-    A = torch.randn(1024, device="cuda")
-    torch.testing.assert_close(found(A), A * result.best_config["factor"])
