@@ -110,27 +110,12 @@ rows = lambda M: torch.randn(M, 512, dtype=torch.float16, device="cuda")
 for M in (64, 256, 1024, 65, 100, 700, 1000):
     A = rows(M)
     torch.testing.assert_close(bundle(A, B), A @ B, rtol=1e-2, atol=1e-1)
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    captured = bundle(A, B)
-A.copy_(rows(1000))
-graph.replay()
-torch.testing.assert_close(captured, A @ B, rtol=1e-2, atol=1e-1)
 try:
     load(sys.argv[1])(rows(65), B)
 except OutsideProblems as error:
     assert "M=65" in str(error)
 else:
     raise SystemExit("65 rows were served")
-
-@torch.library.custom_op("atune_tests::of_bundle", mutates_args=())
-def matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    return bundle(A, B)
-
-matmul.register_fake(lambda A, B: A.new_empty(A.shape[0], B.shape[1]))
-A = rows(256)
-whole = torch.compile(lambda A, B: matmul(A, B).relu(), backend="aot_eager", fullgraph=True)
-torch.testing.assert_close(whole(A, B), (A @ B).relu(), rtol=1e-2, atol=1e-1)
 print("served")
 """
 
