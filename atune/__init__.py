@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from atune.frontends.api.resume import resume as resume
     from atune.frontends.api.resume import run_resume as run_resume
     from atune.frontends.api.compile_all import compile_all as compile_all
-    from atune.frontends.sets.problems import Problems as Problems
-    from atune.frontends.sets.tuning import run_set as run_set
-    from atune.frontends.sets.tuning import tune_set as tune_set
+    from atune.frontends.api.problems import Problems as Problems
+    from atune.frontends.api.tune_set import run_set as run_set
+    from atune.frontends.api.tune_set import tune_set as tune_set
     from atune.workers.processes.server import shutdown as shutdown
     from atune.workers.processes.server import warm as warm
 
@@ -63,8 +63,8 @@ _HOME = {
     "atune.frontends.api.tuner": ("Tuner", "run", "tune"),
     "atune.frontends.api.resume": ("resume", "run_resume"),
     "atune.frontends.api.compile_all": ("compile_all",),
-    "atune.frontends.sets.problems": ("Problems",),
-    "atune.frontends.sets.tuning": ("run_set", "tune_set"),
+    "atune.frontends.api.problems": ("Problems",),
+    "atune.frontends.api.tune_set": ("run_set", "tune_set"),
     "atune.workers.processes.server": ("shutdown", "warm"),
     "atune.frontends.decorator.decorator": ("autotune", "tunings"),
     "atune.errors": ("NoWinner",),

@@ -1,24 +1,17 @@
-"""Results of several problems of a kernel: how few configurations serve them all, and which serves a new one.
+"""Results of several problems of a kernel: what few configurations serve them all, and what serves a new problem.
 
 `compare` says what became of the winners since other runs.
 """
 
-from atune.reporting.sets.compare import ComparedProblem, ComparedWinner, Comparison, Difference, compare
-from atune.reporting.sets.cover import Cover, cover
-from atune.reporting.sets.dispatch import dispatch_rule
-from atune.reporting.sets.regret import RegretMatrix, regret_matrix
-from atune.reporting.sets.rule import AnyRule, NearestRule, TreeRule
+from atune.reporting.compare import ComparedProblem, Comparison, compare
+from atune.reporting.regret import Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 
 __all__ = [
-    "AnyRule",
     "ComparedProblem",
-    "ComparedWinner",
     "Comparison",
     "Cover",
-    "Difference",
     "NearestRule",
     "RegretMatrix",
-    "TreeRule",
     "compare",
     "cover",
     "dispatch_rule",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -19,23 +19,10 @@ from atune.model.folders import cache_folder, make_private_folder, whole_file
 from atune.model.problem import Problem, check_same_names
 
 INDEX = "set.json"
-"""The file in a set's folder that lists its problems."""
+"""The file in a set's folder that lists its problems. The first one's journal is ``0000.jsonl``, and so on."""
 LOCK = "set.lock"
 """The file there, an empty journal, that a run locks while it writes the set."""
 NOT_BEGUN = "not begun"
-
-
-class SetEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem of a set, and the name of its journal in the set's folder. `error`: why it could not be tuned."""
-
-    problem: Problem
-    journal: str
-    error: str = ""
-
-    def path(self, folder: Path) -> Path:
-        """Return the journal's path, also of one that was compressed since."""
-        plain, packed = folder / self.journal, folder / f"{self.journal}.xz"
-        return packed if packed.exists() and not plain.exists() else plain
 
 
 class TunedProblem(msgspec.Struct, frozen=True, eq=False):
@@ -61,13 +48,31 @@ def is_set(path: Path) -> bool:
     return (path / INDEX).is_file()
 
 
+def listed(folder: Path) -> dict[Path, Problem]:
+    """Return the problems of a set's folder by their journals, in order. Raises `UsageError` if it is no such folder.
+
+    A journal may have been compressed since.
+    """
+    try:
+        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[Problem])
+    except (OSError, msgspec.MsgspecError) as error:
+        why = f"it has no {INDEX}" if isinstance(error, FileNotFoundError) else str(error)
+        raise UsageError(f"{folder} is no folder of a set's journals: {why}") from error
+    return {_journal(folder, number): problem for number, problem in enumerate(found)}
+
+
+def _journal(folder: Path, number: int) -> Path:
+    plain, packed = folder / f"{number:04}.jsonl", folder / f"{number:04}.jsonl.xz"
+    return packed if packed.exists() and not plain.exists() else plain
+
+
 def header_of_set(folder: Path) -> RunStarted | None:
     """Return the header of the first problem that has begun; the work is the same in all."""
     first = next((event for path in journals_in(folder)[:1] for event in JournalReader(path)), None)
     return first if isinstance(first, RunStarted) else None
 
 
-def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Journal]:
+def entered(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:
     """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
 
     Where nothing has begun, it has those problems alone. A journal that a killed run left without a whole line is
@@ -84,40 +89,34 @@ def entered(folder: Path, problems: Iterable[Problem]) -> tuple[list[Path], Jour
             if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
                 raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
             lock = stack.enter_context(_locked(folder))
-            known = listed(folder) if is_set(folder) and journals_in(folder) else {}
-            for problem in problems:
-                before = known.get(problem.key)
-                known[problem.key] = SetEntry(problem, f"{len(known):04}.jsonl" if before is None else before.journal)
-            check_same_names([one.problem for one in known.values()], f"journal {folder}")
-            _write(folder, known.values())
-            journals = [known[problem.key].path(folder) for problem in problems]
-            for journal in journals:
+            before = listed(folder).values() if is_set(folder) and journals_in(folder) else ()
+            known = {one.key: one for one in (*before, *problems)}
+            check_same_names([*known.values()], f"journal {folder}")
+            _write(folder, [*known.values()])
+            journals = dict(zip(known, listed(folder), strict=True))
+            for journal in journals.values():
                 if not is_begun(journal):
                     journal.unlink(missing_ok=True)
         except OSError as error:
             raise UsageError(f"journal {folder}: the folder of a set's journals cannot be written: {error}") from error
         stack.pop_all()
-        return journals, lock
+        return [journals[one.key] for one in problems], lock
 
 
-def keep_errors(folder: Path, errors: Mapping[str, str]) -> None:
-    """Keep in a set's folder why problems, by their keys, could not be tuned. A full disk costs only that."""
-    known = listed(folder)
-    with suppress(OSError):
-        _write(folder, [msgspec.structs.replace(one, error=errors.get(key, one.error)) for key, one in known.items()])
+def forget_added(folder: Path, had: Sequence[Problem]) -> None:
+    """Reduce a set's list to what it had, unless another problem has begun. A new set is removed."""
+    if any(map(is_begun, [*listed(folder)][len(had) :])):
+        return
+    if had:
+        _write(folder, had)
+        return
+    (folder / INDEX).unlink()
+    folder.rmdir()
 
 
-def forget_added(folder: Path, had: Collection[str]) -> None:
-    """Reduce a set's list to what it had, by keys, unless another one has begun. A full disk costs only that."""
-    entries = listed(folder)
-    if not any(is_begun(one.path(folder)) for key, one in entries.items() if key not in had):
-        with suppress(OSError):
-            _write(folder, [entries[key] for key in had])
-
-
-def _write(folder: Path, entries: Iterable[SetEntry]) -> None:
+def _write(folder: Path, problems: Sequence[Problem]) -> None:
     with whole_file(folder / INDEX) as part:
-        Path(part).write_bytes(msgspec.json.format(msgspec.json.encode(list(entries))) + b"\n")
+        Path(part).write_bytes(msgspec.json.format(msgspec.json.encode(problems)) + b"\n")
 
 
 def _locked(folder: Path) -> Journal:
@@ -131,19 +130,6 @@ def _locked(folder: Path) -> Journal:
         raise error.__cause__ or error from None
 
 
-def listed(folder: Path) -> dict[str, SetEntry]:
-    """Return the problems of a set's folder by their keys. Raises `UsageError` if it is no such folder."""
-    try:
-        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[SetEntry])
-    except (OSError, msgspec.MsgspecError) as error:
-        why = f"it has no {INDEX}" if isinstance(error, FileNotFoundError) else str(error)
-        raise UsageError(f"{folder} is no folder of a set's journals: {why}") from error
-    for one in found:
-        if Path(one.journal).name != one.journal:
-            raise UsageError(f"{folder}: the journal {one.journal!r} of its {INDEX} is outside of the folder")
-    return {one.problem.key: one for one in found}
-
-
 def is_begun(journal: Path) -> bool:
     """Tell whether a problem's run has begun: its journal's first line is whole. Raises `OSError`."""
     if not journal.exists():
@@ -152,10 +138,9 @@ def is_begun(journal: Path) -> bool:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")
 
 
-def is_ended(one: SetEntry, folder: Path) -> bool:
-    """Tell whether a problem's run has ended: in order, or with an error. Raises `OSError`."""
-    journal = one.path(folder)
-    return bool(one.error) or (is_begun(journal) and isinstance(last_event(journal), RunFinished))
+def is_ended(journal: Path) -> bool:
+    """Tell whether a problem's run has ended in order. Raises `OSError`."""
+    return is_begun(journal) and isinstance(last_event(journal), RunFinished)
 
 
 def is_set_written(folder: Path) -> bool:
@@ -180,10 +165,7 @@ def delete_set(folder: Path) -> None:
 
 def journals_in(folder: Path) -> list[Path]:
     """Return the journals of a folder that have begun: of a set those of its problems, else its files by name."""
-    if is_set(folder):
-        paths = [one.path(folder) for one in listed(folder).values()]
-    else:
-        paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")])
+    paths = listed(folder) if is_set(folder) else sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")])
     return [path for path in paths if is_begun(path)]
 
 
@@ -192,13 +174,9 @@ def tuned_problems(folder: Path) -> list[TunedProblem]:
 
     Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
     """
-    return [tuned_problem(one, folder) for one in listed(folder).values()]
+    return [tuned_problem(problem, journal) for journal, problem in listed(folder).items()]
 
 
-def tuned_problem(one: SetEntry, folder: Path) -> TunedProblem:
-    """Return a problem of a set's folder with its result."""
-    path = one.path(folder)
-    if is_begun(path):
-        result = replay(path)
-        return TunedProblem(one.problem, result, "" if result.finished else one.error)
-    return TunedProblem(one.problem, None, one.error or NOT_BEGUN)
+def tuned_problem(problem: Problem, journal: Path) -> TunedProblem:
+    """Return a problem with the result in its journal."""
+    return TunedProblem(problem, replay(journal)) if is_begun(journal) else TunedProblem(problem, None, NOT_BEGUN)

@@ -128,15 +128,15 @@ function cell(row, value, kind) {
 
 const LONG = 60;  // characters of a value from which on the table cuts it
 
-function valueCell(row, value, decimals) {
+function valueCell(row, value, { decimals, whole }) {
   const number = typeof value === "number";
   const box = add(row, "td", number || value === null ? { class: "n" } : {});
   if (number) {
     const digits = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
     box.textContent = Number.isInteger(value) && !decimals ? String(value) : decimals === null ? say(value) : value.toLocaleString("en", digits);
     box.dataset.v = value;
-  } else box.textContent = value === null ? "–" : value.length > LONG ? `${value.slice(0, LONG - 1)}…` : value;
-  if (!number && value !== null && value.length > LONG) box.title = value;
+  } else box.textContent = value === null ? "–" : value.length > LONG && !whole ? `${value.slice(0, LONG - 1)}…` : value;
+  if (!number && value !== null && value.length > LONG && !whole) box.title = value;
 }
 
 const PARTS = {
@@ -187,7 +187,7 @@ const PARTS = {
     for (const column of part.columns) add(head, "th", { scope: "col" }, column.title);
     for (const one of part.rows) {
       const row = add(body, "tr", { class: one.class, "data-config": JSON.stringify(one.config) });
-      one.cells.forEach((value, i) => valueCell(row, value, part.columns[i].decimals));
+      one.cells.forEach((value, i) => valueCell(row, value, part.columns[i]));
     }
     add(made, "p", { class: "hint" }, "Scroll sideways for more columns.");
     sortable(table, part.example);
@@ -220,12 +220,10 @@ const PARTS = {
   },
 };
 
-function begin(table, example) {
-  if (D.parts) {
-    const main = document.querySelector("main");
-    write(add(main, "h1"), D.title, true);
-    for (const part of D.parts) PARTS[part.kind](main, part);
-  } else if (byId(table)) sortable(byId(table), example);
+function begin() {
+  const main = document.querySelector("main");
+  write(add(main, "h1"), D.title, true);
+  for (const part of D.parts) PARTS[part.kind](main, part);
   drawAll();
   let drawnAt = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; drawAll(); } });

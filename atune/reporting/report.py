@@ -28,7 +28,6 @@ from atune.reporting.headline import headline
 from atune.reporting.importance import Importance, axis_importance
 from atune.reporting.layout_notes import layouts_line
 from atune.reporting.page import page
-from atune.reporting.page import whole_page as whole_page
 from atune.reporting.plots import Timeline, host_of, plot_data, value_text
 from atune.reporting.progress import duration, shortened
 from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, summary_text

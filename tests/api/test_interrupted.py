@@ -19,8 +19,8 @@ from teaching_kernels import N, times
 from atune import Workload, run, tune
 from atune.engine.run_state import Recorder
 from atune.frontends.api import default_journal
+from atune.frontends.api.tune_set import read_set
 from atune.frontends.api.tuner import tune_apart
-from atune.frontends.sets.tuning import read_set
 from atune.journal.replay import replay
 from atune.journal.set_folder import entered
 from atune.journal.writer import Journal, write_journal

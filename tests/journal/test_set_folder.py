@@ -10,7 +10,7 @@ from event_streams import Stream, write
 
 import atune.sets
 from atune.errors import JournalError, UsageError
-from atune.journal.set_folder import entered, forget_added, is_ended, journals_in, keep_errors, listed, tuned_problems
+from atune.journal.set_folder import entered, forget_added, journals_in, listed, tuned_problems
 from atune.model.problem import Problem
 
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
@@ -82,15 +82,23 @@ def test_where_nothing_has_begun_the_problems_are_replaced(tmp_path: Path) -> No
 
 
 def test_problems_that_were_added_are_forgotten_unless_one_has_begun(tmp_path: Path) -> None:
-    paths, lock = entered(tmp_path, PROBLEMS)
+    folder = tmp_path / "s"
+    paths, lock = entered(folder, PROBLEMS)
     lock.close()
-    had = {PROBLEMS[0].key}
     finished(paths[2])
-    forget_added(tmp_path, had)
-    assert len(listed(tmp_path)) == 3
+    forget_added(folder, PROBLEMS[:1])
+    assert [*listed(folder).values()] == PROBLEMS
     paths[2].unlink()
-    forget_added(tmp_path, had)
-    assert listed(tmp_path).keys() == had
+    forget_added(folder, PROBLEMS[:1])
+    assert [*listed(folder).values()] == PROBLEMS[:1]
+    forget_added(folder, [])
+    assert not folder.exists()
+
+
+def test_the_last_weight_of_a_problem_is_kept(tmp_path: Path) -> None:
+    for weight in (2.0, 3.0):
+        entered(tmp_path, [Problem({"n": 1}, weight)])[1].close()
+    assert [row.problem.weight for row in tuned_problems(tmp_path)] == [3.0]
 
 
 @pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])
@@ -104,16 +112,3 @@ def test_a_problem_whose_run_was_killed_in_its_first_line_is_not_begun(left: byt
     assert [row.error for row in tuned_problems(tmp_path)] == ["", "not begun"]
     entered(tmp_path, PROBLEMS[:2])[1].close()
     assert paths[0].exists() and not paths[1].exists()
-
-
-def test_why_a_problem_could_not_be_tuned_is_kept_until_it_is_tuned_again(tmp_path: Path) -> None:
-    paths, lock = entered(tmp_path, PROBLEMS[:2])
-    finished(paths[0])
-    keep_errors(tmp_path, {PROBLEMS[1].key: "no such argument"})
-    lock.close()
-    assert [row.error for row in tuned_problems(tmp_path)] == ["", "no such argument"]
-    assert [is_ended(one, tmp_path) for one in listed(tmp_path).values()] == [True, True]
-    entered(tmp_path, PROBLEMS[2:])[1].close()
-    assert [row.error for row in tuned_problems(tmp_path)] == ["", "no such argument", "not begun"]
-    entered(tmp_path, PROBLEMS)[1].close()
-    assert [row.error for row in tuned_problems(tmp_path)] == ["", "not begun", "not begun"]

@@ -29,7 +29,6 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
 from atune.model.problem import is_size
 from atune.model.settings import CPU_FLAGS
-from atune.reporting.sets.reading import plain_problem
 
 Files = dict[str, bytes]
 """Contents of a bundle's files, by their name in it."""
@@ -105,6 +104,16 @@ def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted]) -> No
         if problem in seen:
             raise UsageError(f"two results are of the problem {problem}: give one of them")
         seen.add(problem)
+
+
+def plain_problem(header: RunStarted) -> dict[str, Any]:
+    """Return a run's problem as plain data: dtypes by name, and without dimensions that are symbolic."""
+    found = {}
+    for name, value in header.arguments.items():
+        tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
+        if tag != "$dynamic":
+            found[name] = value[tag] if tag.startswith("$") else value
+    return found
 
 
 def _problem(result: Result, header: RunStarted, files: Files) -> dict[str, Any]:

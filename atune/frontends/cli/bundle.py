@@ -45,7 +45,7 @@ def _results(journal: str) -> list[Result]:
 
     if not os.path.isdir(journal):
         return [replay(journal)]
-    from atune.frontends.sets.tuning import read_set
+    from atune.frontends.api.tune_set import read_set
 
     found = read_set(journal)
     if left := len(found) - len(found.winners):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, with_flags
-from atune.frontends.cli.runs import add_journal
+from atune.frontends.cli.runs import add_journal, find_journal
 from atune.model.options import options_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ def add_commands(commands: Any, shown: Parser) -> None:
     merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
     add_options(merge, [table])
 
+    text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
+    compare = add_command(commands, shown, "compare", _compare, text)
+    for name in ("before", "after"):
+        compare.add_argument(
+            name, metavar="J", type=find_journal, help=f"the journal {name}, as elsewhere; or a folder"
+        )
+    limit = "by how much a winner may be slower, of its ratio's whole interval [default: 2%%]"
+    compare.add_argument("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
+
+
+def _percentage(text: str) -> float:
+    """Read ``2%``. A number alone is refused: it may be meant as a share."""
+    if not re.fullmatch(r"\d+(\.\d*)?%", text):
+        raise argparse.ArgumentTypeError(f"must be a percentage, zero or more, such as 2%, got {text!r}")
+    return float(text[:-1]) / 100
+
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.plan import check_parts, finished
@@ -104,8 +121,8 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.replay import replay
 
     if os.path.isdir(arguments.journal):
+        from atune.frontends.api.tune_set import read_set
         from atune.frontends.cli.tune_set import show_set
-        from atune.frontends.sets.tuning import read_set
 
         return show_set(read_set(arguments.journal), arguments)
     return show(replay(arguments.journal), arguments)
@@ -158,7 +175,7 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     journal = Path(arguments.journal)
     if journal.is_dir():
-        from atune.reporting.sets.page import set_report
+        from atune.reporting.set_table import set_report
 
         page, output = set_report(journal), f"{journal.resolve()}.html"
     else:
@@ -199,3 +216,16 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.output is None:
         print_message("nothing was written: add -o FILE to write the journal", kind="")
     return show(result, arguments)
+
+
+def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import json
+
+    import msgspec
+
+    from atune.frontends.cli.output import print_out
+    from atune.reporting.compare import compare
+
+    found = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
+    print_out(json.dumps({"slower": len(found.slower), **msgspec.to_builtins(found)}) if arguments.json else str(found))
+    return 1 if found.slower else 0

@@ -35,9 +35,8 @@ OK, INTERRUPTED = 0, 130
 _COMMANDS = {
     "parsing": ("tune",),
     "runs": ("runs",),
-    "journal": ("resume", "replay", "watch", "report", "export", "merge"),
+    "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare"),
     "explain": ("show", "explain"),
-    "compare": ("compare",),
     "bundle": ("bundle",),
     "cache": ("cache",),
     "doctor": ("doctor",),

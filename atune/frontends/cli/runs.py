@@ -126,10 +126,10 @@ def _set_data(folder: Path) -> dict[str, Any]:
 
     data = {"journal": str(folder), "written": written_at(folder)}
     try:
-        problems, header = listed(folder).values(), header_of_set(folder)
+        problems, header = listed(folder), header_of_set(folder)
     except AtuneError as error:
         return {**data, "state": "unreadable", "error": str(error)}
-    ended = sum(is_ended(one, folder) for one in problems)
+    ended = sum(map(is_ended, problems))
     return {
         **data,
         "kernel": getattr(header, "workload", ""),

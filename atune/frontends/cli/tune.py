@@ -18,11 +18,11 @@ from atune.engine.search.registry import check_name
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import TuneOptions
+from atune.frontends.api.problems import Problems, parse_sizes
 from atune.frontends.cli.main import INTERRUPTED, show_kept
 from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
-from atune.frontends.sets.problems import Problems, parse_sizes
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set

@@ -16,15 +16,15 @@ import anyio
 
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.default_journal import default_journal
+from atune.frontends.api.problems import Problems
+from atune.frontends.api.tune_set import SetResult, read_set, resume_set, tune_set
 from atune.frontends.cli.main import INTERRUPTED, OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out, report_error
 from atune.frontends.cli.tune import interruptible
-from atune.frontends.sets.problems import Problems
-from atune.frontends.sets.set_result import SetResult, row_line, set_data, set_lines
-from atune.frontends.sets.tuning import read_set, resume_set, tune_set
 from atune.journal.replay import POLL_S
 from atune.journal.set_folder import header_of_set, is_ended, is_set, is_set_written, journals_in, listed, tuned_problem
 from atune.model.candidate import printable
+from atune.reporting.set_table import row_line, set_data, set_lines
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -61,14 +61,16 @@ def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], i
 def watch_set_command(arguments: argparse.Namespace) -> int:
     """Print a line for each problem as its run ends, and the table when no run writes the set any more."""
     folder = Path(arguments.journal)
-    first, ended = True, set[str]()
+    first, ended = True, set[Path]()
     while True:
         written, problems = is_set_written(folder), listed(folder)
-        for key, one in problems.items():
-            if key not in ended and is_ended(one, folder):
-                ended.add(key)
+        for journal, problem in problems.items():
+            if journal not in ended and is_ended(journal):
+                ended.add(journal)
                 if not first:
-                    print_message(f"[{len(ended)}/{len(problems)}] {row_line(tuned_problem(one, folder))}", kind="")
+                    print_message(
+                        f"[{len(ended)}/{len(problems)}] {row_line(tuned_problem(problem, journal))}", kind=""
+                    )
         if not written:
             return show_set(read_set(folder), arguments)
         if first:
@@ -118,7 +120,7 @@ def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
             if row.result is not None:
                 print_out(f"{row.problem}\n{table(row.result)}\n")
     if arguments.json:
-        print_out(json.dumps(set_data(found)))
+        print_out(json.dumps(set_data(found, found.folder)))
     else:
-        print_lines(set_lines(found))
+        print_lines(set_lines(found, found.folder))
     return OK if len(found.winners) == len(found) else NO_WINNER

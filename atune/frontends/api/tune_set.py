@@ -1,11 +1,11 @@
-"""A set of problems: a few runs at a time, which share the fork server, the cores and the devices."""
+"""A set of problems: a few runs at a time, which share the fork server, the cores and the devices; and its result."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -26,31 +26,32 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.default_journal import default_journal, journals_folder
+from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
+from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.tuner import tuner_on
 from atune.frontends.api.warm_start import Warm, sources
-from atune.frontends.sets.problems import Given, Problems
-from atune.frontends.sets.set_result import SetResult, row_line
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
-    delete_set,
     entered,
     forget_added,
     header_of_set,
     is_set,
     journals_in,
-    keep_errors,
     listed,
     tuned_problems,
 )
-from atune.model.candidate import printable
+from atune.model.candidate import config_key, describe_config, printable
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
+from atune.model.space import Space
+from atune.reporting.regret import Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
+from atune.reporting.screen import plain
+from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.workers.local.machine import Shared, shared_processes
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -65,6 +66,83 @@ LOAD = 1.5
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
 ADVISERS = 4
 """Nearest problems whose results a new problem begins with."""
+
+
+class SetResult(Sequence[TunedProblem]):
+    """The problems of a set with their results, in the set's order.
+
+    ``result[{"M": 128, "N": 4096}]`` is one problem's `Result`; ``result[0]`` is a row. `folder` holds the journals.
+    ``str(result)`` is the table.
+    """
+
+    def __init__(self, rows: Sequence[TunedProblem], folder: Path, workload: object = None) -> None:
+        self._rows, self.folder = tuple(rows), folder
+        self._space: Space | None = getattr(workload, "space", None)
+        self._by_key = {row.problem.key: row for row in rows}
+
+    @property
+    def winners(self) -> list[TunedProblem]:
+        """The problems that have a winner."""
+        return [row for row in self._rows if row.won]
+
+    @property
+    def results(self) -> list[Result]:
+        """Their results."""
+        return [row.result for row in self.winners if row.result is not None]
+
+    def save_bundle(self, folder: str | os.PathLike[str]) -> str:
+        """Write the winners as a bundle: `atune.results.save_bundle` of `results`."""
+        from atune.frontends.api.save_bundle import save_bundle
+
+        return save_bundle(folder, self.results)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.
+
+        Raises `UsageError` where `path` cannot be written.
+        """
+        from atune.journal.output import write_output
+
+        write_output(os.fspath(path), set_page(self, self.folder).encode())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[TunedProblem]:
+        return iter(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, Mapping):
+            return self._rows[index]
+        if (row := self._by_key.get(config_key(dict(index)))) is None:
+            raise KeyError(f"the set has no problem {describe_config(dict(index))}, but {len(self)} others")
+        if row.result is None:
+            raise KeyError(f"{row.problem} could not be tuned: {row.error}")
+        return row.result
+
+    def __str__(self) -> str:
+        return plain(set_lines(self, self.folder))
+
+    def __repr__(self) -> str:
+        return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
+
+    def regret_matrix(self) -> RegretMatrix:
+        """Return how much slower each winner and finalist is than the winner, by problem with a winner."""
+        return regret_matrix(self.results)
+
+    def cover(self, *, max_regret: float | None = None, configs: int | None = None) -> Cover:
+        """Return few configurations that serve all problems with a winner, by their weights; see `atune.sets.cover`."""
+        return cover(self.regret_matrix(), self._weights(), max_regret=max_regret, configs=configs)
+
+    def rule(self, space: Space | None = None) -> NearestRule:
+        """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
+
+        `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
+        """
+        return dispatch_rule(self.regret_matrix(), self._weights(), space or self._space)
+
+    def _weights(self) -> list[float]:
+        return [row.problem.weight for row in self.winners]
 
 
 class SetOptions(RunOptions, total=False):
@@ -125,14 +203,10 @@ async def tune_set(
         folder = default_journal(name.partition(".py")[0]).with_suffix("")
     try:
         return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
-    except BaseException as error:
+    except anyio.get_cancelled_exc_class() as error:
         if journals_in(Path(folder)):
-            if isinstance(error, anyio.get_cancelled_exc_class()):
-                then = "journal= takes it to continue, atune replay to show it"
-                error.add_note(f"tuning interrupted; what was measured is kept in {shlex.quote(str(folder))}; {then}")
-        elif is_set(Path(folder)) and Path(folder).is_relative_to(journals_folder()):
-            with suppress(OSError):
-                delete_set(Path(folder))  # `atune runs` lists what began
+            then = "journal= takes it to continue, atune replay to show it"
+            error.add_note(f"tuning interrupted; what was measured is kept in {shlex.quote(str(folder))}; {then}")
         raise
 
 
@@ -161,12 +235,13 @@ class _SetRun:
         on_result: Callable[[TunedProblem], None] | None,
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
-        self._problems, self._options, self._folder = problems, options, folder
-        self._on_result, self._shows = on_result, shows_progress(options)
-        self._options["progress"] = False
-        self._budget = Budget.parse(options.get("budget"))
+        self._problems, self._folder, self._on_result = problems, folder, on_result
+        self._shows, self._options = shows_progress(options), {**options, "progress": False}
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
-        self._at_once = 1 if options.get("cluster") else min(self._most_at_once(), len(problems))
+        timed = Budget.parse(options.get("budget")).seconds is not None  # they count also while it waits for a device
+        most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
+        self._at_once = 1 if options.get("cluster") else min(most, len(problems))
+        self._free = anyio.CapacityLimiter(self._at_once)
         self._shared: Shared | None = None
         """The processes that the runs share; None on a cluster."""
         self._rows: dict[int, TunedProblem] = {}
@@ -177,26 +252,30 @@ class _SetRun:
 
     async def all(self) -> SetResult:
         """Tune every problem."""
-        had = listed(self._folder) if is_set(self._folder) else {}
+        had = [*listed(self._folder).values()] if is_set(self._folder) else []
+        self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
         try:
-            return await self._all()
-        except JournalError as error:
-            if had and not isinstance(error.__cause__, OSError):  # other work, of which the set gets nothing
-                forget_added(self._folder, had)
+            with lock:
+                return await self._all()
+        except BaseException as error:
+            if not had or isinstance(error, AtuneError):
+                with suppress(OSError):  # a full disk costs only that
+                    forget_added(self._folder, had)
             raise
 
     async def _all(self) -> SetResult:
+        self._print(f"[0/{len(self._problems)}] journals in {printable(str(self._folder))}")
+        if (header := header_of_set(self._folder)) is not None:
+            self._same_work(header)
         async with AsyncExitStack() as stack:
-            self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
-            stack.enter_context(lock)
-            self._print(f"[0/{len(self._problems)}] journals in {printable(str(self._folder))}")
-            if (header := header_of_set(self._folder)) is not None:
-                self._same_work(header)
             if not self._options.get("cluster"):
                 self._shared = await stack.enter_async_context(shared_processes())
-            await self._each()
-            errors = {self._problems[index].key: str(error) for index, error in self._errors.items()}
-            await anyio.to_thread.run_sync(keep_errors, self._folder, errors)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for index in range(len(self._problems)):
+                        tasks.start_soon(self._one, index)
+            except BaseExceptionGroup as group:
+                raise unwrapped(group) from None
         found = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
         if len(self._errors) == len(found):
             raise self._errors[0]
@@ -205,33 +284,18 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
-    async def _each(self) -> None:
-        """Tune the problems in order, a few at a time."""
-        free = anyio.Semaphore(self._at_once)
-        try:
-            async with anyio.create_task_group() as tasks:
-                for index in range(len(self._problems)):
-                    await free.acquire()
-                    tasks.start_soon(self._one, index, free)
-        except BaseExceptionGroup as group:
-            error = unwrapped(group)
-            while isinstance(error, ExceptionGroup):  # several problems failed at once: the first error says why
-                error = error.exceptions[0]
-            raise error from None
-
-    async def _one(self, index: int, free: anyio.Semaphore) -> None:
+    async def _one(self, index: int) -> None:
         result: Result | None = None
-        try:
-            result = await self._tuned(index)
-        except NoWinner as error:
-            result = error.result
-        except (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost):  # of the whole set
-            raise
-        except AtuneError as error:
-            self._errors[index] = error
-        finally:
-            free.release()
-        self._rows[index] = row = TunedProblem(self._problems[index], result, str(self._errors.get(index, "")))
+        async with self._free:  # in the order of the problems
+            try:
+                result = await self._tuned(index)
+            except NoWinner as error:
+                result = error.result
+            except (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost):  # of the whole set
+                raise
+            except AtuneError as error:
+                self._errors[index] = error
+            self._rows[index] = row = TunedProblem(self._problems[index], result, str(self._errors.get(index, "")))
         if self._on_result is not None:
             self._on_result(row)
         self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
@@ -294,11 +358,6 @@ class _SetRun:
             return settings
         return msgspec.structs.replace(settings, workers=max(1, self._fit // self._at_once))
 
-    def _most_at_once(self) -> int:
-        """Return how many problems may be tuned at the same time."""
-        timed = self._budget.seconds is not None  # they count also while it waits for a device
-        return 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
-
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
     """Return what a set's folder has, as `tune_set` returned it. Runs no code.
@@ -324,10 +383,9 @@ async def resume_set(
         As for `tune_set`. None takes the file that the journals name.
     {options}
     """
-    found = read_set(folder)
-    headers = [row.result.header for row in found if row.result is not None and row.result.header is not None]
-    if not headers:
+    header = header_of_set(Path(folder))
+    problems = Problems(listed(Path(folder)).values())
+    if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    problems = Problems.of(row.problem for row in found)
-    chosen: dict[str, Any] = {**options_of(headers[0]), **named("resume_set", options, RunOptions)}
-    return await tune_set(workload or origin_of(headers[0]), problems, journal=folder, **chosen)
+    chosen: dict[str, Any] = {**options_of(header), **named("resume_set", options, RunOptions)}
+    return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

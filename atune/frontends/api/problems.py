@@ -1,4 +1,4 @@
-"""A set of problems of one kernel, from sizes, a list, a function or a file."""
+"""A set of problems of one kernel, from sizes, a list or a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from numbers import Real
 from pathlib import Path
@@ -17,8 +17,7 @@ from atune.model.candidate import describe_config, normalise
 from atune.model.problem import Problem, check_same_names
 
 WEIGHT = "weight"
-"""The column of a file that says how often a problem occurs."""
-
+"""The key, or column of a file, that says how often a problem occurs."""
 
 Given = Iterable[Mapping[str, Any] | Problem]
 
@@ -27,38 +26,23 @@ class Problems(Sequence[Problem]):
     """Problems of one kernel, each once, in the order in which they were given.
 
         Problems(M=[1, 2, 4], N=4096, K=[4096, 11008])     # every combination
-        Problems([{"M": 1, "N": 4096}, {"M": 2, "N": 4096}], weights=[10, 1])
-        Problems(lambda: ({"M": 2**i} for i in range(14)))
-        Problems("shapes.json")                            # or .jsonl or .csv; a column "weight" counts
+        Problems([{"M": 1, "N": 4096, "weight": 10}, {"M": 2, "N": 4096}])
+        Problems("shapes.json")                            # or .jsonl or .csv
 
     Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
 
     Parameters
     ----------
     given
-        A list of arguments (dictionaries) or of other sets' problems, a function that returns one, or the path of a
-        file.
-    weights
-        How often each problem of a list occurs: numbers above zero. None: equally often.
+        A list of arguments (dictionaries) or of other sets' problems, or the path of a file. ``weight``: how often a
+        problem occurs, a number above zero (default 1).
     sizes
         Arguments, each with one value or several. The set has every combination; in a list, which lacks them, each
         problem gets them.
     """
 
-    def __init__(
-        self,
-        given: Given | Callable[[], Given] | str | os.PathLike[str] = (),
-        *,
-        weights: Sequence[float] | None = None,
-        **sizes: Any,
-    ) -> None:
+    def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
         rows = _rows(given)
-        if weights is not None:
-            if len(weights) != len(rows):
-                raise UsageError(
-                    f"Problems: {len(weights)} weights for a list of {len(rows)} problems: give one for each"
-                )
-            rows = [{**row, WEIGHT: weight} for row, weight in zip(rows, weights, strict=True)]
         values = {name: _values(value) for name, value in sizes.items()}
         if twice := [name for name in values if any(name in row for row in rows)]:
             both = f"each problem of the list or file has {twice[0]}, and {twice[0]}=… is given for all of them"
@@ -70,16 +54,6 @@ class Problems(Sequence[Problem]):
                 one = _problem({**row, **point})
                 before = found.get(one.key)
                 found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
-        self._take(found)
-
-    @staticmethod
-    def of(problems: Iterable[Problem]) -> Problems:
-        """Return a set of `problems`, each of which is there once."""
-        made = Problems.__new__(Problems)
-        made._take({one.key: one for one in problems})
-        return made
-
-    def _take(self, found: Mapping[str, Problem]) -> None:
         self._problems = tuple(found.values())
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
@@ -134,60 +108,42 @@ def _values(value: Any) -> list[Any]:
 
 def _rows(given: Any) -> list[Mapping[str, Any]]:
     if isinstance(given, (str, os.PathLike)):
-        return read(given)
-    rows = given() if callable(given) else given
+        where, rows = f"problems {os.fspath(given)}", _read(Path(given))
+        if not rows:
+            raise UsageError(f"{where}: the file has no problem")
+    else:
+        where, rows = "Problems", given
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise UsageError(f"Problems: give a list of dictionaries, a function or a file, got {rows!r}")
+        raise UsageError(f'{where}: give a list of dictionaries, such as [{{"M": 1}}, {{"M": 2}}], got {rows!r}')
     rows = [{**row.arguments, WEIGHT: row.weight} if isinstance(row, Problem) else row for row in rows]
-    for row in rows:
-        _check_row(row, "Problems")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
+            entry = f"{where}, entry {number}"
+            raise UsageError(f"{entry}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
     return rows
 
 
-def read(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
-    """Return the rows of a file: a JSON list of objects, one object a line (.jsonl), or a table (.csv).
-
-    Raises `UsageError` for a file that cannot be read.
-    """
-    file = Path(path)
+def _read(file: Path) -> Any:
+    """Return what a file holds: JSON, one object a line (.jsonl), or a table (.csv). Raises `UsageError`."""
     try:
         text = file.read_text("utf-8-sig")  # spreadsheets begin their tables with a mark
         if file.suffix == ".csv":
             table = csv.DictReader(text.splitlines(), skipinitialspace=True)
-            rows: Any = []
-            for number, row in enumerate(table, 1):
-                if None in row or not all(row.values()):
-                    raise UsageError(f"problems {path}, entry {number}: it needs a value for each column, got {row!r}")
-                rows.append({name: _cell(cell) for name, cell in row.items()})
-        elif file.suffix == ".jsonl":
-            rows = []
-            for number, line in enumerate(text.splitlines(), 1):
-                rows += [_decoded(line, f"problems {path}, line {number}")] if line.strip() else []
-        else:
-            rows = _decoded(text, f"problems {path}") if text.strip() else []
-    except OSError as error:
-        raise UsageError(f"problems {path}: {error.strerror or error}: give a .json, .jsonl or .csv file") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"problems {path}: {error}") from error
-    if not isinstance(rows, list):
-        raise UsageError(f'problems {path}: must be a list of objects, such as [{{"M": 1}}, {{"M": 2}}]')
-    if not rows:
-        raise UsageError(f"problems {path}: the file has no problem")
-    for number, row in enumerate(rows, 1):
-        _check_row(row, f"problems {path}, entry {number}")
-    return rows
-
-
-def _decoded(text: str, where: str) -> Any:
-    try:
+            return [_cells(row, number) for number, row in enumerate(table, 1)]
+        if file.suffix == ".jsonl":
+            lines = [line for line in text.splitlines() if line.strip()]
+            return json.loads("[" + "\n,".join(lines) + "]")
         return json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}: give a .json, .jsonl or .csv file") from error
+    except OSError as error:
+        raise UsageError(f"problems {file}: {error.strerror or error}: give a .json, .jsonl or .csv file") from error
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"problems {file}: {error}: give a .json, .jsonl or .csv file") from error
 
 
-def _check_row(row: Any, where: str) -> None:
-    if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
-        raise UsageError(f"{where}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
+def _cells(row: Mapping[Any, Any], number: int) -> dict[str, Any]:
+    if None in row or not all(row.values()):
+        raise ValueError(f"entry {number} needs a value for each column, got {row!r}")
+    return {name: _cell(cell) for name, cell in row.items()}
 
 
 def _cell(text: str) -> Any:

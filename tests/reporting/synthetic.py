@@ -11,7 +11,7 @@ from event_streams import Stream
 
 from atune.journal.result import Result
 from atune.model.candidate import config_key
-from atune.reporting.sets.regret import RegretMatrix
+from atune.reporting.regret import RegretMatrix
 
 
 def stream_of(
@@ -19,6 +19,7 @@ def stream_of(
     latencies: Mapping[int, Sequence[float]],
     final: Mapping[int, Sequence[float]] | None = None,
     reference: Sequence[float] | None = None,
+    ties: tuple[int, ...] = (),
     **header: Any,
 ) -> Stream:
     """Return the events of a run: configuration ``block=index`` by index with its samples in ms, none if it failed."""
@@ -28,7 +29,7 @@ def stream_of(
     for index, samples in latencies.items():
         stream.candidate(index, *samples)
     if final is not None:
-        stream.final(dict(final), reference)
+        stream.final(dict(final), reference, ties)
     return stream.finished()
 
 

@@ -1,0 +1,336 @@
+"""What configurations cost on several problems of a kernel: the regret matrix, a cover, and a rule for new problems."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.journal.events import RunStarted
+from atune.journal.replay import replay
+from atune.journal.result import Record, Result
+from atune.journal.set_folder import TunedProblem, journals_in
+from atune.model.candidate import Config, config_key, describe_config, printable, thaw
+from atune.model.problem import distance, is_size
+from atune.model.space import Space
+
+MAX_REGRET = 0.03
+"""Regret that a cover allows where nothing else is asked for."""
+
+Part = Result | str | os.PathLike[str]
+Source = Part | Iterable["Part | TunedProblem"]
+"""A result, a journal, a folder of journals, a set's result, or several of these."""
+
+
+def results_of(source: Source) -> list[Result]:
+    """Return the results that `source` holds: of a folder those of `journals_in`.
+
+    Raises `JournalError` for a journal that cannot be read, and `UsageError` where there is none.
+    """
+    found = list(_results(source))
+    if not found:
+        shown = printable(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "the list"
+        raise UsageError(f"{shown} has no journals: give a journal, a folder of *.jsonl, or a list of these")
+    return found
+
+
+def _results(source: Source | TunedProblem) -> Iterator[Result]:
+    if isinstance(source, Result):
+        yield source
+    elif isinstance(source, TunedProblem):
+        yield from [] if source.result is None else [source.result]
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        yield from map(replay, journals_in(path) if path.is_dir() else [path])
+    else:
+        for each in source:
+            yield from _results(each)
+
+
+def header_of(result: Result) -> RunStarted:
+    """Return the header of a result. Raises `UsageError` where its run never began."""
+    if result.header is None:
+        raise UsageError("a result without a header, of a run that never began, has no problem")
+    return result.header
+
+
+class RegretMatrix(msgspec.Struct, frozen=True):
+    """What each configuration costs on each problem. Rows are configurations by key, columns are problems as given."""
+
+    kernel: str
+    """The workload's name."""
+    problems: tuple[dict[str, Any], ...]
+    """Arguments of the problems that have a winner."""
+    configs: tuple[Config, ...]
+    """Winners and finalists."""
+    regret: tuple[tuple[float | None, ...], ...]
+    """By row and column: latency over that of the problem's winner, less one. None where it was not measured. A
+    finalist that ties with the winner counts as one, with no regret."""
+    winners: tuple[int, ...]
+    """By column, the row of the problem's winner."""
+    asks: tuple[str, ...] = ()
+    """Arguments of the problems that functions of the space take, such as its constraints."""
+
+
+def regret_matrix(results: Source) -> RegretMatrix:
+    """Return the regret matrix of `results`, each of another problem of one kernel: results, journals, or folders.
+
+    Latencies are compared like with like: finalists' by the final, others' by their first timing. A problem without a
+    winner is left out. Raises `UsageError` for several kernels or targets, a problem that comes twice, and no winner.
+    """
+    known = results_of(results)
+    _check_one_kernel(known)
+    won = [(result, result.best) for result in known if result.best is not None]
+    if not won:
+        raise UsageError("no result has a winner, so that there is nothing to compare")
+    rows = {record.key: record.config for result, best in won for record in (best, *_finalists(result))}
+    keys = sorted(rows)
+    columns = [_regret(result, best) for result, best in won]
+    headers = [header_of(result) for result, _ in won]
+    return RegretMatrix(
+        kernel=headers[0].workload,
+        problems=tuple(thaw(header.arguments) for header in headers),
+        configs=tuple(thaw(rows[key]) for key in keys),
+        regret=tuple(tuple(column.get(key) for column in columns) for key in keys),
+        winners=tuple(keys.index(best.key) for _, best in won),
+        asks=tuple(sorted({name for header in headers for name in header.asks})),
+    )
+
+
+def _finalists(result: Result) -> list[Record]:
+    """Return the finalists that may win, without the slowest, which is timed for the summary."""
+    final = {entry.index for entry in result.final}
+    return [record for record in _contenders(result) if record.index in final and record != result.slowest]
+
+
+def _contenders(result: Result) -> Sequence[Record]:
+    """Return the records that may win: a baseline does only where it did, because its outputs may be unchecked."""
+    return result.all_records if result.best == result.baseline else result.records
+
+
+def _regret(result: Result, best: Record) -> dict[str, float]:
+    """Return the regret of all that were measured, by key."""
+    firsts = {one.index: one.timing.latency_ms for one in result.measurements}
+    finals = {entry.index: entry.timing.latency_ms for entry in result.final}
+    credited = {r.key: r.index if r.same_as is None else r.same_as for r in _contenders(result)}
+    found: dict[str, float] = {}
+    for latencies in (firsts, finals):
+        there = {key: latencies[index] for key, index in credited.items() if latencies.get(index)}
+        least = min(there.values(), default=0.0)
+        found |= {key: latency / least for key, latency in there.items()}
+    own, tied = found.get(best.key, 1.0), set(result.ties or ())
+    return {key: 0.0 if credited[key] in tied else max(0.0, ratio / own - 1) for key, ratio in found.items()}
+
+
+def _check_one_kernel(results: Sequence[Result]) -> None:
+    first, *others = headers = [header_of(result) for result in results]
+    for other in others:  # a kernel that closes over its problem has its name alone in common
+        if first.workload != other.workload and not (first.kernel and first.kernel == other.kernel):
+            raise UsageError(f"results of different kernels, {first.workload!r} and {other.workload!r}: give one's")
+        if other.target != first.target:
+            raise UsageError(f"results of different targets, {first.target} and {other.target}: give one's")
+    seen = set[str]()
+    for header in headers:
+        if (key := config_key(header.arguments)) in seen:
+            problem = describe_config(header.arguments) or "no arguments"
+            raise UsageError(f"the problem {problem} comes twice: atune merge makes one journal of both")
+        seen.add(key)
+
+
+class Cover(msgspec.Struct, frozen=True):
+    """Configurations that serve a set of problems, each problem by the one that is the fastest on it."""
+
+    configs: tuple[Config, ...]
+    """The chosen ones, in the order of the matrix."""
+    rows: tuple[int, ...]
+    """Their rows in the matrix."""
+    serves: tuple[int | None, ...]
+    """By problem, the row that serves it; None where no chosen one was measured."""
+    regret: tuple[float | None, ...]
+    """By problem, its regret."""
+    mean_regret: float
+    """Weighted mean over the problems that are served."""
+
+    @property
+    def worst_regret(self) -> float:
+        """The largest regret of those that are served."""
+        return max((regret for regret in self.regret if regret is not None), default=0.0)
+
+
+def cover(
+    matrix: RegretMatrix,
+    weights: Sequence[float] | None = None,
+    *,
+    max_regret: float | None = None,
+    configs: int | None = None,
+) -> Cover:
+    """Return few configurations that serve all problems of `matrix`, chosen greedily: fewer may do.
+
+    Each choice is the one with which the fewest problems are left without a configuration; of several the one with the
+    least weighted regret, then the smallest key. With `max_regret` (default 0.03) it goes on until each problem has
+    one within that regret. With `configs` it chooses that many, or fewer where more gain nothing. `weights`: how often
+    each problem occurs.
+
+    Raises `UsageError` for both limits at once, and for limits and weights that do not fit.
+    """
+    if max_regret is not None and configs is not None:
+        raise UsageError("cover: give max_regret or configs, not both")
+    if configs is not None and configs < 1:
+        raise UsageError(f"cover: configs must be 1 or more, got {configs}")
+    if max_regret is not None and not max_regret >= 0:
+        raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
+    known = _weights(matrix, weights)
+    limit = math.inf if configs is not None else MAX_REGRET if max_regret is None else max_regret
+    chosen: list[int] = []
+    now: list[float] = [math.inf] * len(matrix.problems)
+    while len(chosen) < (configs or len(matrix.configs)) and (configs is not None or math.inf in now):
+        found = [_with(now, row, limit) for row in matrix.regret]
+        best = min(range(len(found)), key=lambda row: (_cost(found[row], known), row))
+        if _cost(found[best], known) >= _cost(now, known):
+            break
+        chosen.append(best)
+        now = found[best]
+    return _cover(matrix, known, sorted(chosen))
+
+
+def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
+    """Return the regrets `now` by problem, with another row of the matrix where that is less and within the limit."""
+    return [one if r is None or r > limit else min(one, r) for one, r in zip(now, row, strict=True)]
+
+
+def _cost(regret: Sequence[float], weights: Sequence[float]) -> tuple[int, float]:
+    """Return how many problems nothing serves, and the weighted regret of the others."""
+    served = [weight * one for weight, one in zip(weights, regret, strict=True) if one < math.inf]
+    return len(regret) - len(served), math.fsum(served)
+
+
+def _cover(matrix: RegretMatrix, weights: Sequence[float], rows: Sequence[int]) -> Cover:
+    serves: list[int | None] = []
+    for column in range(len(matrix.problems)):
+        known = [(regret, row) for row in rows if (regret := matrix.regret[row][column]) is not None]
+        serves.append(min(known)[1] if known else None)
+    costs = [None if row is None else matrix.regret[row][column] for column, row in enumerate(serves)]
+    return Cover(
+        configs=tuple(dict(matrix.configs[row]) for row in rows),
+        rows=tuple(rows),
+        serves=tuple(serves),
+        regret=tuple(costs),
+        mean_regret=_mean(costs, weights) or 0.0,
+    )
+
+
+def _weights(matrix: RegretMatrix, weights: Sequence[float] | None) -> list[float]:
+    """Return a weight for each problem, 1 without `weights`. Raises `UsageError` for those that do not fit."""
+    if weights is None:
+        return [1.0] * len(matrix.problems)
+    if len(weights) != len(matrix.problems):
+        raise UsageError(f"{len(weights)} weights for {len(matrix.problems)} problems: give one for each")
+    if wrong := [weight for weight in weights if not (weight > 0 and math.isfinite(weight))]:
+        raise UsageError(f"weights must be numbers above zero, got {wrong[0]!r}")
+    return [float(weight) for weight in weights]
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """Return the weighted mean of the known values; None where none is known."""
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
+    return math.fsum(v * w for v, w in known) / math.fsum(w for _, w in known) if known else None
+
+
+@dataclass(frozen=True)
+class NearestRule:
+    """The winner of the nearest tuned problem, by the sum of the log2 ratios of the sizes."""
+
+    configs: tuple[Config, ...]
+    """The configurations that it chooses from."""
+    sizes: tuple[str, ...]
+    """Arguments of which the logarithm counts. All others must be equal to those of a tuned problem."""
+    tuned: tuple[tuple[dict[str, Any], int], ...]
+    """The tuned problems, each with the index of its winner in `configs`. Of equally near ones the first counts."""
+    asks: tuple[str, ...] = ()
+    """Sizes that functions of the space take, which `pick` therefore asks."""
+    space: Space | None = field(default=None, repr=False)
+    """The space that it asks."""
+    regret: float | None = None
+    """Weighted mean regret on problems left out; None where none could be."""
+    worst_regret: float | None = None
+    """The largest of these."""
+    tested: int = 0
+    """Problems that it is the mean of."""
+    unmeasured: int = 0
+    """Problems left out whose chosen configuration was not measured, or failed, there."""
+
+    def pick(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one.
+
+        Of a space that asks for sizes it is the nearest that the space has for the problem, or None. Raises
+        `UsageError` where a size is missing, and where that space is not known, unless the problem was tuned.
+        """
+        if lacks := [name for name in self.sizes if name not in arguments]:
+            given = describe_config(dict(arguments)) or "no arguments"
+            raise UsageError(f"a rule over {', '.join(self.sizes)} was asked for {given}: give {', '.join(lacks)} too")
+        near = self._nearest_first(arguments)
+        if self.asks and near and distance(near[0][0], arguments):
+            if self.space is None:
+                new = f"{describe_config(dict(arguments))} was never tuned, and where= takes {', '.join(self.asks)}"
+                raise UsageError(f"{new}: give the space to be asked, dispatch_rule(…, space=…)")
+            has, unlisted = self.space.points(arguments), not self.space.computed
+            near = [one for one in near if has.serves(self.configs[one[1]], unlisted=unlisted)]
+        return near[0][1] if near else None
+
+    def _nearest_first(self, arguments: Mapping[str, Any]) -> list[tuple[dict[str, Any], int]]:
+        """Return the tuned problems whose other arguments are equal."""
+        if not all(is_size(arguments[name]) for name in self.sizes):
+            return []
+        key = _others(arguments, self.sizes)
+        alike = [one for one in self.tuned if _others(one[0], self.sizes) == key]
+        return sorted(alike, key=lambda one: distance(one[0], arguments))
+
+    def _left_out(self, problem: Mapping[str, Any]) -> int | None:
+        """Return the index in `configs` that a tuned problem would get if it had not been tuned."""
+        near = [place for tuned, place in self._nearest_first(problem) if tuned != problem]
+        return near[0] if near else None
+
+
+def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
+    return config_key({name: value for name, value in arguments.items() if name not in sizes})
+
+
+def dispatch_rule(
+    matrix: RegretMatrix, weights: Sequence[float] | None = None, space: Space | None = None
+) -> NearestRule:
+    """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
+
+    Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
+    problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
+    left out; one that is alone with its other arguments cannot be. `space`: what `pick` asks, where constraints or
+    axes take a size. Raises `UsageError` for weights that do not fit.
+    """
+    known = _weights(matrix, weights)
+    first, *others = matrix.problems
+    names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in others)))
+    used = sorted(set(matrix.winners))
+    pairs = [(problem, used.index(row)) for problem, row in zip(matrix.problems, matrix.winners, strict=True)]
+    rule = NearestRule(
+        configs=tuple(matrix.configs[row] for row in used),
+        sizes=names,
+        tuned=tuple(sorted(pairs, key=lambda pair: tuple(pair[0][name] for name in names))),
+        asks=tuple(name for name in names if name in matrix.asks),
+        space=space,
+    )
+    places = [rule._left_out(problem) for problem in matrix.problems]
+    picked = [(used[place], column) for column, place in enumerate(places) if place is not None]
+    costs = [matrix.regret[row][column] for row, column in picked]
+    measured = [cost for cost in costs if cost is not None]
+    return replace(
+        rule,
+        regret=_mean(costs, [known[column] for _, column in picked]),
+        worst_regret=max(measured, default=None),
+        tested=len(measured),
+        unmeasured=len(costs) - len(measured),
+    )

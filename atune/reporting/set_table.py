@@ -1,0 +1,159 @@
+"""What a set's runs found, as text, as data and as a page: one table, the cover, the rule, and what failed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.journal.set_folder import TunedProblem, tuned_problems
+from atune.model.candidate import describe_config, printable
+from atune.reporting.export import aligned
+from atune.reporting.headline import no_winner_line
+from atune.reporting.regret import cover, dispatch_rule, regret_matrix
+from atune.reporting.screen import Line, plain
+from atune.reporting.summary import failure_groups, summary
+
+COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
+"""Columns of the table, with decimals on the page."""
+
+
+def cells(row: TunedProblem) -> tuple[str, ...]:
+    """Return a problem that has a winner as a row of the table with `COLUMNS`."""
+    result = row.result
+    assert result is not None and result.best is not None and result.latency_ms is not None
+    ratios = ("" if one is None else f"{one:.2f}" for one in (result.default_ratio, result.reference_ratio))
+    winner = describe_config(result.best.config) + " (so far)" * (not result.finished)
+    return str(row.problem), f"{result.latency_ms:.4g}", *ratios, winner
+
+
+def row_line(row: TunedProblem) -> str:
+    """Return what became of a problem, as one line."""
+    if not row.won:
+        return f"{row.problem}: {why(row)}"
+    problem, latency, default, _, winner = cells(row)
+    return f"{problem}: {latency} ms{f', {default} × default' if default else ''}; {winner}"
+
+
+def why(row: TunedProblem) -> str:
+    """Return why a problem has no winner, on one line."""
+    if row.result is None:
+        return printable(next(iter(row.error.splitlines()), "it could not be tuned"))
+    groups = failure_groups(row.result.records)
+    return no_winner_line(row.result) + (f": {groups[0].line}" if groups else "")
+
+
+def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
+    """Return a set's result for a screen: the table, what it comes to, and where the journals are."""
+    shown = [cells(row) for row in rows if row.won]
+    lines = [*map(Line, aligned([tuple(COLUMNS), *shown]).splitlines()), Line("")] if shown else []
+    lines += [*_sums(rows), Line(f"journals   {printable(str(folder))}", "dim")]
+    if any(row.unfinished for row in rows):
+        header = next((row.result.header for row in rows if row.result is not None), None)
+        named, place = header is not None and header.origin, shlex.quote(printable(str(folder)))
+        how = f"atune resume {place}" if named else f"tune the set again, with {place} as its journal"
+        lines.append(Line(f"next       {how}"))
+    return lines
+
+
+def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
+    """Return what the rows come to: counts, the cover, the rule, what failed, and warnings."""
+    won, tried = [row for row in rows if row.won], [row.result for row in rows if row.result is not None]
+    counts = f"{len(won)} of {len(rows)} with a winner; {sum(one.measured for one in tried)} candidates measured"
+    lines = [Line(f"problems   {counts}", "strong")]
+    lines += _shared(won) if len(won) > 1 else []
+    if unfinished := [row for row in rows if row.unfinished]:
+        waiting = sum(row.result is None for row in unfinished)
+        text = f"{len(unfinished)} of {len(rows)} problems{f'; {waiting} not begun' if waiting else ''}"
+        lines.append(Line(f"unfinished {text}", "attention"))
+    for row in rows:
+        if not (row.won or row.unfinished):
+            lines.append(Line(f"failed     {row.problem}: {why(row)}", "attention"))
+    about = {one.about_default for one in tried if one.best is None}  # the lines of what failed say it
+    warnings = dict.fromkeys(text for one in tried for text in one.warnings if text not in about)
+    return lines + [Line(f"warning    {printable(text)}", "attention") for text in warnings]
+
+
+def _shared(won: Sequence[TunedProblem]) -> list[Line]:
+    """Return how few configurations serve all, and what the rule costs on problems left out."""
+    weights = [row.problem.weight for row in won]
+    try:
+        matrix = regret_matrix(won)
+    except UsageError:
+        return []  # of runs with accepted differences, such as targets, nothing compares
+    few, rule = cover(matrix, weights), dispatch_rule(matrix, weights)
+    several = len(few.configs) > 1
+    serve = f"{len(few.configs)} configuration{'s serve' if several else ' serves'} all"
+    text = f"{serve}, at most {_percent(few.worst_regret)} slower than the winners{'; chosen greedily' * several}"
+    lines = [Line(f"cover      {text}")]
+    if rule.regret is not None and rule.worst_regret is not None:
+        regret = f"{_percent(rule.regret)} slower on average, {_percent(rule.worst_regret)} at most"
+        left = f"on {rule.tested} left out in turn"
+        left += f"; on {rule.unmeasured} more it was not measured" if rule.unmeasured else ""
+        lines.append(Line(f"rule       other problems get the winner of the nearest: {regret}, {left}"))
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
+    """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
+    found = []
+    for row in rows:
+        data = {"problem": msgspec.to_builtins(row.problem.arguments), "weight": row.problem.weight}
+        found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
+    return {
+        "problems": found,
+        "winners": sum(row.won for row in rows),
+        "measured": sum(row.result.measured for row in rows if row.result is not None),
+        "journal": str(folder),
+    }
+
+
+def set_report(folder: Path) -> str:
+    """Return the page for a set's folder. Raises `UsageError` if it is no such folder, and `JournalError`."""
+    return set_page(tuned_problems(folder), folder)
+
+
+def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
+    """Return the page for the problems of a set; `folder` is where their journals lie."""
+    from atune.reporting.page import page
+    from atune.reporting.report import environment
+
+    begun = [row.result for row in rows if row.result is not None]
+    kernel = next((result.header.workload for result in begun if result.header is not None), "a set")
+    first, *others = [environment(result) for result in begun] or [[]]
+    shared = [row for row in first if row[0] != "journal" and all(row in other for other in others)]
+    parts: list[dict[str, Any]] = [
+        {"kind": "list", "title": "Results", "items": [line.text for line in _sums(rows)]},
+        {
+            "kind": "table",
+            "id": "all",
+            "name": "problems",
+            "title": "Problems",
+            "text": "Ratios above 1: the winner is faster.",
+            "example": "",
+            "columns": [{"title": name, "decimals": decimals, "whole": True} for name, decimals in COLUMNS.items()],
+            "rows": [_row(row) for row in rows],
+        },
+        {"kind": "facts", "id": "environment", "title": "Environment", "rows": [("journals", str(folder)), *shared]},
+    ]
+    title = f"{printable(kernel)}: {len(rows)} {'problem' if len(rows) == 1 else 'problems'}"
+    return page(title, parts, plain(set_lines(rows, folder)))
+
+
+def _row(row: TunedProblem) -> dict[str, Any]:
+    """Return a problem's row of the page's table."""
+    result, config = row.result, None if row.result is None else row.result.best_config
+    figures = [None] * 3 if result is None else [result.latency_ms, result.default_ratio, result.reference_ratio]
+    return {
+        "cells": [str(row.problem), *figures, cells(row)[-1] if row.won else why(row)],
+        "class": "" if row.won or row.unfinished else "bad",
+        "config": {"problem": row.problem.arguments, "config": config},
+    }

@@ -1,0 +1,202 @@
+"""The regret matrix of several problems, the configurations that cover them, and the rule for other problems."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from event_streams import write
+from synthetic import key, matrix_of, random_regret, run_of, stream_of
+
+from atune import Space
+from atune.errors import SpaceError, UsageError
+from atune.sets import RegretMatrix, cover, dispatch_rule, regret_matrix
+
+FIRSTS = {0: (2.0,), 1: (1.0,), 2: (1.1,), 3: (9.0,), 4: ()}
+FINAL = {1: (1.2, 1.2), 2: (1.5, 1.5), 3: (9.0, 9.0)}
+"""A run in which 1 wins, and 3 is in the final as the slowest. In the final, all is slower than by first timing."""
+
+
+def by_key(matrix: RegretMatrix) -> dict[str, tuple[float | None, ...]]:
+    return {key(config["block"]): row for config, row in zip(matrix.configs, matrix.regret, strict=True)}
+
+
+def test_the_matrix_compares_like_with_like() -> None:
+    """Finalists by the final, others by first timing; a problem's failure and what it did not try are unknown."""
+    small, large = run_of({"M": 1}, FIRSTS, FINAL), run_of({"M": 2}, {0: (3.0,), 2: (6.0,), 1: ()})
+    matrix = regret_matrix([small, large])
+    assert [config["block"] for config in matrix.configs] == sorted((0, 1, 2), key=key)
+    assert by_key(matrix) == {
+        key(0): (pytest.approx(1.0), 0.0),
+        key(1): (0.0, None),
+        key(2): (pytest.approx(0.25), pytest.approx(1.0)),
+    }
+    assert [matrix.configs[row] for row in matrix.winners] == [{"block": 1}, {"block": 0}]
+    assert matrix.kernel == "toy" and matrix.problems == ({"M": 1}, {"M": 2})
+
+
+def test_a_finalist_that_ties_with_the_winner_counts_as_one() -> None:
+    """0 is the winner although 1 was a little faster: they tie, and 2 does not."""
+    latencies = {0: (1.02,), 1: (1.0,), 2: (1.53,), 3: (9.0,)}
+    matrix = regret_matrix([run_of({"M": 1}, latencies, latencies, ties=(1,))])
+    assert by_key(matrix) == {key(0): (0.0,), key(1): (0.0,), key(2): (pytest.approx(0.5),)}
+    assert [matrix.configs[row] for row in matrix.winners] == [{"block": 0}]
+
+
+def test_results_come_from_journals_and_folders_too(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write(tmp_path / f"{number}.jsonl", stream_of({"M": number, "shape": (number, 2)}, FIRSTS, FINAL).events)
+    assert regret_matrix(tmp_path) == regret_matrix([str(tmp_path / "1.jsonl"), tmp_path / "2.jsonl"])
+    assert regret_matrix(tmp_path).problems[1] == {"M": 2, "shape": (2, 2)}
+
+
+def test_a_problem_without_a_winner_is_left_out() -> None:
+    assert regret_matrix([run_of({"M": 1}, FIRSTS), run_of({"M": 2}, {0: ()})]).problems == ({"M": 1},)
+    with pytest.raises(UsageError, match="no result has a winner"):
+        regret_matrix([run_of({"M": 2}, {0: ()})])
+
+
+def test_what_is_no_set_of_problems_is_refused(tmp_path: Path) -> None:
+    one = run_of({"M": 1}, FIRSTS)
+    with pytest.raises(UsageError, match="different kernels, 'toy' and 'other'"):
+        regret_matrix([one, run_of({"M": 2}, FIRSTS, workload="other")])
+    with pytest.raises(UsageError, match="the problem M=1 comes twice"):
+        regret_matrix([one, one])
+    with pytest.raises(UsageError, match="has no journals"):
+        regret_matrix(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_cover_serves_all_and_each_more_configuration_gains(seed: int) -> None:
+    """Within the limit, or as well as that many can; never better than the best choice of all."""
+    draw = random.Random(seed)
+    matrix = matrix_of(random_regret(seed, draw.randint(2, 8), draw.randint(1, 9)))
+    for limit in (0.0, 0.03, 0.2):
+        assert all(r is not None and r <= limit for r in cover(matrix, max_regret=limit).regret)
+    found = [cover(matrix, configs=count).regret for count in range(1, 9)]
+    costs = [(one.count(None), math.fsum(r for r in one if r is not None)) for one in found]
+    assert costs == sorted(costs, reverse=True) and costs[-1] == (0, 0.0)
+    assert costs[0] == min((row.count(None), math.fsum(r for r in row if r is not None)) for row in matrix.regret), (
+        "one alone is the best one"
+    )
+
+
+def test_a_cover_says_who_serves_what() -> None:
+    matrix = matrix_of([[0.0, 0.02, 0.5], [0.4, 0.0, 0.5], [None, 0.3, 0.0]])
+    found = cover(matrix)
+    assert found.configs == ({"block": 0}, {"block": 2}) and found.serves == (0, 0, 2)
+    assert found.regret == (0.0, 0.02, 0.0) and found.mean_regret == pytest.approx(0.02 / 3)
+    assert cover(matrix, max_regret=0.01).rows == (0, 1, 2)
+    assert cover(matrix, configs=1).rows == (0,)
+    assert cover(matrix, [1, 1, 9], configs=2).rows == (0, 2)
+    assert cover(matrix_of([[0.0, 0.0, None], [0.9, 0.9, 0.0]]), configs=1).rows == (1,), "it was measured everywhere"
+
+
+def test_wrong_limits_and_weights_are_refused() -> None:
+    matrix = matrix_of([[0.0, 0.5], [0.5, 0.0]])
+    for options, said in (
+        ({"configs": 2, "max_regret": 0.1}, "not both"),
+        ({"configs": 0}, "must be 1 or more"),
+        ({"max_regret": -0.01}, "must be zero or more"),
+        ({"weights": [1.0]}, "1 weights for 2 problems"),
+        ({"weights": [1.0, 0.0]}, "above zero"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            cover(matrix, **options)  # type: ignore[arg-type]
+
+
+def apart(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, int, int]:
+    return round(sum(abs(math.log2(one[n] / other[n])) for n in ("M", "K")), 9), one["K"], one["M"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_rule_gives_the_nearest_winner_and_its_regret_is_that_of_brute_force(seed: int) -> None:
+    draw = random.Random(seed)
+    grid = list(itertools.product([1, 2, 8, 16, 64], [128, 256, 1024], ["half", "bfloat16"]))
+    chosen = draw.sample(grid, draw.randint(2, 14))
+    problems = [{"M": m, "K": k, "dtype": dtype} for m, k, dtype in chosen]
+    weights = [draw.choice((0.5, 1.0, 3.0)) for _ in problems]
+    matrix = matrix_of(random_regret(seed, draw.randint(2, 5), len(problems), missing=0.1), problems)
+    rule = dispatch_rule(matrix, weights)
+    costs = []
+    for column, new in enumerate(problems):
+        others = [(apart(p, new), c) for c, p in enumerate(problems) if c != column and p["dtype"] == new["dtype"]]
+        if others:
+            costs.append((matrix.regret[matrix.winners[min(others)[1]]][column], weights[column]))
+        picked = rule.pick(new)
+        assert picked is not None and rule.configs[picked] == matrix.configs[matrix.winners[column]]
+    known = [(r, w) for r, w in costs if r is not None]
+    assert (rule.tested, rule.unmeasured) == (len(known), len(costs) - len(known))
+    assert rule.worst_regret == max((r for r, _ in known), default=None)
+    mean = sum(r * w for r, w in known) / sum(w for _, w in known) if known else None
+    assert rule.regret == (None if mean is None else pytest.approx(mean))
+
+
+def test_what_is_no_size_must_be_equal() -> None:
+    problems = [
+        {"M": 8, "dtype": "half", "causal": True, "window": 0},
+        {"M": 64, "dtype": "half", "causal": False, "window": 0},
+    ]
+    rule = dispatch_rule(matrix_of([[0.0, 1.0], [1.0, 0.0]], problems))
+    assert rule.sizes == ("M",) and (rule.tested, rule.regret) == (0, None)  # each is alone with its flags
+    for change, picked in (
+        ({}, 0),
+        ({"M": 4096}, 0),
+        ({"causal": False}, 1),
+        ({"causal": 1}, None),
+        ({"dtype": "float"}, None),
+        ({"window": 1}, None),
+        ({"M": 0}, None),
+        ({"M": "8"}, None),
+        ({"N": 8}, None),
+    ):
+        assert rule.pick({**problems[0], **change}) == picked, change
+    with pytest.raises(UsageError, match="a rule over M was asked for dtype='half': give M too"):
+        rule.pick({"dtype": "half"})
+
+
+def test_of_equally_near_problems_the_smaller_counts_in_any_order() -> None:
+    """32 is as near to 16 as to 64."""
+    regret = [[0.0, 1.0], [1.0, 0.0]]
+    for order in ((0, 1), (1, 0)):
+        problems = [[{"M": 16}, {"M": 64}][i] for i in order]
+        rule = dispatch_rule(matrix_of([[row[i] for i in order] for row in regret], problems))
+        assert rule.pick({"M": 32}) == 0
+    assert dispatch_rule(matrix_of([[0.0], [0.5]], [{}])).pick({}) == 0, "one problem without arguments"
+
+
+THREE = [{"M": 64}, {"M": 256}, {"M": 1024}]
+SPACES = {
+    "where": Space(block=[0, 1, 2], where=lambda M, block: M % (16 << 2 * block) == 0),
+    "several": Space(block=[0, 1, 2], where=[lambda block: block < 3, lambda M, block: M % (16 << 2 * block) == 0]),
+    "unlisted winners": Space(block=[7], where=lambda M, block: M % (16 << 2 * block) == 0),
+    "any argument": Space(block=[0, 1, 2], where=lambda **values: values["M"] % (16 << 2 * values["block"]) == 0),
+    "computed axis": Space(block=lambda M: [block for block in (0, 1, 2) if M % (16 << 2 * block) == 0] or [7]),
+}
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_a_rule_asks_the_space_for_sizes_never_tuned(space: Space) -> None:
+    """The winner of each problem is its own block, of 16, 64 and 256 rows."""
+    assert space.asks(["M", "K"]) == (("M", "K") if space is SPACES["any argument"] else ("M",))
+    matrix = matrix_of([[0.0, 0.2, 0.2], [0.2, 0.0, 0.2], [0.2, 0.2, 0.0]], THREE)
+    matrix = msgspec.structs.replace(matrix, asks=("M",))
+    rule, alone = dispatch_rule(matrix, space=space), dispatch_rule(matrix)
+    wanted = {64: 0, 1024: 2, 2048: 2, 960: 1, 128: 0, 1040: 0, 1000: None}
+    assert {M: rule.pick({"M": M}) for M in wanted} == wanted
+    assert alone.pick({"M": 1024}) == 2
+    with pytest.raises(UsageError, match=r"M=960 was never tuned, and where= takes M: give the space"):
+        alone.pick({"M": 960})
+    with pytest.raises(SpaceError, match="raised"):
+        dispatch_rule(matrix, space=Space(block=[0], where=lambda M: 1 // 0)).pick({"M": 960})
+
+
+def test_a_constraint_on_what_must_be_equal_anyway_asks_for_no_size() -> None:
+    matrix = matrix_of([[0.0, 0.2], [0.2, 0.0]], [{"M": 64, "dtype": "half"}, {"M": 256, "dtype": "half"}])
+    rule = dispatch_rule(msgspec.structs.replace(matrix, asks=("dtype",)))
+    assert rule.asks == () and rule.pick({"M": 65, "dtype": "half"}) == 0

@@ -1,0 +1,128 @@
+"""What a set's runs found: its page, and what a browser and axe find on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import BROWSER
+from event_streams import write
+from reporting.test_page import Links, parts_of, without_script
+from reporting.test_page_in_browser import SCHEMES, opened, violations
+from synthetic import stream_of
+
+from atune.errors import UsageError
+from atune.frontends.api.tune_set import read_set
+from atune.frontends.cli.main import main
+from atune.journal.set_folder import entered
+from atune.model.problem import Problem
+from atune.reporting.set_table import set_report
+
+STORED = Path(__file__).parents[2] / "bench" / "results" / "sets" / "whole"
+"""A set of 56 problems, of an H200."""
+in_browser = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
+
+
+def made(folder: Path, runs: list[tuple[dict[str, Any], dict[int, list[float]]]], **header: Any) -> Path:
+    """Write a set: for each problem the samples in ms of configurations ``block=index``; none if one failed."""
+    paths, lock = entered(folder, [Problem(arguments) for arguments, _ in runs])
+    lock.close()
+    for path, (arguments, latencies) in zip(paths, runs, strict=True):
+        if latencies:
+            write(path, stream_of(arguments, latencies, **header).events)
+    return folder
+
+
+def cells(page: str) -> list[list[Any]]:
+    """Return the rows of the table."""
+    return [row["cells"] for row in parts_of(page)["all"]["rows"]]
+
+
+THREE = [
+    ({"M": 1, "N": 8}, {0: [1.0], 1: [2.0], 2: []}),
+    ({"M": 2, "N": 8}, {0: [1.5], 1: [1.0], 2: []}),
+    ({"M": 4, "N": 8}, {2: [3.0], 1: []}),
+]
+
+
+def test_the_table_names_each_problem_with_its_winner_or_why_it_has_none(tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", [*THREE, ({"M": 8, "N": 8}, {1: []}), ({"M": 16, "N": 8}, {})])
+    (folder / "0000.jsonl").unlink()
+    write(folder / "0000.jsonl", stream_of(*THREE[0]).events[:-1])
+    page = set_report(folder)
+    table = parts_of(page)["all"]
+    assert [column["title"] for column in table["columns"]] == [
+        "problem", "latency ms", "× default", "× reference", "winner",
+    ]  # fmt: skip
+    assert cells(page) == [
+        ["M=1, N=8", 1.0, None, None, "block=0 (so far)"],
+        ["M=2, N=8", 1.0, None, None, "block=1"],
+        ["M=4, N=8", 3.0, None, None, "block=2"],
+        ["M=8, N=8", None, None, None, "no candidate worked: 1 gave wrong outputs: wrong"],
+        ["M=16, N=8", None, None, None, "not begun"],
+    ]
+    assert [row["class"] for row in table["rows"]] == ["", "", "", "bad", ""]
+
+
+def test_page_and_screen_say_the_same_of_cover_and_rule() -> None:
+    page, found = set_report(STORED), read_set(STORED)
+    few, rule, shown = found.cover(), found.rule(), str(found)
+    assert rule.regret is not None and rule.worst_regret is not None
+    worst, left = f"{100 * few.worst_regret:.2g} %", f"{rule.tested} left out in turn"
+    regret = f"{100 * rule.regret:.2g} % slower on average, {100 * rule.worst_regret:.2g} % at most"
+    for text in (
+        f"{len(few.configs)} configurations serve all, at most {worst} slower than the winners; chosen greedily",
+        f"other problems get the winner of the nearest: {regret}, on {left}",
+        "56 of 56 with a winner",
+    ):
+        assert text in shown and text in without_script(page)
+        assert any(text in item for item in parts_of(page)["list"]["items"])
+    assert [row[0] for row in cells(page)] == [str(row.problem) for row in found]
+
+
+@pytest.mark.parametrize(
+    "runs", [THREE[:1], [({"M": 1}, {})], [({}, {0: [1.0]})], [({"M": 1}, {0: []}), ({"M": 2}, {0: []})]]
+)
+def test_a_set_of_one_and_one_without_a_winner_have_a_page(runs: Any, tmp_path: Path) -> None:
+    page = set_report(made(tmp_path / "s", runs))
+    assert len(cells(page)) == len(runs) and "winner of the nearest" not in page
+
+
+def test_it_loads_nothing_and_no_text_gets_out_of_its_place(tmp_path: Path) -> None:
+    text = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)><!-- @DATA@"
+    runs = [({"M": 1, text: text}, {0: [1.0], 1: [2.0]}), ({"M": 2, text: text}, {0: [2.0], 1: [1.0]})]
+    page = set_report(made(tmp_path / "s", runs, workload=text))
+    links = Links()
+    links.feed(page)
+    assert links.found == ["data:,"]
+    assert page.count("<script") == page.count("</script") == 2 and "<img" not in page
+
+
+@in_browser
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_axe_finds_no_violation(scheme: str, tmp_path: Path) -> None:
+    page = set_report(made(tmp_path / "s", [*THREE, ({"M": 8, "N": 8}, {1: []})]))
+    assert violations(page, scheme, tmp_path) == {}
+
+
+@in_browser
+def test_its_table_can_be_sorted_and_filtered(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(set_report(STORED))
+    done = opened(tmp_path / "page.html", "--enable-logging=stderr")
+    assert 'data-drawn="yes"' in done.stdout and 'id="filter"' in done.stdout, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr
+
+
+def test_a_result_and_the_command_line_write_the_same_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    folder = made(tmp_path / "gemm-1.5", THREE)
+    read_set(folder).report(tmp_path / "page.html")
+    assert main(["report", f"{folder}/"]) == 0
+    assert capsys.readouterr().out == f"report     {tmp_path}/gemm-1.5.html\n"
+    assert (tmp_path / "gemm-1.5.html").read_text() == (tmp_path / "page.html").read_text() == set_report(folder)
+    monkeypatch.chdir(folder)
+    assert main(["report", ".", "-o", "-"]) == 0 and "3 of 3 with a winner" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="no folder of a set's journals"):
+        set_report(tmp_path)
