@@ -13,10 +13,9 @@ from atune.model.candidate import config_key, describe_config
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel, and how often it occurs."""
+    """One problem: arguments of the kernel."""
 
     arguments: dict[str, Any]
-    weight: float = 1.0
 
     @property
     def key(self) -> str:
