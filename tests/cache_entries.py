@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,27 +16,46 @@ from atune.journal.events import (
     RunFinished,
     RunStarted,
 )
+from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.storage.result_key import ResultKey
+from atune.workers.storage.result_cache import IndexedRun, ResultCache
+from atune.workers.storage.result_key import ResultKey, result_key
 
 
-def key(**changes: Any) -> ResultKey:
-    parts: dict[str, Any] = {
-        "kernel": "gemm", "source": "c", "fingerprint": "f", "problem": {"M": 64}, "device": "CPU", "target": "c",
-        "versions": {"atune": "1"}, "measuring": {"n_repeat": 3}, "search": {"n_final": 5}, "space": "s",
-    }  # fmt: skip
-    return ResultKey(**{**parts, **changes})
+def key_of(events: list[Event]) -> ResultKey:
+    """Return what the result of a run depends on."""
+    assert isinstance(events[0], RunStarted)
+    key = result_key(events[0])
+    assert key is not None
+    return key
 
 
-def events(*latencies: float | None, finished: bool = True) -> list[Event]:
-    """Events of a run whose candidate i has `latencies[i]`, or failed its check where that is None."""
+def put(cache: ResultCache, events: list[Event], path: Path | None = None) -> Path:
+    """Write a run's journal into `cache`, or to `path`, and index it. Returns the journal's path."""
+    path = path or cache.new_path("run")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_journal(str(path), events)  # type: ignore[arg-type]
+    cache.add(path)
+    return path
+
+
+def run_of(cache: ResultCache, events: list[Event]) -> IndexedRun | None:
+    """Return the run that has the result of the work of `events`."""
+    return cache.find(key_of(events))
+
+
+def events(*latencies: float | None, finished: bool = True, at: float = 1.0, **header_fields: Any) -> list[Event]:
+    """Events of a run whose candidate i has `latencies[i]`, or failed its check where that is None.
+
+    `at`: their time. `header_fields`: changes of the header.
+    """
     configs = [{"block": 16 << i} for i in range(len(latencies))]
     header = RunStarted(
-        seq=0, time=1.0, mono=0.0, schema=1, workload="gemm", origin="", fingerprint="f",
+        seq=0, time=at, mono=0.0, schema=1, workload="gemm", origin="", fingerprint="f",
         code="f", problem={"M": 64}, models=("CPU",), space=space_hash(map(config_key, configs)), total=len(configs),
         arguments={"M": 64}, target=Target("c"), devices=("cpu",), strategy="exhaustive", versions={"atune": "1"},
         settings={
@@ -43,10 +63,10 @@ def events(*latencies: float | None, finished: bool = True) -> list[Event]:
             "seed": 0, "budget": {},
         },
     )  # fmt: skip
-    found: list[Event] = [header]
+    found: list[Event] = [msgspec.structs.replace(header, **header_fields)]
 
     def add(kind: type[Event], /, **fields: Any) -> None:
-        found.append(kind(seq=len(found), time=1.0, mono=float(len(found)), **fields))
+        found.append(kind(seq=len(found), time=at, mono=float(len(found)), **fields))
 
     for i, latency in enumerate(latencies):
         add(CandidateProposed, index=i, key=config_key(configs[i]), config=configs[i])

@@ -35,10 +35,10 @@ def doubled(A: torch.Tensor) -> torch.Tensor:
 
 
 def workload(
-    space: atune.Space | None = None, kernel: Any = scale, name: str = "scale", **options: Any
+    space: atune.Space | None = None, kernel: Any = scale, name: str = "scale", n: int = 256, **options: Any
 ) -> atune.Workload:
     space = space or atune.Space(factor=[1, 2], block=[16, 64])
-    return atune.Workload(kernel, space, arguments={"n": 256}, reference=doubled, name=name, **options)
+    return atune.Workload(kernel, space, arguments={"n": n}, reference=doubled, name=name, **options)
 
 
 def run_cached(work: CachedWork, cache: ResultCache, **options: Any) -> TuneResult:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import msgspec
 
-from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
+from atune.frontends.api.cached_tune import CachedWork
+from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished
 from atune.journal.result import Result
 from atune.model.artifact import Roles, StaticFacts
-from atune.model.candidate import config_key, space_hash
-from atune.model.device import Target
+from atune.model.candidate import config_key
 from atune.model.measurement import Timing
-from atune.workload.workload import Workload, describe
+from atune.workload.workload import Workload
 
 
 class Engine:
@@ -26,19 +27,14 @@ class Engine:
         """Blocks that are not measured."""
 
     async def __call__(self, workload: Workload, **options: Any) -> Result:
-        self.runs.append((workload, options))
+        kept = {name: options.pop(name, None) for name in ("use", "cache", "begun", "recall")}
+        self.runs.append((workload, {**options, "refresh": kept["use"] == "refresh"}))
         await anyio.sleep(self.seconds)
         if self.error is not None:
             raise self.error
-        spec, now = describe(workload), float(len(self.runs))
-        keys = [config_key(config) for config in spec.configs]
-        events: list[Any] = [
-            RunStarted(
-                seq=0, time=now, mono=0.0, schema=1, workload=spec.name, origin="", fingerprint=spec.fingerprint,
-                space=space_hash(keys), total=len(keys), arguments=spec.arguments, target=Target("c"),
-                devices=("cpu",), strategy="exhaustive", settings={}, versions={},
-            )
-        ]  # fmt: skip
+        work, now = CachedWork(workload, **options), float(len(self.runs))
+        spec, keys = work.spec, [config_key(config) for config in work.spec.configs]
+        events: list[Any] = [msgspec.structs.replace(work.header, time=now)]
         for i, config in enumerate(spec.configs):
             if config.get("block") in self.refuses:
                 continue
@@ -53,7 +49,12 @@ class Engine:
         events.append(
             RunFinished(seq=len(events), time=now, mono=0.0, wall_s=0.0, reason="exhausted", roles=Roles((1,)))
         )
+        journal = None if kept["begun"] is None else kept["begun"][0]
         for event in events:
             if options.get("on_event"):
                 options["on_event"](event)
+            if journal is not None:
+                journal.append(event)
+        if journal is not None:
+            kept["cache"].add(journal.path)
         return Result.from_events(events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -34,13 +34,19 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 
 
 class Recalled(NamedTuple):
-    """What is kept of earlier runs of the same work: all events of one, which this run need not repeat, or advice."""
+    """What is kept of earlier runs of the same work: events that this run need not repeat, or advice.
+
+    `whole`: the events are a whole run, so that nothing is left to do.
+    """
 
     events: Sequence[Event] = ()
+    whole: bool = False
     advice: tuple[Advice, ...] = ()
 
 
 Recall = Callable[[RunStarted, WorkloadSpec], Recalled]
+CacheUse = Literal["", "off", "refresh"]
+"""How a run uses the result cache: as usual; not at all; or anew, though its result may be known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,7 @@ class EngineSettings:
     advise: Advise | None = None
     """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
     recall: Recall | None = None
+    cache: CacheUse = ""
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
         """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
@@ -114,6 +121,7 @@ class EngineSettings:
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
                 **({} if self.prior else {"prior": "off"}),
+                **({"cache": self.cache} if self.cache else {}),
             },
             "versions": versions,
         }
@@ -168,19 +176,19 @@ class Start:
         versions = self.machine.versions()
         header = await computed(spec, partial(settings.header, spec, target, devices, versions, name))
         started = RunStarted(seq=0, time=0, mono=0.0, **header)
-        remarks, accepted, advice = list[str](), tuple[str, ...](), () if before is None else before.advice
-        if before is None:
-            if settings.advise is not None:
-                advice, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices)
-            if settings.recall is not None:
-                found = await anyio.to_thread.run_sync(settings.recall, started, spec)
-                if found.events:
-                    self.recalled = True
-                    await self.recorder.take_over(found.events)
-                    return None
-                advice = found.advice + advice
-        else:
-            accepted = check_same_work(state, started, devices, settings.accept)
+        remarks, accepted, advice = list[str](), tuple[str, ...](), tuple[Advice, ...]()
+        if before is None and settings.recall is not None:
+            found = await anyio.to_thread.run_sync(settings.recall, started, spec)
+            if found.events:
+                await self.recorder.take_over(found.events)
+            self.recalled, before, advice = found.whole, state.header, found.advice
+            if found.whole:
+                return None
+        if before is not None:
+            accepted, advice = check_same_work(state, started, devices, settings.accept), before.advice
+        elif settings.advise is not None:
+            more, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices)
+            advice += more
         own = None if isinstance(settings.strategy, str) else settings.strategy
         default = spec.default if before is None else before.default
         search = Search(own or name, self._drawn_by, settings.budget, default, advice)

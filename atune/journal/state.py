@@ -70,6 +70,8 @@ class State:
         self.interrupted: RunInterrupted | None = None
         self.resumed: RunResumed | None = None
         """The start of the latest part, if the run has several."""
+        self.accepted = False
+        """Whether a part was continued with other work than the header has."""
         self.warnings: list[str] = []
         self._improvements: list[Improvement] = []
         self.last_seq = -1
@@ -234,6 +236,7 @@ class State:
         self._deaths.update(self._measuring.keys())
         self._measuring.clear()
         self.resumed = event
+        self.accepted |= bool(event.accepted)
         self.finished = self.interrupted = None
 
     def _made(self, index: int) -> Entry:

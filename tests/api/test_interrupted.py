@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from teaching_kernels import N, times
 
 from atune import Workload, run, tune
 from atune.engine.run_state import Recorder
-from atune.frontends.api import default_journal
-from atune.frontends.api.tune_set import read_set
 from atune.frontends.api.tuner import tune_apart
 from atune.journal.replay import replay
-from atune.journal.set_folder import entered
-from atune.journal.writer import Journal, write_journal
-from atune.model.problem import Problem
+from atune.journal.writer import Journal
 from atune.testing import FakeMachine
+from atune.workers.storage.result_cache import ResultCache
 
 TESTS = Path(__file__).parents[1]
 GOOD = Stream(total=3).candidate(0, 2.0).candidate(1, 1.0).events
@@ -73,20 +69,18 @@ def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("how", "then"),
-    [
-        (tune, "journal= takes it to continue, atune replay to show it"),
-        (partial(tune_apart, taken_up=True), "the next call continues"),
-    ],
+    ("taken_up", "then"),
+    [(False, "journal= takes it to continue, atune replay to show it"), (True, "the next call continues")],
 )
 async def test_only_what_a_call_of_a_decorated_kernel_measured_is_taken_up_by_the_next(
-    how: Any, then: str, tmp_path: Path
+    taken_up: bool, then: str, tmp_path: Path
 ) -> None:
-    """Such a call takes no `journal=`. A folder's name says nothing."""
-    journal, scope = tmp_path / default_journal.RUNNING / "key.jsonl", anyio.CancelScope()
-    journal.parent.mkdir()
+    """Such a call takes no `journal=`."""
+    scope, journal = anyio.CancelScope(), tmp_path / "key.jsonl"
+    options: dict[str, Any] = {"machine": FakeMachine(2), "on_event": lambda _: scope.cancel()}
+    begun: Any = {"begun": (Journal.create(journal), [])} if taken_up else {"journal": journal}
     with scope, pytest.raises(anyio.get_cancelled_exc_class()) as raised:
-        await how(None, machine=FakeMachine(2), journal=journal, on_event=lambda _: scope.cancel())
+        await (tune_apart if taken_up else tune)(None, **begun, **options)  # type: ignore[operator]
     assert raised.value.__notes__ == [f"tuning interrupted; 0 measured are kept in {journal}; {then}"]
 
 
@@ -124,41 +118,12 @@ def test_a_fake_machine_leaves_no_journal(folder: Path) -> None:
     assert run(machine=FakeMachine(2)).journal is None and not folder.exists()
 
 
-def test_the_newest_journals_are_kept_and_one_that_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_journal, "KEPT", 3)
-    with default_journal.Journal.create(folder / "written.jsonl") as journal:
-        journal.append(GOOD[0])
-        os.utime(folder / "written.jsonl", (1, 1))
-        for age in range(4):
-            write_journal(str(folder / f"{age}.jsonl"), GOOD)
-            os.utime(folder / f"{age}.jsonl", (100 - age, 100 - age))
-        (folder / "page.html").write_text("not a journal")
-        path = default_journal.default_journal("a name/with more")
-    assert sorted(os.listdir(folder)) == ["0.jsonl", "1.jsonl", "page.html", "written.jsonl"]
+def test_a_journal_by_default_has_the_kernels_name(folder: Path) -> None:
+    path = ResultCache().new_path("a name/with more")
     assert path.parent == folder and path.name.startswith("a_name_with_more-")
-
-
-@pytest.mark.parametrize("used", ["set", "journal", None])
-def test_a_set_is_deleted_like_a_journal_unless_it_is_written(
-    folder: Path, used: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(default_journal, "KEPT", 1)
-    [journal], lock = entered(folder / "old", [Problem({"M": 1})])
-    if used != "set":
-        lock.close()
-    write_journal(str(journal), GOOD)
-    writer = Journal.reopen(journal)[0] if used == "journal" else None
-    write_journal(str(folder / "new.jsonl"), GOOD)
-    default_journal.default_journal("run")
-    assert os.listdir(folder) == ([] if used is None else ["old"])
-    if used is not None:
-        assert read_set(folder / "old").folder == folder / "old" and journal.stat().st_size
-    lock.close()
-    if writer is not None:
-        writer.close()
 
 
 def test_without_a_folder_to_write_a_run_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
     (tmp_path / "journals").write_text("no folder")
-    assert default_journal.opened_journal("run") is None
+    assert ResultCache().open_new("run") is None

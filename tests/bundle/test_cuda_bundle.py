@@ -32,7 +32,7 @@ from atune.model.artifact import Artifact, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.results import save_bundle
-from atune.workers.storage.artifact_store import keep
+from atune.workers.storage.artifact_store import ArtifactStore
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 SM_90A = Target("cuda", "sm_90a")
@@ -153,7 +153,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:
 
         def kept(artifact: Artifact | None) -> Artifact:
             assert artifact is not None
-            return keep(artifact)
+            return ArtifactStore().keep(artifact)
 
         work = atune.Workload(matmul, [{"block": 64}], arguments={"M": 512})
         artifact = with_library(work, SM_90A, CompileSettings(), kept)

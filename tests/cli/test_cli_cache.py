@@ -1,4 +1,4 @@
-"""`atune cache ls | show | clear | export | import`."""
+"""`atune cache ls | clear | export`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_entries import events, key
+from cache_entries import events, key_of, put
 from processes import environment
 
 from atune.frontends.cli.main import main
@@ -21,8 +21,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultCache:
     """The user's own cache, with two results."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = ResultCache()
-    cache.put(key(), events(3.0, 1.0, None))
-    cache.put(key(kernel="softmax\x1b[2J", fingerprint="x", problem={"N": 7}), events(2.0))
+    put(cache, events(3.0, 1.0, None))
+    put(cache, events(2.0, workload="softmax\x1b[2J", code="x", problem={"N": 7}))
     return cache
 
 
@@ -39,7 +39,8 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_ls(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "ls").splitlines()
     assert lines[0].split() == ["key", "kernel", "problem", "device", "latency", "ms", "config"]
-    assert any(line.split() == [key().text[:12], "gemm", "M=64", "CPU", "1", "block=32"] for line in lines[1:])
+    shown = [key_of(events(3.0, 1.0, None)).text[:12], "gemm", "M=64", "CPU", "1", "block=32"]
+    assert any(line.split() == shown for line in lines[1:])
     assert len(lines) == 3 and "\x1b" not in "".join(lines)
     assert [r["kernel"] for r in as_json(capsys, "ls", "--kernel", "gemm")["results"]] == ["gemm"]
     assert printed(capsys, "ls", "--key", "none") == "no results\n"
@@ -61,8 +62,8 @@ def test_export(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_bucket_says_what_was_tuned_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = ResultCache(tmp_path / "c")
-    there.put(key(problem={"N": 8}, tuned_for={"M": 64, "N": 8}), events(1.0))
-    there.put(key(problem={"key": 3}, tuned_for={"M": 64}), events(1.0))
+    put(there, events(1.0, problem={"N": 8}, arguments={"M": 64, "N": 8}))
+    put(there, events(1.0, problem={"key": 3}))
     lines = printed(capsys, "ls", "--folder", str(tmp_path / "c"))
     assert "N=8 (tuned for M=64)" in lines and "key=3 (tuned for M=64)" in lines
 
@@ -81,15 +82,16 @@ def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    cache.put(key(kernel="add", problem={"dtype": {"$dtype": "float32"}, "M": {"$dynamic": "m"}}), events(1.0))
-    cache.put(key(kernel="none", problem={}), events(1.0))
+    problem = {"dtype": {"$dtype": "float32"}, "M": {"$dynamic": "m"}}
+    put(cache, events(1.0, workload="add", problem=problem, arguments=problem))
+    put(cache, events(1.0, workload="none", problem={}, arguments={}))
     lines = printed(capsys, "ls").splitlines()
     assert any("add" in line and "dtype=float32, M=m " in line for line in lines)
     assert any("none" in line and "no arguments" in line for line in lines)
 
 
 def test_a_warning_is_one_line(tmp_path: Path) -> None:
-    ResultCache(tmp_path).path.write_bytes(b"no database" * 100)
+    ResultCache(tmp_path).path.write_bytes(b"no index" * 100)
     command = [sys.executable, "-m", "atune", "cache", "ls", "--folder", str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "no results\n")

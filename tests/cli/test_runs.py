@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from event_streams import Stream
 
@@ -17,6 +18,7 @@ from atune.errors import UsageError
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.writer import Journal, write_journal
+from atune.workers.storage.result_cache import ResultCache
 
 
 def recorded(path: Path, age_s: float, *latencies: float, finished: bool = True) -> Path:
@@ -25,8 +27,12 @@ def recorded(path: Path, age_s: float, *latencies: float, finished: bool = True)
     stream = Stream(total=4)
     for index, latency in enumerate(latencies):
         stream.candidate(index, latency)
-    write_journal(str(path), (stream.finished() if finished else stream).events)  # type: ignore[arg-type]
-    os.utime(path, (time.time() - age_s, time.time() - age_s))
+    stream = stream.finished() if finished else stream
+    written = time.time() - age_s
+    run = [msgspec.structs.replace(event, time=written) for event in stream.events]
+    write_journal(str(path), run)
+    os.utime(path, (written, written))
+    ResultCache().add(path)
     return path
 
 
@@ -45,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_newest_run_comes_first(folder: Path, capsys: Any) -> None:
     (folder / "torn.jsonl").write_text("{")
     os.utime(folder / "torn.jsonl", (1, 1))
+    ResultCache().note(folder / "torn.jsonl")
     assert main(["runs"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["#", "kernel", "problem", "best", "tried", "when", "journal"]
@@ -72,6 +79,7 @@ def test_json_has_every_run_and_text_the_newest(folder: Path, capsys: Any) -> No
 
 def test_a_run_that_is_written_is_running(folder: Path, capsys: Any) -> None:
     journal, _ = Journal.reopen(folder / "softmax-1.jsonl")
+    ResultCache().note(folder / "new.jsonl")
     with journal, Journal.create(folder / "new.jsonl"):
         assert main(["runs"]) == 0
     out = capsys.readouterr().out
@@ -83,7 +91,7 @@ def test_without_runs_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytes
     assert main(["runs"]) == 0
     assert capsys.readouterr().out == "no runs yet: atune tune FILE.py\n" and not list(tmp_path.iterdir())
     assert main(["replay", "latest"]) == 2
-    assert "the cache folder has no journals" in capsys.readouterr().err
+    assert "the result cache knows no runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ def test_a_run_without_a_winner_keeps_why() -> None:
     with pytest.raises(NoWinner):
         atune.run(wrong, target="c", benchmark=QUICK)
     work = CachedWork(wrong, target="c", benchmark=QUICK)
-    known = ResultCache().known(work.key, work.configs.values())
+    known = ResultCache().known(work.key.work, work.configs.values())
     assert ResultCache().entries() == [] and len(known) == 2
-    assert {one.outcome.kind for one in known.values() if isinstance(one.outcome, BenchmarkFailed)} == {"mismatch"}
+    assert {one.kind for _, one in known.values() if isinstance(one, BenchmarkFailed)} == {"mismatch"}
 
 
 def halved(A: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from atune.journal.reader import read
 from atune.journal.state import State
 from atune.journal.writer import line_of
 from atune.model.artifact import Access, BlockWork, StaticFacts
-from atune.model.candidate import Candidate, config_key
+from atune.model.candidate import Candidate
 from atune.model.settings import Budget
 from atune.testing import FakeClock, FakeMachine, Script
 from atune.workers.storage.result_cache import known_of
@@ -149,7 +149,7 @@ async def history_of(journal: Path, first: Path, budget: int) -> None:
     assert state.header is not None
     settings = {**state.header.settings, "budget": msgspec.to_builtins(Budget(candidates=budget))}
     header = msgspec.structs.replace(state.header, strategy="prior", settings=settings)
-    known = {config_key(one.config): one for one in known_of(state)}
+    known = known_of(state)
     journal.write_bytes(b"".join(map(line_of, history(header, {x: {"x": x} for x in range(N)}, known))))
 
 

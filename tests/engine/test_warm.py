@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from cache_entries import key
+from cache_entries import events, key_of, put
 from event_streams import Stream, write
 
 from atune import resume, tune
 from atune.errors import UsageError
-from atune.frontends.api.warm_start import Experience, advice_of, nearest_first
+from atune.frontends.api.warm_start import adviser
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.journal.result import Result
@@ -20,7 +21,6 @@ from atune.model.candidate import config_key
 from atune.reporting.summary import known_line, summary_text
 from atune.testing import FakeMachine, Script
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -123,48 +123,67 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
         assert not journal.exists()
 
 
-def spec(**changes: Any) -> WorkloadSpec:
-    fields: dict[str, Any] = {
-        "name": "gemm", "origin": "", "arguments": {"M": 1024}, "configs": ({"x": 0}, {"x": 1}), "default": None,
-        "fingerprint": "f", "kernel": "k",
-    }  # fmt: skip
-    return WorkloadSpec(**{**fields, **changes})
+async def test_a_kernel_is_the_same_by_its_source_or_by_its_name(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(await FakeMachine(N).describe(), kernel="k")
+    for workload, kernel, remarks in (("renamed", "k", 0), ("fake", "", 0), ("fake", "edited", 1), ("renamed", "", -1)):
+        path = put(ResultCache(tmp_path), events_of_fake(workload=workload, kernel=kernel))
+        advise = adviser(path)
+        assert advise is not None
+        if remarks < 0:
+            with pytest.raises(UsageError, match="another kernel, 'renamed'"):
+                advise(spec, [])
+            continue
+        [advice], said = advise(spec, [])
+        assert advice.first == ({"x": 1}, {"x": 0}) and len(said) == remarks
+        assert all("has changed since" in remark for remark in said)
 
 
-def experience(source: str = "j", name: str = "gemm", kernel: str = "k", **changes: Any) -> Experience:
-    fields: dict[str, Any] = {"arguments": {"M": 512}, "devices": ("H200",)}
-    measured = {config_key({"x": x}): ({"x": x}, 1.0 + x) for x in range(3)}
-    return Experience(source, name, kernel, measured=measured, **{**fields, **changes})
+def events_of_fake(*latencies: float, **header: Any) -> list[Any]:
+    """Events of a run of the fake machine's kernel, with the latencies of its first configurations."""
+    found = events(*(latencies or (2.0, 1.0)), **{"workload": "fake", **header})
+    fields = {e.index: {"x": e.index} for e in found if isinstance(e, CandidateProposed)}
+    return [
+        msgspec.structs.replace(e, config=fields[e.index], key=config_key(fields[e.index]))
+        if isinstance(e, CandidateProposed)
+        else e
+        for e in found
+    ]
 
 
-def test_a_kernel_is_the_same_by_its_source_or_by_its_name() -> None:
-    advice, remarks = advice_of([experience(name="renamed")], spec())
-    assert not remarks and advice[0].first == ({"x": 0}, {"x": 1})
-    advice, remarks = advice_of([experience(kernel="edited")], spec())
-    assert advice and "has changed since" in remarks[0]
-    with pytest.raises(UsageError, match="another kernel, 'renamed'"):
-        advice_of([experience(name="renamed", kernel="edited")], spec())
-    with pytest.raises(UsageError, match="another kernel, 'renamed'"):
-        advice_of([experience(name="renamed", kernel="")], spec(kernel=""))
+async def test_the_nearest_come_first_those_of_this_device_before_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    spec, [device] = await FakeMachine(N).describe(), (await FakeMachine(N).discover())[1]
+    runs = {
+        size: events_of_fake(models=(model,), arguments={"M": size}, problem={"M": size})
+        for size, model in ((64, device.name), (2048, device.name), (1024, "another"))
+    }
+    for run in runs.values():
+        put(ResultCache(), run)
+    named = {f"cache {key_of(run).text}": size for size, run in runs.items()}
+    advise = adviser("cache")
+    assert advise is not None
+    advice, _ = advise(msgspec.structs.replace(spec, arguments={"M": 1024}), [device])
+    assert [named[each.source] for each in advice] == [2048, 64, 1024]
 
 
-def test_the_nearest_come_first_those_of_this_device_before_others() -> None:
-    sources = [
-        experience("far", arguments={"M": 64}), experience("near", arguments={"M": 2048}),
-        experience("other device", devices=("A100",), arguments={"M": 1024}),
-        experience("other type", arguments={"M": 1024, "dtype": "float16"}),
-    ]  # fmt: skip
-    ordered = nearest_first(sources, spec(arguments={"M": 1024}), ["H200"])
-    assert [each.source for each in ordered] == ["near", "other type", "far", "other device"]
+async def test_the_best_winner_of_the_same_work_is_tried_first_and_not_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    ResultCache().add(await recorded(tmp_path / "there"))
+    ResultCache().add(await recorded(tmp_path / "slower", 30, latency_ms=lambda config: 50.0 + config["x"]))
+    result = await tune(machine=FakeMachine(N), cached=True, budget=8, journal=tmp_path / "here")
+    assert not result.cache_hit and proposals(tmp_path / "here")[0] == 21
 
 
 async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     result = await tune(machine=FakeMachine(N), warm="cache", budget=3)
     assert "the result cache has nothing of this kernel" in result.warnings[-1]
-    journal = await recorded(tmp_path / "there")
-    ResultCache().put(key(kernel="fake", problem={"M": 1}), read(journal))
-    ResultCache().put(key(kernel="other", source="other", fingerprint="other"), read(journal))
+    ResultCache().add(await recorded(tmp_path / "there"))
+    put(ResultCache(), events(1.0, workload="other", kernel="other", code="other"))
     await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
     assert proposals(tmp_path / "here")[:4] == BEST_THERE
     found = Result.from_events(read(tmp_path / "here"))
@@ -175,7 +194,7 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
     """Nothing is compiled or measured for it, and the new journal has what the earlier run recorded."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     journal, again = await recorded(tmp_path / "there"), tmp_path / "again"
-    assert ResultCache().put_run(read(journal)) == ""
+    assert ResultCache().add(journal) == "finished"
     found = await tune(machine=FakeMachine(N), cached=True, journal=again)
     assert found.cache_hit and found.best_config == {"x": 21} and read(again) == read(journal)
     assert "from the result cache: nothing was run" in summary_text(found)
@@ -189,7 +208,7 @@ async def test_the_winner_of_the_same_work_is_tried_first(
 ) -> None:
     """The work is the same with another budget, and with another space that has the winner."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
-    ResultCache().put_run(read(await recorded(tmp_path / "there")))
+    ResultCache().add(await recorded(tmp_path / "there"))
     options, configs = ({"budget": 8}, N) if differs == "budget" else ({}, 30)
     result = await tune(machine=FakeMachine(configs), cached=True, journal=tmp_path / "here", **options)
     assert not result.cache_hit and proposals(tmp_path / "here")[0] == 21

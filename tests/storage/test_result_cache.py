@@ -1,11 +1,10 @@
-"""The result cache: what its key covers, what it keeps, and that it never costs the run."""
+"""The result cache: what its key covers, what its index answers, and that it never costs the run."""
 
 from __future__ import annotations
 
 import importlib
 import linecache
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from cache_entries import events, key
+from cache_entries import events, key_of, put, run_of
 from decorated import QUICK, doubled, run_cached, scale, workload
 from processes import wait_until
 
@@ -37,17 +36,18 @@ from atune.journal.events import (
 )
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.journal.writer import line_of
+from atune.journal.writer import Journal, line_of
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
+from atune.workers.storage import result_cache
 from atune.workers.storage.result_cache import ResultCache
-from atune.workers.storage.result_key import ResultKey, read_exported, result_key
-from atune.workers.system.locks import TuningLock
+from atune.workers.storage.result_key import ResultKey, read_exported, same_problem
 from atune.workload.fingerprint import fingerprint
 from atune.workload.packing import LazyCallback
 from atune.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
+CONFIGS = [{"block": 16}, {"block": 32}, {"block": 64}]
 
 
 @pytest.fixture
@@ -56,140 +56,150 @@ def cache(tmp_path: Path) -> ResultCache:
 
 
 def test_a_result_comes_back_with_every_record(cache: ResultCache) -> None:
-    assert cache.find(key()) is None
-    assert not cache.path.exists()  # looking makes nothing
-    cache.put(key(), events(3.0, 1.0, None))
-    found = cache.find(key())
-    assert found is not None and found.cache_hit
-    assert found.best_config == {"block": 32} and found.latency_ms == 1.0
-    assert [record.status for record in found.records] == ["measured", "measured", "failed"]
-    assert cache.find(key(problem={"M": 128})) is None
+    run = events(3.0, 1.0, None)
+    assert run_of(cache, run) is None and not cache.folder.exists()  # looking makes nothing
+    journal = put(cache, run)
+    found = run_of(cache, run)
+    assert found is not None and (found.config, found.latency_ms, found.path) == ({"block": 32}, 1.0, str(journal))
+    result = cache.result(found)
+    assert result is not None and result.cache_hit and result.best_config == {"block": 32}
+    assert [record.status for record in result.records] == ["measured", "measured", "failed"]
+    assert run_of(cache, events(1.0, problem={"M": 128})) is None
+
+
+def test_a_look_up_reads_no_records(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(cache, events(3.0, 1.0))
+    monkeypatch.delattr(result_cache, "read")
+    monkeypatch.delattr(result_cache, "JournalReader")
+    found = run_of(cache, events(3.0, 1.0))
+    assert found is not None and found.latency_ms == 1.0
+
+
+def test_the_newest_run_of_a_key_answers(cache: ResultCache) -> None:
+    for at, latency in ((5.0, 2.0), (9.0, 4.0), (7.0, 1.0)):
+        put(cache, events(latency, at=at))
+    found = run_of(cache, events(1.0))
+    assert found is not None and found.latency_ms == 4.0 and len(cache.entries()) == 1
 
 
 FOR_PEOPLE = ("kernel", "source", "tuned_for")
 
 
-@pytest.mark.parametrize("part", FOR_PEOPLE)
-def test_what_other_parts_imply_does_not_count(part: str) -> None:
-    assert key(**{part: "another"}).text == key().text
-
-
-@pytest.mark.parametrize("part", [n for n in ResultKey.__struct_fields__ if n not in FOR_PEOPLE])
-def test_every_part_of_the_key_counts(cache: ResultCache, part: str) -> None:
+@pytest.mark.parametrize("part", ResultKey.__struct_fields__)
+def test_every_part_of_the_key_counts_that_no_other_implies(part: str) -> None:
+    key = key_of(events(1.0))
     other = {"problem": {"M": 65}, "versions": {"atune": "2"}, "measuring": {"n_repeat": 4}, "search": {}}
-    changed = key(**{part: other.get(part, "another")})
-    assert changed.text != key().text
-    assert (changed.work == key().work) == (part in ("search", "space"))
+    changed = msgspec.structs.replace(key, **{part: other.get(part, "another")})
+    assert (changed.text == key.text) == (part in FOR_PEOPLE)
+    assert (changed.work == key.work) == (part in (*FOR_PEOPLE, "search", "space"))
 
 
-def test_a_run_without_end_leaves_its_measurements_and_no_result(cache: ResultCache) -> None:
-    cache.put(key(), events(3.0, None, finished=False))
-    assert cache.find(key()) is None and cache.entries() == []
-    known = cache.known(key(space="another"), [{"block": 16}, {"block": 32}, {"block": 64}])
-    assert sorted(k.config["block"] for k in known.values()) == [16, 32]
-    assert cache.known(key(measuring={"n_repeat": 9}), [{"block": 16}]) == {}
+ENDED = RunFinished(seq=0, time=3.0, mono=10.0, wall_s=1.0, reason="")
+RESUMED = RunResumed(seq=0, time=2.0, mono=9.0, part=1, versions={})
 
 
 @pytest.mark.parametrize(
-    ("budget", "reason", "why"),
+    ("budget", "more", "reason", "cache_use", "status"),
     [
-        ({}, "stopped", "it was stopped"),
-        ({}, "budget", "it was continued with a smaller budget"),
-        ({"candidates": 3}, "budget", "it was continued with a smaller budget"),
-        ({"candidates": 2}, "budget", ""),
-        ({}, "exhausted", ""),
+        ({}, [], "", "", "unfinished"),
+        ({}, [RESUMED], "stopped", "", "stopped"),
+        ({}, [RESUMED], "budget", "", "shortened"),
+        ({"candidates": 3}, [RESUMED], "budget", "", "shortened"),
+        ({"candidates": 2}, [RESUMED], "budget", "", "finished"),
+        ({}, [msgspec.structs.replace(RESUMED, accepted=("kernel: edited",)), RESUMED], "exhausted", "", "accepted"),
+        ({}, [RESUMED], "exhausted", "", "finished"),
+        ({}, [], "exhausted", "refresh", "refreshed"),
+        ({}, [], "exhausted", "off", "uncached"),
     ],
 )
-def test_a_run_that_tried_less_than_its_header_asks_for_has_no_result(
-    cache: ResultCache, budget: dict[str, int], reason: str, why: str
+def test_only_a_whole_run_of_what_its_header_asks_for_answers(
+    cache: ResultCache, budget: dict[str, int], more: list[Event], reason: str, cache_use: str, status: str
 ) -> None:
-    """It was stopped, or resumed with another budget, of which its header says nothing."""
+    """Others are indexed as what they are, and their measurements are known, but for those that use no cache."""
     header, *others = events(3.0, 1.0, finished=False)
     assert isinstance(header, RunStarted)
-    header = msgspec.structs.replace(header, total=9, settings={**header.settings, "budget": budget})
-    ends = [
-        RunResumed(seq=9, time=2.0, mono=9.0, part=1, versions={}),
-        RunFinished(seq=10, time=3.0, mono=10.0, wall_s=1.0, reason=reason),
-    ]
-    assert cache.put_run([header, *others, *ends]) == why
-    made = result_key(header)
-    assert made is not None and (cache.find(made) is None) == bool(why)
-    assert len(cache.known(made, [{"block": 16}, {"block": 32}])) == 2
+    settings = {**header.settings, "budget": budget, **({"cache": cache_use} if cache_use else {})}
+    ends = [msgspec.structs.replace(ENDED, reason=reason)] if reason else []
+    run = [msgspec.structs.replace(header, total=9, settings=settings), *others, *more, *ends]
+    put(cache, [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(run)])
+    assert [one.status for one in cache.runs()] == [status]
+    assert (run_of(cache, run) is None) == (status not in ("finished", "refreshed"))
+    assert len(cache.known(key_of(run).work, CONFIGS)) == (0 if status == "uncached" else 2)
 
 
-def test_an_older_run_replaces_no_later_measurement(cache: ResultCache) -> None:
-    """It may be imported after the later one."""
-    cache.put(key(), [msgspec.structs.replace(event, time=9.0) for event in events(1.0)])
-    cache.put(key(), events(5.0, 2.0))
-    known = cache.known(key(), [{"block": 16}, {"block": 32}]).values()
-    assert sorted(k.outcome.timing.latency_ms for k in known if isinstance(k.outcome, CandidateMeasured)) == [1.0, 2.0]
+def test_known_outcomes_are_those_of_the_same_work_the_newest_of_each(cache: ResultCache) -> None:
+    put(cache, events(1.0, at=9.0))
+    put(cache, events(5.0, 2.0, None))
+    known = cache.known(key_of(events(1.0, space="another")).work, CONFIGS)
+    times = [one.timing.latency_ms for _, one in known.values() if isinstance(one, CandidateMeasured)]
+    assert sorted(times) == [1.0, 2.0] and len(known) == 3
+    assert cache.known(key_of(events(1.0, versions={"atune": "2"})).work, CONFIGS) == {}
 
 
-def test_a_failure_that_may_pass_is_not_kept(cache: ResultCache) -> None:
-    kept = events(1.0, None)
-    lost = [msgspec.structs.replace(e, kind="timeout") if isinstance(e, BenchmarkFailed) else e for e in kept]
-    cache.put(key(), lost)
-    assert [k.config for k in cache.known(key(), [{"block": 16}, {"block": 32}]).values()] == [{"block": 16}]
+def test_a_failure_that_may_pass_is_not_known(cache: ResultCache) -> None:
+    run = events(1.0, None)
+    put(cache, [msgspec.structs.replace(e, kind="timeout") if isinstance(e, BenchmarkFailed) else e for e in run])
+    assert [entry.config for entry, _ in cache.known(key_of(run).work, CONFIGS).values()] == [{"block": 16}]
 
 
-def test_a_damaged_database_is_moved_aside(cache: ResultCache) -> None:
-    """It costs a warning and not the run, and nothing of it is thrown away."""
-    cache.put(key(), events(1.0))
-    cache.path.write_bytes(b"no database at all " * 500)
-    with pytest.warns(RuntimeWarning, match="was damaged"):
-        assert cache.find(key()) is None
-    assert len(list(cache.folder.glob("damaged-*.sqlite3"))) == 1
-    cache.put(key(), events(2.0))
-    found = cache.find(key())
-    assert found is not None and found.latency_ms == 2.0
-
-
-@pytest.mark.parametrize("where", [0.0, 0.5, 0.9])
-def test_a_half_written_database_costs_no_run(cache: ResultCache, where: float) -> None:
-    """Cut anywhere, or with a page overwritten: what can be read is right, and the cache works afterwards."""
-    for i in range(40):
-        cache.put(key(problem={"M": i}), events(*[1.0 + i] * 30))
-    data = cache.path.read_bytes()
-    cut = max(100, int(len(data) * where))
-    cache.path.write_bytes(data[:cut])
+@pytest.mark.parametrize("where", [None, 0.0, 0.5, 0.9])
+def test_an_index_that_is_damaged_or_gone_is_made_again(
+    cache: ResultCache, where: float | None, tmp_path: Path
+) -> None:
+    for i in range(12):
+        put(cache, events(1.0 + i, problem={"M": i}))
+    (cache.journals / "torn.jsonl").write_text("{")
+    before = {run.path: run for run in cache.runs()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        for i in range(40):
-            found = cache.find(key(problem={"M": i}))
-            assert found is None or found.latency_ms == 1.0 + i
-        cache.put(key(), events(7.0))
-        cache.put(key(), events(7.0))  # whatever the first attempt found
-    found = cache.find(key())
-    assert found is not None and found.latency_ms == 7.0
+        if where is None:
+            cache.path.unlink()
+        else:
+            data = cache.path.read_bytes()
+            cache.path.write_bytes(b"no index" * 99 if where == 0.0 else data[: int(len(data) * where)])
+        for i in range(12):
+            found = run_of(cache, events(1.0, problem={"M": i}))
+            assert found is not None and found.latency_ms == 1.0 + i
+    after = {run.path: run for run in cache.runs()}
+    assert after.keys() - before.keys() <= {str(cache.journals / "torn.jsonl")}
+    assert all(after[path] == run for path, run in before.items())
 
 
-def test_a_damaged_entry_is_left_out(cache: ResultCache) -> None:
-    cache.put(key(), events(1.0))
-    with sqlite3.connect(cache.path) as db:
-        db.execute("UPDATE results SET events = x'00'")
-    db.close()
-    with pytest.warns(RuntimeWarning, match="damaged and left out"):
-        assert cache.find(key()) is None
-    assert cache.entries() == []
+@pytest.mark.parametrize("how", ["gone", "cut", "other bytes"])
+def test_a_journal_that_is_gone_or_damaged_is_a_miss_that_says_so(cache: ResultCache, how: str) -> None:
+    run = events(3.0, 1.0)
+    journal = put(cache, run)
+    data = journal.read_bytes()
+    if how == "gone":
+        journal.unlink()
+    else:
+        journal.write_bytes(data[:-20] if how == "cut" else b"x" * len(data))
+    if how == "cut":  # the run is unfinished now
+        assert run_of(cache, run) is None and [one.status for one in cache.runs()] == ["unfinished"]
+        return
+    with pytest.warns(RuntimeWarning, match="is left out"):
+        assert run_of(cache, run) is None
+    assert cache.runs() == []
 
 
-def test_a_cache_of_a_newer_atune_is_left_alone(cache: ResultCache) -> None:
-    cache.put(key(), events(1.0))
-    with sqlite3.connect(cache.path) as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    before = cache.path.read_bytes()
-    with pytest.warns(RuntimeWarning, match="newer atune"):
-        assert cache.find(key()) is None
-    assert cache.path.read_bytes() == before
+def test_records_that_turn_out_to_be_damaged_are_a_miss(cache: ResultCache) -> None:
+    journal = put(cache, events(3.0, 1.0))
+    found = run_of(cache, events(3.0, 1.0))
+    data = journal.read_bytes()
+    journal.write_bytes(data.replace(b'"block":16', b'"block":17', 1))
+    assert found is not None
+    with pytest.warns(RuntimeWarning, match="does not match its checksum"):
+        assert cache.result(found) is None
+    assert run_of(cache, events(3.0, 1.0)) is None
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = ResultCache(tmp_path / "file" / "results")
-    assert cache.find(key()) is None
+    assert run_of(cache, events(1.0)) is None
+    write = tmp_path / "own.jsonl"
     with pytest.warns(RuntimeWarning, match="cannot be used"):
-        cache.put(key(), events(1.0))
+        put(cache, events(1.0), write)
 
 
 def test_axes_and_arguments_keep_their_order(cache: ResultCache) -> None:
@@ -198,22 +208,21 @@ def test_axes_and_arguments_keep_their_order(cache: ResultCache) -> None:
         msgspec.structs.replace(event, config=config, key=config_key(config))
         if isinstance(event, CandidateProposed)
         else event
-        for event in events(1.0)
+        for event in events(1.0, problem=problem)
     ]
-    cache.put(key(problem=problem), run)
+    put(cache, run)
     for entry in (*cache.entries(), *read_exported(cache.export())):
         assert list(entry.config) == list(config) and list(entry.parts.problem) == list(problem)
-    assert cache.clear(problem=dict(reversed(problem.items()))) == 1
+    assert same_problem(problem, dict(reversed(problem.items())))
 
 
 def test_export(cache: ResultCache) -> None:
-    cache.put(key(), events(3.0, 1.0))
-    cache.put(key(kernel="softmax", fingerprint="g"), events(2.0))
+    put(cache, events(3.0, 1.0))
+    put(cache, events(2.0, workload="softmax", code="g"))
     data = cache.export(kernel="gemm")
     assert data == cache.export(kernel="gemm")
     [entry] = read_exported(data)
-    assert (entry.parts, entry.config, entry.latency_ms) == (key(), {"block": 32}, 1.0)
-    assert cache.find_entry(key()) == entry
+    assert (entry.parts, entry.config, entry.latency_ms) == (key_of(events(3.0, 1.0)), {"block": 32}, 1.0)
     for bad in (b"", b"[]", b'{"format": "else", "schema": 1, "entries": []}', b"\xff\xfe"):
         with pytest.raises(UsageError, match="not a file of exported results"):
             read_exported(bad)
@@ -221,28 +230,39 @@ def test_export(cache: ResultCache) -> None:
         read_exported(data.replace(b'"schema": 1', b'"schema": 9'))
 
 
-def test_clear(cache: ResultCache) -> None:
+def test_clear_deletes_the_caches_own_journals_alone(cache: ResultCache, tmp_path: Path) -> None:
     for kernel, size in (("gemm", 1), ("gemm", 2), ("softmax", 1)):
-        cache.put(key(kernel=kernel, source=kernel, fingerprint=kernel, problem={"M": size}), events(1.0))
-    assert cache.clear(chosen=lambda entry: entry.parts.source == "gemm", problem={"M": 2}) == 1
-    assert cache.clear(kernel="softmax") == 1
-    [left] = cache.entries()
-    assert left.parts.problem == {"M": 1}
-    assert cache.known(left.parts, [{"block": 16}])
-    assert cache.clear(key=left.key[:8]) == 1
-    assert cache.known(left.parts, [{"block": 16}]) == {}
-    cache.put(key(), events(1.0))
-    assert cache.clear() == 1 and cache.entries() == []
+        put(cache, events(1.0, workload=kernel, kernel=kernel, code=kernel, problem={"M": size}))
+    own = put(cache, events(1.0, problem={"M": 9}), tmp_path / "own.jsonl")
+    assert cache.clear(cache.answers(kernel="softmax")) == 1 and len(list(cache.journals.iterdir())) == 2
+    [left] = [entry for entry in cache.entries() if entry.parts.problem == {"M": 1}]
+    assert cache.clear(cache.answers(key=left.key[:8])) == 1 and len(list(cache.journals.iterdir())) == 1
+    assert cache.clear() == 2 and cache.runs() == [] and own.exists() and not list(cache.journals.iterdir())
+
+
+def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
+    cache: ResultCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = put(cache, events(1.0, at=1.0), tmp_path / "own.jsonl")
+    written = put(cache, events(1.0, at=2.0))
+    sets = [put(cache, events(1.0, at=at), cache.journals / "set" / f"{at:.0f}.jsonl") for at in (3.0, 8.0)]
+    old, new = (put(cache, events(1.0, at=at)) for at in (4.0, 9.0))
+    monkeypatch.setattr(result_cache, "MOST_BYTES", 3 * own.stat().st_size + 9)
+    with Journal.reopen(written)[0]:
+        last = put(cache, events(1.0, at=10.0))
+    assert own.exists() and written.exists() and last.exists() and new.exists() and not old.exists()
+    assert not any(path.exists() for path in sets) and not (cache.journals / "set").exists()
+    assert len(cache.runs()) == 4
 
 
 WRITER = """
 import sys
 sys.path.insert(0, "tests")
-from cache_entries import events, key
+from cache_entries import events, put
 from atune.workers.storage.result_cache import ResultCache
 cache = ResultCache(sys.argv[1])
 for i in range(10):
-    cache.put(key(problem={"M": [int(sys.argv[2]), i]}), events(1.0))
+    put(cache, events(1.0, problem={"M": [int(sys.argv[2]), i]}))
 """
 
 
@@ -252,15 +272,6 @@ def test_many_processes_write_at_once(cache: ResultCache) -> None:
     writers = [subprocess.Popen([*command, str(i)], cwd=ROOT, env=env) for i in range(3)]
     assert [writer.wait(100) for writer in writers] == [0, 0, 0]
     assert len(cache.entries()) == 30
-
-
-def test_the_lock_is_one_holders_and_ends_with_it(tmp_path: Path) -> None:
-    first, second = TuningLock(tmp_path / "a" / "x.lock"), TuningLock(tmp_path / "a" / "x.lock")
-    assert first.acquire() and not second.acquire()
-    first.release()
-    assert second.acquire()
-    second.release()
-    assert list((tmp_path / "a").iterdir()) == []
 
 
 # What the key covers
@@ -393,8 +404,9 @@ def test_a_second_tuning_is_a_look_up(cache: ResultCache, monkeypatch: pytest.Mo
 
     A = torch.randn(256)
     assert torch.equal(again.kernel(A), doubled(A))
-    assert not list((cache.folder / "running").iterdir())
+    assert again.journal == first.journal
     assert not run_here(cache, refresh=True).cache_hit
+    assert [run.status for run in cache.runs()] == ["refreshed", "finished"]
 
 
 def test_a_changed_list_measures_only_what_is_new(cache: ResultCache) -> None:
@@ -424,33 +436,21 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
         seen: list[Event] = []
         with pytest.raises(NoWinner, match="gave wrong outputs") as raised:
             run_here(cache, space, on_event=seen.append)
-        assert not list((cache.folder / "running").iterdir())
-        assert "for example candidate" in str(raised.value) and "atune show" not in str(raised.value), "it is removed"
-        assert raised.value.result.journal is None
+        assert "for example candidate" in str(raised.value) and str(raised.value.result.journal) in str(raised.value)
         resumed = next((i for i, e in enumerate(seen) if isinstance(e, RunResumed)), 0)
         assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
 
 
 def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
     work = CachedWork(workload(), target="c", benchmark=QUICK)
-    journal = cache.folder / "running" / f"{work.key.text}.jsonl"
-    journal.parent.mkdir(parents=True)
-    journal.write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
-    result = run_here(cache)
+    begun = cache.begin(work.header)
+    assert begun is not None and begun[0] is not None
+    begun[0].close()
+    Path(begun[0].path).write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
+    with pytest.warns(RuntimeWarning, match="is left out"):
+        result = run_here(cache)
     assert result.measured == 2 and not result.cache_hit
     assert run_here(cache).cache_hit
-
-
-def standing_in(calls: list[dict[str, Any]]) -> Any:
-    """Return what can stand for `tune`: one measurement, and its options in `calls`."""
-
-    async def tune(workload: Any, **options: Any) -> Result:
-        calls.append(options)
-        for event in events(1.0):
-            options["on_event"](event)
-        return Result.from_events(events(1.0))
-
-    return tune
 
 
 TUNER = """
@@ -470,7 +470,7 @@ def test_two_processes_tune_once(cache: ResultCache) -> None:
     with subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
     ) as other:
-        wait_until(lambda: other.poll() is not None or any((cache.folder / "running").glob("*.lock")), 100, "its turn")
+        wait_until(lambda: other.poll() is not None or any(cache.journals.glob("*.jsonl")), 100, "its turn")
         result = run_here(cache)
         assert other.communicate(timeout=150)[0] == b"False 2\n"
     assert result.cache_hit and result.best_config == {"factor": 2, "block": result.best_config["block"]}
@@ -497,8 +497,7 @@ def test_a_process_that_dies_while_it_tunes_loses_its_turn_and_nothing_measured(
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     died = subprocess.run([sys.executable, "-c", KILLED, str(cache.folder)], cwd=ROOT, env=env, timeout=100)
     assert died.returncode == -9
-    assert len(list((cache.folder / "running").iterdir())) == 2  # its lock, which is nobody's, and its journal
-    [journal] = (cache.folder / "running").glob("*.jsonl")
+    [journal] = cache.journals.iterdir()
     done = {e.index for e in read(journal) if isinstance(e, (CandidateMeasured, BenchmarkFailed))}
     seen: list[Event] = []
     result = run_here(cache, on_event=seen.append)
@@ -506,42 +505,38 @@ def test_a_process_that_dies_while_it_tunes_loses_its_turn_and_nothing_measured(
     resumed = next(i for i, e in enumerate(seen) if isinstance(e, RunResumed))
     outcomes = {e.index for e in seen[resumed:] if isinstance(e, (CandidateMeasured, BenchmarkFailed))}
     assert done and not done & outcomes
-    assert not list((cache.folder / "running").iterdir())
+    assert list(cache.journals.iterdir()) == [journal] and result.journal == str(journal)
 
 
-def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_while_another_tunes(cache: ResultCache) -> None:
     work = CachedWork(workload(), target="c", benchmark=QUICK)
-    other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
-    assert other.acquire()
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(cached, "tune_apart", standing_in(calls))
-    result = run_here(cache, concurrent="tune")
-    assert not result.cache_hit and "journal" not in calls[0] and not calls[0]["taken_up"]
-    other.release()
+    begun = cache.begin(work.header)
+    assert begun is not None and begun[0] is not None and cache.begin(work.header) is None
+    with begun[0]:
+        result = run_here(cache, concurrent="tune")
+    assert not result.cache_hit and result.journal != begun[0].path
     assert run_here(cache).cache_hit
-    assert len(calls) == 1
-    run_here(cache, refresh=True)
-    assert calls[1]["journal"].parent.name == "running" and calls[1]["taken_up"]
 
 
-def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = cache.folder / "running"
-    running.mkdir(parents=True)
-    for name, days in (("old", 30), ("young", 1)):
-        (running / f"{name}.jsonl").write_text("")
-        os.utime(running / f"{name}.jsonl", (time.time() - days * 86400,) * 2)
-    monkeypatch.setattr(cached, "tune_apart", standing_in([]))
-    run_here(cache)
-    assert [path.name for path in running.iterdir()] == ["young.jsonl"]
+def test_the_journal_of_other_sizes_with_the_same_key_is_not_taken_up(cache: ResultCache) -> None:
+    first, other = (workload(n=n) for n in (256, 320))
+    for one in (first, other):
+        one.key = {"bucket": 8}
+    begun = cache.begin(header := CachedWork(first, target="c").header)
+    assert begun is not None and begun[0] is not None
+    begun[0].append(header)
+    begun[0].close()
+    for asks, past in ((CachedWork(other, target="c").header, 0), (header, 1)):
+        found = cache.begin(asks)
+        assert found is not None and found[0] is not None and len(found[1]) == past
+        found[0].close()
 
 
-def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(cached, "tune_apart", standing_in(calls))
     with pytest.warns(RuntimeWarning, match="cannot be used"):
-        assert not run_here(ResultCache(tmp_path / "file" / "results")).cache_hit
-    assert "journal" not in calls[0]
+        result = run_here(ResultCache(tmp_path / "file" / "results"))
+    assert not result.cache_hit and result.journal is None
 
 
 def test_devices_are_asked_for_once() -> None:

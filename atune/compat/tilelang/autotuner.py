@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageE
 from atune.frontends.decorator.autotuned import made
 from atune.frontends.decorator.call import Call, Entry
 from atune.frontends.decorator.options import Options, lazy_callback, names_in
+from atune.frontends.decorator.winners import Winner
 from atune.journal.result import TuneResult
 from atune.model.candidate import PASS_CONFIGS
 from atune.model.folders import cache_folder_at
@@ -70,8 +71,8 @@ class AutotuneResult:
 
     `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
     the winner's configuration, as given; the call's own values if nothing was tuned. `libcode`: its device source.
-    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `tuning`: the whole record, as atune's `TuneResult`; None
-    for a loaded result or without a tuning. `out_idx`: positions of the outputs that the kernel returns.
+    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `out_idx`: positions of the outputs that the kernel
+    returns.
     """
 
     latency: float | None = None
@@ -80,8 +81,13 @@ class AutotuneResult:
     libcode: str | None = None
     func: Any = None
     kernel: Any = None
-    tuning: TuneResult | None = None
     out_idx: tuple[int, ...] | None = None
+    winner: Winner | None = field(default=None, repr=False)
+
+    @property
+    def tuning(self) -> TuneResult | None:
+        """The whole record, as atune's; None for a loaded result or without a tuning."""
+        return None if self.winner is None else self.winner.result
 
     def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
         """Write the folder `path` in tilelang's format. Replaces an existing one.
@@ -334,7 +340,7 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
         libcode=compiled.get_kernel_source(),
         func=compiled.prim_func,
         kernel=compiled,
-        tuning=None if winner is None else winner.result,
+        winner=winner,
         out_idx=positions(call.options.workload["out_idx"]),
     )
 

@@ -26,7 +26,6 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import RunOptions, completed, named, shows_progress
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import options_of, origin_of
@@ -53,6 +52,7 @@ from atune.reporting.regret import Cover, NearestRule, RegretMatrix, cover, disp
 from atune.reporting.screen import plain
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.workers.local.machine import Shared, shared_processes
+from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.pickling import FileRef, parse_file_ref
 from atune.workload.workload import Workload
@@ -197,7 +197,7 @@ async def tune_set(
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
-        folder = default_journal(name.partition(".py")[0]).with_suffix("")
+        folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
     try:
         return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
     except anyio.get_cancelled_exc_class() as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -23,14 +25,12 @@ from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.engine.run_state import Listener, Recorder
 from atune.engine.search.registry import check_given
-from atune.engine.start import EngineSettings
-from atune.errors import AtuneError, JournalError, UsageError, name_and_message
+from atune.engine.start import CacheUse, EngineSettings, Recall
+from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
-from atune.frontends.api.default_journal import kept_line, opened_journal
 from atune.frontends.api.options import TuneOptions, completed, named, shows_progress
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
-from atune.journal.reader import read
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
@@ -41,8 +41,8 @@ from atune.reporting.log import event_log
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
-from atune.workers.storage.artifact_store import keep as keep_library
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.storage.result_cache import Begun, ResultCache
 from atune.workload.pickling import FileRef, WorkloadRef, parse_file_ref, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe, head
 
@@ -191,7 +191,9 @@ class Tuner:
         check_given(settings.strategy, pipeline=settings.pipeline)
         self._settings = settings
         self._cache = ResultCache() if machine is None else None
-        """Where the result is kept."""
+        """Where the run is indexed, and its journal lies if nobody gave one."""
+        self._begun: Begun | None = None
+        """The open journal that the caller chose, with its events."""
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(
@@ -269,6 +271,7 @@ class Tuner:
         return await anyio.to_thread.run_sync(partial(Result.of, self._recorder.state, journal=path))
 
     async def _run(self) -> None:
+        made: Result | None = None
         try:
             if self._progress:
                 from atune.reporting.progress import Progress
@@ -278,8 +281,6 @@ class Tuner:
             else:
                 await self._record(self._listeners)
             made, hit = await self._made_result(), self._engine is not None and self._engine.recalled
-            if not hit:
-                await anyio.to_thread.run_sync(self._keep_result)
             self._result = winning(made)
             self._result.cache_hit = hit
         except OSError as error:
@@ -290,30 +291,39 @@ class Tuner:
             self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
             raise
         finally:
+            with anyio.CancelScope(shield=True):
+                await self._index(made)
             self._done.set()
             self._history.end()
 
-    def _keep_result(self) -> None:
-        """Put the result into the result cache. A journal that is gone, or that nobody can write, costs only that."""
-        if self._cache is not None and self._journal_path is not None:
-            with suppress(JournalError):
-                self._cache.put_run(read(self._journal_path))
+    async def _index(self, made: Result | None) -> None:
+        """Bring the run's row in the index up to date, however the run ended."""
+        path, state = self._journal_path, self.state
+        if self._cache is not None and path is not None and path.exists() and state is not None and state.header:
+            try:
+                await anyio.to_thread.run_sync(self._cache.add, path, state, made)
+            except Exception as error:  # which costs the row, and not the run
+                warn_caller(f"the run is not in the result cache: {name_and_message(error)}", RuntimeWarning)
 
     async def _record(self, listeners: tuple[Listener, ...]) -> None:
         journal: Journal | None = None
         past: Sequence[Event] = ()
-        if self._journal_path is not None:
+        if self._begun is not None:
+            journal, past = self._begun
+        elif self._journal_path is not None:
             journal, past = await Journal.start_aside(self._journal_path)
         kept: Journal | None = None
-        if self._default_journal is not None:
-            kept = await anyio.to_thread.run_sync(opened_journal, self._default_journal)
+        if self._default_journal is not None and self._cache is not None:
+            kept = await anyio.to_thread.run_sync(self._cache.open_new, self._default_journal)
         if kept is not None:
             self._journal_path = Path(kept.path)
             listeners = kept.append, *listeners  # nobody asked for it: the run goes on where it cannot be written
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
         try:
+            if self._cache is not None and self._journal_path is not None and self._begun is None:
+                await anyio.to_thread.run_sync(self._cache.note, self._journal_path)
             await recorder.go_on(past)
-            self._engine = engine = Engine(self._machine, recorder, self._settings, keep=keep_library)
+            self._engine = engine = Engine(self._machine, recorder, self._settings, keep=ArtifactStore().keep)
             if self._stopped:
                 engine.stop()
             await engine.run()
@@ -364,11 +374,26 @@ def tuner_on(shared: Shared | None, workload: Workload | FileRef, **options: Unp
     return tuner
 
 
-async def tune_apart(workload: Workload, *, taken_up: bool = False, **options: Unpack[TuneOptions]) -> TuneResult:
-    """Do what `tune` does, without the result cache: the caller asks it and fills it. `taken_up`: as of `kept_line`."""
+async def tune_apart(
+    workload: Workload,
+    *,
+    use: CacheUse = "off",
+    cache: ResultCache | None = None,
+    begun: Begun | None = None,
+    recall: Recall | None = None,
+    **options: Unpack[TuneOptions],
+) -> TuneResult:
+    """Do what `tune` does, but look up nothing. `use`: of the cache, for the header. `cache`: where the run is kept.
+
+    `begun`: what `ResultCache.begin` returned. `recall`: returns what is known of earlier runs.
+    """
     tuner = await _made(workload, {**options, "progress": shows_progress(options), "cached": False})
-    tuner._cache = None
-    return await _finished(tuner, taken_up=taken_up)
+    tuner._settings = replace(tuner._settings, cache=use, recall=recall)
+    tuner._cache = cache or tuner._cache
+    if begun is not None:
+        tuner._begun, tuner._default_journal = begun, None
+        tuner._journal_path = None if begun[0] is None else Path(begun[0].path)
+    return await _finished(tuner, taken_up=begun is not None)
 
 
 async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
@@ -389,6 +414,18 @@ def _importing() -> bool:
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
+
+
+def kept_line(state: State, journal: str | None, *, taken_up: bool = False) -> str:
+    """Return one line on a run that was interrupted: what it measured, and the journal that has it.
+
+    `taken_up`: whether the next call of a kernel takes up that journal by itself.
+    """
+    measured = state.counts["measured"]
+    if journal is None:
+        return f"tuning interrupted; {measured} measured, and no journal kept"
+    then = "the next call continues" if taken_up else "journal= takes it to continue, atune replay to show it"
+    return f"tuning interrupted; {measured} measured are kept in {shlex.quote(journal)}; {then}"
 
 
 async def _finished(tuner: Tuner, *, taken_up: bool = False) -> TuneResult:

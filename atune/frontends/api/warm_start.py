@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from itertools import islice
 
 from atune.engine.start import Advise, Recall, Recalled
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
-from atune.journal.reader import JournalReader
+from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.model.candidate import Advice, Config, config_key
 from atune.model.device import DeviceInfo
 from atune.model.problem import distance
-from atune.workers.storage.result_cache import ResultCache
-from atune.workers.storage.result_key import CacheEntry, result_key, same_problem
+from atune.workers.storage.result_cache import IndexedRun, ResultCache
+from atune.workers.storage.result_key import result_key, same_problem
 from atune.workload.workload import WorkloadSpec
 
 Source = str | os.PathLike[str] | Result
@@ -30,22 +29,6 @@ MOST_CACHED = 8
 """Most results taken from the cache, the nearest first."""
 FIRST = 4
 """Configurations of each source that are tried first."""
-
-
-@dataclass(frozen=True)
-class Experience:
-    """What a run measured of a kernel on one problem.
-
-    `kernel`: SHA-256 of the kernel's source and closure; empty if unknown. `measured`: configurations with their
-    latency, ms, by key.
-    """
-
-    source: str
-    name: str
-    kernel: str
-    arguments: Mapping[str, Any]
-    devices: Sequence[str]
-    measured: Mapping[str, tuple[Config, float]]
 
 
 def sources(warm: Warm) -> Sequence[Source]:
@@ -71,109 +54,71 @@ def _advise(
     sources: Sequence[Source], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
     """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
-    known: list[Experience] = []
+    advice: list[Advice] = []
     remarks: list[str] = []
     for source in sources:
-        if isinstance(source, Result):
-            known.append(experience_of(source, source.journal or "result"))
-        elif source == CACHE:
-            found = nearest_first(_cached(ResultCache(), spec), spec, [device.name for device in devices])
-            known += found[:MOST_CACHED]
+        if source == CACHE:
+            found = list(islice(_nearest_cached(ResultCache(), spec, devices), MOST_CACHED))
+            advice += found
             if not found:
                 remarks.append("warm cache: the result cache has nothing of this kernel and space")
+            continue
+        if isinstance(source, Result):
+            result, name = source, source.journal or "result"
         else:
-            path = os.fspath(source)
-            known.append(experience_of(Result.from_events(JournalReader(path), path, replayed=True), path))
-    advice, more = advice_of(known, spec)
-    return advice, remarks + more
+            result, name = replay(os.fspath(source)), os.fspath(source)
+        advice.append(_advice_of(result, name, spec))
+        if result.header and result.header.kernel and spec.kernel and result.header.kernel != spec.kernel:
+            remarks.append(f"warm {name}: the kernel's source, or what it closes over, has changed since")
+    return tuple(advice), remarks
 
 
-def experience_of(result: Result, source: str) -> Experience:
-    """Return the experience in a result. Raises `UsageError` if nothing was measured."""
+def _advice_of(result: Result, source: str, spec: WorkloadSpec) -> Advice:
+    """Return the advice in a result. Raises `UsageError` for one of another kernel, or without use for this space."""
+    measured = _measured(result)
     header = result.header
-    measured = {
-        record.key: (record.config, record.latency_ms)
-        for record in result.records
-        if record.latency_ms is not None and math.isfinite(record.latency_ms) and record.latency_ms > 0
-    }
     if header is None or not measured:
         raise UsageError(f"warm {source}: no candidate was measured there, so that nothing can be learnt from it")
-    devices = [device.name for device in result.devices]
-    return Experience(source, header.workload, header.kernel, header.arguments, devices, measured)
+    # The name suffices, because a kernel that closes over its problem has a different closure for each problem.
+    if not (header.kernel and header.kernel == spec.kernel) and header.workload != spec.name:
+        raise UsageError(
+            f"warm {source}: it is of another kernel, {header.workload!r}, and this one is {spec.name!r}. Give "
+            "journals of this kernel, or name both workloads alike if they are the same"
+        )
+    if not (first := _first(measured, spec)):
+        raise UsageError(
+            f"warm {source}: none of the {len(measured)} configurations that were measured there is in this space of "
+            f"{spec.total:,}. Give a journal of a space that shares some"
+        )
+    return Advice(source, first)
 
 
-def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
-    """Return the advice for `spec`, an item for each experience, and remarks for the user.
-
-    Raises `UsageError` for experience of another kernel or without any of this space's configurations.
-    """
-    found, remarks = [], list[str]()
-    for each in experiences:
-        if not _same_kernel(each.name, each.kernel, spec):
-            raise UsageError(
-                f"warm {each.source}: it is of another kernel, {each.name!r}, and this one is {spec.name!r}. Give "
-                "journals of this kernel, or name both workloads alike if they are the same"
-            )
-        if (advice := _best_of(each, spec)) is None:
-            raise UsageError(
-                f"warm {each.source}: none of the {len(each.measured)} configurations that were measured there is in "
-                f"this space of {spec.total:,}. Give a journal of a space that shares some"
-            )
-        if each.kernel and spec.kernel and each.kernel != spec.kernel:
-            remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
-        found.append(advice)
-    return tuple(found), remarks
+def _measured(result: Result) -> list[tuple[float, Config]]:
+    """Return latencies, ms, and configurations."""
+    found = ((record.latency_ms, record.config) for record in result.records)
+    return [(latency_ms, config) for latency_ms, config in found if latency_ms and math.isfinite(latency_ms)]
 
 
-def _same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
-    """Tell whether experience is of `spec`'s kernel: it has the same source and closure, or the same name.
-
-    The name suffices, because a kernel that closes over its problem has a different closure for each problem.
-    """
-    return bool(kernel and kernel == spec.kernel) or name == spec.name
-
-
-def _best_of(each: Experience, spec: WorkloadSpec) -> Advice | None:
-    """Return the fastest configurations that `spec` has, too; None without any."""
+def _first(measured: Iterable[tuple[float, Config]], spec: WorkloadSpec) -> tuple[Config, ...]:
+    """Return the fastest configurations that `spec` has, too, the best first."""
     here = {config_key(config) for config in spec.configs}
-    ranked = sorted(here & each.measured.keys(), key=lambda key: (each.measured[key][1], key))
-    return Advice(each.source, tuple(dict(each.measured[key][0]) for key in ranked[:FIRST])) if ranked else None
+    known = [(latency_ms, key, config) for latency_ms, config in measured if (key := config_key(config)) in here]
+    return tuple(dict(config) for _, _, config in sorted(known, key=lambda one: one[:2])[:FIRST])
 
 
-def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:
-    """Return experience sorted by similarity: first that of these devices, then by `distance`."""
-    here = set(devices)
+def _nearest_cached(cache: ResultCache, spec: WorkloadSpec, devices: Iterable[DeviceInfo]) -> Iterator[Advice]:
+    """Yield advice of the cache's runs of this kernel: of these devices first, then of the nearest problems."""
+    here = {device.name for device in devices}
 
-    def place(each: Experience) -> tuple[bool, float, str]:
-        return here.isdisjoint(each.devices), distance(each.arguments, spec.arguments), each.source
+    def place(run: IndexedRun) -> tuple[bool, float, str]:
+        assert run.parts is not None, "it has a result"
+        arguments = run.parts.tuned_for or run.parts.problem
+        far = distance(arguments if isinstance(arguments, dict) else {}, spec.arguments)
+        return here.isdisjoint(run.parts.device.split(" + ")), far, run.key
 
-    return sorted(experiences, key=place)
-
-
-def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
-    """Return the cache's results of this kernel with configurations in its space."""
-    entries = [e for e in cache.entries() if _same_kernel(e.parts.kernel, e.parts.source, spec)]
-    found = [each for entry in entries if (each := _experience(cache, entry)) is not None]
-    return [each for each in found if _best_of(each, spec) is not None]
-
-
-def _experience(cache: ResultCache, entry: CacheEntry) -> Experience | None:
-    """Return an entry's measurements: all of them if it was tuned here, else only the winner's."""
-    result = cache.find(entry.parts)
-    return experience_of(result, f"{CACHE} {entry.key}") if result is not None else _winner(entry)
-
-
-def _winner(entry: CacheEntry) -> Experience | None:
-    """Return the measurement of an entry's winner, if it has one."""
-    if not entry.latency_ms:
-        return None
-    parts = entry.parts
-    arguments = parts.tuned_for or parts.problem
-    measured = {config_key(entry.config): (entry.config, entry.latency_ms)}
-    return Experience(
-        f"{CACHE} {entry.key}", parts.kernel, parts.source, arguments if isinstance(arguments, dict) else {},
-        (parts.device,), measured,
-    )  # fmt: skip
+    for run in sorted(cache.answers(kernel=spec.name, source=spec.kernel), key=place):
+        if (result := cache.result(run)) is not None and (first := _first(_measured(result), spec)):
+            yield Advice(f"{CACHE} {run.key}", first)
 
 
 def recaller(cached: bool | None) -> Recall | None:
@@ -189,11 +134,10 @@ def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: Workl
     """
     if (key := result_key(header)) is None:
         return Recalled()
-    if all_of_it and (events := cache.events(key, header)):
-        first = events[0]
-        if isinstance(first, RunStarted) and same_problem(first.arguments, header.arguments):
-            return Recalled(events)
-    known = [each for entry in cache.entries(work=key.work) if (each := _winner(entry)) is not None]
-    best_first = sorted(known, key=lambda each: min(ms for _, ms in each.measured.values()))
-    found = (advice for each in best_first if (advice := _best_of(each, spec)) is not None)
-    return Recalled(advice=tuple(found)[:1])
+    run = cache.find(key, header) if all_of_it else None
+    same = run is not None and run.parts is not None and same_problem(run.parts.tuned_for, header.arguments)
+    if run is not None and same and (events := cache.events(run, header)):
+        return Recalled(events, whole=True)
+    best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
+    found = ((run.key, _first([(0.0, run.config or {})], spec)) for run in best_first)
+    return Recalled(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))

@@ -34,11 +34,10 @@ OK, INTERRUPTED = 0, 130
 
 _COMMANDS = {
     "parsing": ("tune",),
-    "runs": ("runs",),
+    "runs": ("runs", "cache"),
     "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare"),
     "explain": ("show", "explain"),
     "bundle": ("bundle",),
-    "cache": ("cache",),
     "doctor": ("doctor",),
 }
 """The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,

@@ -1,4 +1,7 @@
-"""``atune runs``: the journals and sets of the cache folder, newest first; and words that stand for one of them."""
+"""``atune runs`` and ``atune cache``: earlier runs and their results. Runs no code of a workload.
+
+Also the words that stand for a journal.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import argparse
 import json
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
 from atune.frontends.cli.help import Parser
+from atune.frontends.cli.output import print_bytes, print_message, print_out
 from atune.frontends.cli.parsing import add_command
+from atune.journal.output import write_output
 
 if TYPE_CHECKING:
+    from atune.workers.storage.result_cache import IndexedRun, ResultCache
+    from atune.workers.storage.result_key import CacheEntry, ResultKey
     from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
@@ -26,10 +32,24 @@ JOURNAL = "the journal: a path, latest, or a number or the start of a name in at
 
 
 def add_commands(commands: Any, shown: Parser) -> None:
-    """Add ``runs``. `shown` holds the options that all commands share."""
-    runs = add_command(commands, shown, "runs", _runs, "List earlier runs; their journals are in the cache folder")
+    """Add ``runs``, ``cache`` and its commands. `shown` holds the options that all commands share."""
+    runs = add_command(commands, shown, "runs", _runs, "List earlier runs")
     runs.add_argument("--all", action="store_true", help=f"list all, and not only the newest {SHOWN}")
     runs.add_argument("--names", action="store_true", help="print only the words that J takes, for a shell")
+    text = "List, clear or export the results of tunings"
+    cache = commands.add_parser("cache", help=f"{text[0].lower()}{text[1:]}", description=f"{text}.")
+    inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, command, text in (
+        ("ls", _ls, "List the results, newest first"),
+        ("clear", _clear, "Remove results and the cache's journals of them; all of them without --kernel or --key"),
+        ("export", _export, "Write results as JSON, to ship them"),
+    ):
+        parser = add_command(inner, shown, name, command, text)
+        parser.add_argument("--folder", metavar="DIR", help="the cache's folder [default: the user's]")
+        parser.add_argument("--kernel", metavar="NAME", help="only results of kernels with this name")
+        parser.add_argument("--key", metavar="KEY", help="only results whose key begins with this")
+        if name == "export":
+            parser.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
 
 
 def add_journal(parser: Parser, **how: Any) -> None:
@@ -44,11 +64,9 @@ def find_journal(text: str) -> str:
     """
     if os.path.exists(text) or os.sep in text:
         return text
-    from atune.frontends.api.default_journal import kept_journals
-
-    found = kept_journals()
+    found = [path for path, _ in _listed()]
     if not found:
-        raise UsageError(f"there is no file {text!r}, and the cache folder has no journals")
+        raise UsageError(f"there is no file {text!r}, and the result cache knows no runs")
     if text == LATEST:
         return str(found[0])
     if text.isdecimal():
@@ -60,82 +78,79 @@ def find_journal(text: str) -> str:
     if not named:
         raise UsageError(f"there is no file {text!r}, and no run whose journal's name begins so: atune runs lists them")
     if len(named) > 1:
-        from atune.frontends.cli.output import print_message
-
         print_message(f"{_name(named[0])} is the newest of {len(named)} runs of that name", kind="")
     return str(named[0])
 
 
-def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.api.default_journal import kept_journals
-    from atune.frontends.cli.output import print_out
-    from atune.reporting.export import aligned
+def _listed() -> list[tuple[Path, list[IndexedRun]]]:
+    """Return the runs that the result cache knows, the newest first: each one's journal, or a set's folder."""
+    from atune.journal.set_folder import is_set
+    from atune.workers.storage.result_cache import ResultCache
 
-    found = kept_journals()
+    found: dict[Path, list[IndexedRun]] = {}
+    sets: dict[Path, bool] = {}
+    for run in ResultCache().runs():
+        path = Path(run.path)
+        if path.parent not in sets:
+            sets[path.parent] = is_set(path.parent)
+        found.setdefault(path.parent if sets[path.parent] else path, []).append(run)
+    return [*found.items()]
+
+
+def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    found = _listed()
     chosen = found if arguments.all or arguments.json else found[:SHOWN]
     if arguments.names:
-        print_out("\n".join([LATEST] * bool(found) + [*map(_name, chosen)]))
+        print_out("\n".join([LATEST] * bool(found) + [_name(path) for path, _ in chosen]))
         return 0
-    runs = []
-    for number, path in enumerate(chosen, 1):
-        with suppress(FileNotFoundError):  # another run removes the oldest
-            runs.append({"number": number, **(_set_data(path) if path.is_dir() else _data(path))})
+    runs = [
+        {"number": number, "journal": str(path), "written": known[0].time, **_data(path, known)}
+        for number, (path, known) in enumerate(chosen, 1)
+    ]
     if arguments.json:
         print_out(json.dumps({"runs": runs}))
     elif not runs:
         print_out("no runs yet: atune tune FILE.py")
     else:
+        from atune.reporting.export import aligned
+
         print_out("\n".join(map(_cut, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines())))
         if len(chosen) < len(found):
             print_out(f"and {len(found) - len(chosen)} older: atune runs --all")
     return 0
 
 
-def _data(path: Path) -> dict[str, Any]:
-    """Return a run as ``--json`` prints it."""
+def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
+    """Return a run or a set as ``--json`` prints it."""
     import msgspec
 
-    from atune.errors import JournalError
-    from atune.journal.replay import replay
-    from atune.journal.writer import is_written
-
-    data: dict[str, Any] = {"journal": str(path), "written": path.stat().st_mtime}
-    try:
-        result = replay(path)
-    except JournalError as error:
-        return {**data, "state": "starting" if is_written(path) else "unreadable", "error": str(error)}
-    header = result.header
-    assert header is not None, "a reader refuses a journal without a header"
-    return {
-        **data,
-        "kernel": header.workload,
-        "problem": msgspec.to_builtins(header.arguments),
-        "target": str(header.target),
-        "best_config": msgspec.to_builtins(result.best_config),
-        "latency_ms": result.latency_ms,
-        "tried": result.total - result.remaining,
-        "total": result.total,
-        "state": FINISHED if result.finished else _unfinished(is_written(path)),
-    }
-
-
-def _set_data(folder: Path) -> dict[str, Any]:
-    """Return a set as ``--json`` prints it. Of its journals only the ends are read: it may have many."""
     from atune.errors import AtuneError
-    from atune.journal.set_folder import header_of_set, is_ended, is_set_written, listed, written_at
+    from atune.journal.reader import JournalReader
+    from atune.journal.set_folder import is_set_written, listed
+    from atune.journal.state import State
+    from atune.journal.writer import is_written
+    from atune.workers.storage.result_cache import UNFINISHED, indexed
 
-    data = {"journal": str(folder), "written": written_at(folder)}
+    run = known[0]
     try:
-        problems, header = listed(folder), header_of_set(folder)
-    except AtuneError as error:
-        return {**data, "state": "unreadable", "error": str(error)}
-    ended = sum(map(is_ended, problems))
+        if path.is_dir():
+            ended, problems = sum(one.status != UNFINISHED for one in known), len(listed(path))
+            state = FINISHED if ended == problems else _unfinished(is_set_written(path))
+            return {"kernel": run.kernel, "problems": problems, "ended": ended, "state": state}
+        if run.status == UNFINISHED:
+            run = indexed(run.path, State.of(JournalReader(path)))  # the index has it as it began
+    except (AtuneError, OSError) as error:
+        starting = path.is_file() and is_written(path)
+        return {"state": "starting" if starting else "unreadable", "error": str(error)}
     return {
-        **data,
-        "kernel": getattr(header, "workload", ""),
-        "problems": len(problems),
-        "ended": ended,
-        "state": FINISHED if ended == len(problems) else _unfinished(is_set_written(folder)),
+        "kernel": run.kernel,
+        "problem": None if run.parts is None else msgspec.to_builtins(run.parts.tuned_for),
+        "target": "" if run.parts is None else run.parts.target,
+        "best_config": msgspec.to_builtins(run.config),
+        "latency_ms": run.latency_ms,
+        "tried": run.found.tried,
+        "total": run.found.total,
+        "state": FINISHED if run.status != UNFINISHED else _unfinished(is_written(path)),
     }
 
 
@@ -153,7 +168,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
         done, total, best = run["ended"], run["problems"], ""
         problem = f"{total} problem{'s' * (total != 1)}"
     else:
-        problem = _short(describe_config(run["problem"]).replace(", ", " "), PROBLEM)
+        problem = _short(describe_config(run["problem"] or {}).replace(", ", " "), PROBLEM)
         best = "none" if run["latency_ms"] is None else f"{run['latency_ms']:.4g} ms"
         done, total = run["tried"], run["total"]
     tried = str(done) if done == total else f"{done}/{total}"
@@ -193,3 +208,92 @@ def _ago(moment: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds // 3600:.0f} h ago"
     return time.strftime("%Y-%m-%d", time.localtime(moment))
+
+
+# The results
+
+
+def _cache(arguments: argparse.Namespace) -> ResultCache:
+    """Return the cache that ``--folder`` names."""
+    from atune.workers.storage.result_cache import ResultCache
+
+    return ResultCache(arguments.folder)
+
+
+def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
+    if arguments.json:
+        print_out(json.dumps({"results": [_plain(entry) for entry in entries]}))
+        return 0
+    from atune.model.candidate import describe_config, printable
+    from atune.reporting.export import aligned
+
+    rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
+    for entry in entries:
+        latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
+        named = entry.parts.kernel, _problem(entry.parts), entry.parts.device
+        rows.append((entry.key[:12], *map(printable, named), latency, describe_config(entry.config)))
+    if not entries:
+        print_out("no results")
+        return 0
+    print_out(aligned(rows))
+    return 0
+
+
+def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    cache, some = _cache(arguments), arguments.kernel is not None or arguments.key is not None
+    removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
+    print_out(json.dumps({"removed": removed}) if arguments.json else f"{_results(removed)} removed")
+    return 0
+
+
+def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    cache = _cache(arguments)
+    data = cache.export(kernel=arguments.kernel, key=arguments.key)
+    if arguments.output is None:
+        print_bytes(data + b"\n")
+        return 0
+    write_output(arguments.output, data + b"\n", private=False)
+    count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
+    if arguments.json:
+        print_out(json.dumps({"exported": count, "file": arguments.output}))
+    else:
+        print_message(f"{_results(count)} exported to {arguments.output}", kind="")
+    return 0
+
+
+def _results(count: int) -> str:
+    return f"{count} result{'s' * (count != 1)}"
+
+
+def _plain(entry: CacheEntry) -> dict[str, Any]:
+    """Return an entry as ``--json`` prints it."""
+    import msgspec
+
+    parts = msgspec.to_builtins(entry.parts)
+    return {
+        "key": entry.key,
+        "kernel": parts.pop("kernel"),
+        "config": msgspec.to_builtins(entry.config),
+        "latency_ms": entry.latency_ms,
+        "reference_ms": entry.reference_ms,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.created)),
+        **parts,
+    }
+
+
+def _problem(parts: ResultKey) -> str:
+    """Return the problem's key as text, with the sizes that it leaves open and that were tuned."""
+    from atune.workers.storage.result_key import open_sizes
+
+    text, tuned = _text(parts.problem) or "no arguments", open_sizes(parts.problem, parts.tuned_for)
+    return f"{text} (tuned for {_text(tuned)})" if tuned else text
+
+
+def _text(value: Any) -> str:
+    """Return a value as text; a dict as arguments by name, such as ``M=64, dtype=float32``."""
+    if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))).startswith("$"):
+        return str(value[name])  # a dtype, or what else JSON has no word for
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_text(item)}" for name, item in value.items())
+    return "none" if value is None else value if isinstance(value, str) else repr(value)

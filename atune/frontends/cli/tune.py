@@ -16,7 +16,6 @@ import msgspec
 
 from atune.engine.search.registry import check_name
 from atune.errors import NoWinner, UsageError
-from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes
 from atune.frontends.cli.main import INTERRUPTED, show_kept
@@ -31,6 +30,7 @@ from atune.model.candidate import printable
 from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
 
@@ -66,7 +66,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _tune_once(workload: FileRef, budget: Budget, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune, and return the exit status."""
-    journal = default_journal(Path(workload.path).stem) if arguments.journal is None else arguments.journal
+    journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from atune.errors import NoWinner, UsageError
-from atune.frontends.api.default_journal import default_journal
 from atune.frontends.api.problems import Problems
 from atune.frontends.api.tune_set import SetResult, read_set, resume_set, tune_set
 from atune.frontends.cli.main import INTERRUPTED, OK
@@ -25,6 +24,7 @@ from atune.journal.replay import POLL_S
 from atune.journal.set_folder import header_of_set, is_ended, is_set, is_set_written, journals_in, listed, tuned_problem
 from atune.model.candidate import printable
 from atune.reporting.set_table import row_line, set_data, set_lines
+from atune.workers.storage.result_cache import ResultCache
 
 if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
@@ -42,7 +42,7 @@ def tune_set_command(
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
-    folder = arguments.journal or str(default_journal(Path(workload.path).stem).with_suffix(""))
+    folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     if is_set(Path(folder)):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
     options["journal"] = folder

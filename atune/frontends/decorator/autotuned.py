@@ -30,17 +30,16 @@ from atune.workload.workload import Workload, outputs_named
 
 def measured(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
-    header = winner.result.header if winner.result is not None and winner.best else None
-    if winner.result is None or header is None:
+    if winner.tuning is None or not winner.best or not isinstance(winner.tuned_for, Mapping):
         return None
     defaults = {  # which a workload's arguments may leave out
         name: call.owner.data(p.default, name)
         for name, p in call.owner.signature.parameters.items()
-        if name in call.arguments and name not in header.arguments and p.default is not p.empty
+        if name in call.arguments and name not in winner.tuned_for and p.default is not p.empty
     }
-    if not same_problem({**defaults, **header.arguments}, call.arguments):
+    if not same_problem({**defaults, **winner.tuned_for}, call.arguments):
         return None
-    return winner.result.artifact
+    return winner.tuning.library()
 
 
 def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
@@ -73,8 +72,8 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
 
     An eager kernel's tensors are given by each call, outputs included.
     """
-    if winner is not None and winner.result is not None:
-        found = winner.result.roles
+    if winner is not None and winner.tuning is not None:
+        found = winner.tuning.roles
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
         configs = [given.get("default") or {}, config]
@@ -322,7 +321,14 @@ class Autotuned(TunedKernel):
         self.forget(encoded)
         if self.options.cache is None:
             return 0
-        return self.options.cache.clear(chosen=self._is_mine(), problem=encoded)
+        is_mine = self._is_mine()
+        return self.options.cache.clear(
+            run
+            for run in self.options.cache.answers()
+            if run.entry is not None
+            and is_mine(run.entry)
+            and (encoded is None or same_problem(encoded, run.entry.parts.problem))
+        )
 
     def has_result(self) -> bool:
         """Tell whether the result cache has a result of the kernel as it is written now, for any problem."""

@@ -9,6 +9,8 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,22 +18,42 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.errors import CacheMiss, CompileFailed, SpaceError, UsageError, in_one_line, warn_caller
+from atune.errors import AtuneError, CacheMiss, CompileFailed, SpaceError, UsageError, in_one_line, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import tune_apart
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
-from atune.journal.result import TuneResult
+from atune.journal.result import TuneResult, loadable
+from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import Config, config_key, describe_config, printable
 from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 
 
+class Tuning:
+    """A tuning on this machine. One that the result cache has is read once its records are asked for."""
+
+    def __init__(
+        self,
+        best: Config,
+        roles: Roles,
+        library: Callable[[], Artifact | None],
+        result: Callable[[], TuneResult | None],
+    ) -> None:
+        """`library`: returns the winner's that was measured, or None if it is gone. `result`: reads the records."""
+        self.best, self.roles, self.library, self._read = best, roles, library, result
+
+    @functools.cached_property
+    def result(self) -> TuneResult | None:
+        """The whole tuning; None where its journal turns out to be damaged."""
+        return self._read()
+
+
 class Winner(msgspec.Struct, frozen=True):
     """The configuration for a key, and its origin.
 
-    `result`: the whole tuning, if it ran on this machine. Its winner is another one where that cannot be used.
+    `tuning`: where it comes from, if that ran on this machine. Its winner is another one where that cannot be used.
     `tuned_for`: the problem that was tuned.
     """
 
@@ -39,13 +61,18 @@ class Winner(msgspec.Struct, frozen=True):
     source: Literal["tuned", "cache", "shipped", "default"]
     latency_ms: float | None = None
     reference_ms: float | None = None
-    result: TuneResult | None = None
+    tuning: Tuning | None = None
     tuned_for: Any = None
 
     @property
     def best(self) -> bool:
         """Whether it is the winner of its whole tuning."""
-        return self.result is not None and self.config == self.result.best_config
+        return self.tuning is not None and self.config == self.tuning.best
+
+    @property
+    def result(self) -> TuneResult | None:
+        """The whole tuning, if it ran on this machine."""
+        return None if self.tuning is None else self.tuning.result
 
     def standing(self) -> Iterator[Winner]:
         """Yield itself, and then all that its tuning measured, the fastest first."""
@@ -180,8 +207,10 @@ class Winners:
         if refresh:
             self.forget(call.key_text)
         winner, mine = await self._once(call, refresh, True)
-        assert winner.result is not None, "the whole tuning was asked for"
-        return winner.result if mine else _hit(winner.result)
+        if (result := winner.result) is None:  # its journal was damaged since
+            self.forget(call.key_text)
+            return await self.tuned(call, refresh)
+        return result if mine else _hit(result)
 
     async def _once(self, call: Call, refresh: bool, whole: bool) -> tuple[Winner, bool]:
         """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here.
@@ -229,7 +258,7 @@ class Winners:
         """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
         for winner in self._kept(call):
             found = self._of(winner, call)
-            if found is winner or (found is None and winner.result is not None):
+            if found is winner or (found is None and winner.tuning is not None):
                 self._keep(call.key_text, call.problem_text, winner)
             if found is not None:
                 return found
@@ -237,10 +266,11 @@ class Winners:
 
     def _kept(self, call: Call) -> Iterator[Winner]:
         cache = call.options.cache
-        if cache is not None and (result := cache.find(call.work.key, call.work.header)) is not None:
-            yield winner_of(result)
-        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
-            yield _winner_in(entry, "cache")
+        header = call.work.header
+        if cache is not None and (run := cache.find(call.work.key, header)) is not None and run.entry is not None:
+            library, result = partial(_library, run.found.library), partial(cache.result, run, header)
+            tuning = Tuning(run.entry.config, run.found.roles, library, result)
+            yield msgspec.structs.replace(_winner_in(run.entry, "cache"), tuning=tuning)
         for entry in find_shipped(call.options.shipped, call.work):
             yield _winner_in(entry, "shipped")
 
@@ -262,7 +292,14 @@ def winner_of(result: TuneResult) -> Winner:
     """Return the winner of a tuning."""
     source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
     tuned_for = None if result.header is None else result.header.arguments
-    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, result, tuned_for)
+    tuning = Tuning(result.best_config, result.roles, lambda: result.artifact, lambda: result)
+    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, tuning, tuned_for)
+
+
+def _library(kept: Artifact | None) -> Artifact | None:
+    with suppress(AtuneError):
+        return loadable(kept, replayed=True)
+    return None
 
 
 def _winner_in(entry: CacheEntry, source: Literal["cache", "shipped"]) -> Winner:

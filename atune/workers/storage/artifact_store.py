@@ -4,7 +4,7 @@
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        location of a candidate's code: library, symbol, how to call it
     artifacts/lowered/<ir key>.json        result of lowering a kernel: its code's key, and the facts about it
-    artifacts/swept                        time of the last removal of unused files
+    artifacts/swept                        time of the last eviction
 
 Several processes may use it at once. Files appear whole, by renaming. Lookups check the library's hash before use.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import time
 from collections.abc import Iterable
@@ -25,17 +24,13 @@ from atune.model.artifact import STORED, Artifact, Lowered, source_path
 from atune.model.folders import artifacts_folder, make_private_folder, store_file, whole_file
 
 MAX_BYTES = 4 << 30
-"""Most bytes of the store after trimming, which removes the least recently used libraries first."""
+"""Most bytes of the store after an eviction."""
 DAY_S = 86400.0
-"""Seconds after its last use in which a library stays, because a run may still need it; and between two searches for
-unused files, each of which reads the whole index."""
-INDEX = ("codes", "lowered")
-SWEPT = (".*.part", *(f"{name}/.*.part" for name in INDEX), "*.source", *(f"{name}/*.json" for name in INDEX))
-"""Folders with files that may be unused."""
+"""Seconds after its last use in which a file stays, because a run may still need it; and between two evictions."""
 
 
 class ArtifactStore:
-    """One program's view of the store. `max_bytes` bounds the libraries' size."""
+    """One program's view of the store. `max_bytes` bounds its size."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder or artifacts_folder()
@@ -53,7 +48,8 @@ class ArtifactStore:
             if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
                 library.unlink()
                 return None
-            os.utime(library)
+            for used in (library, self._code(key), Path(source_path(str(library), found.symbol))):
+                os.utime(used)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
         return msgspec.structs.replace(found, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
@@ -81,46 +77,23 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the least recently used libraries beyond `max_bytes`, but none used in `DAY_S`. Returns their number.
+        """Remove the files that were not used for longest, beyond `max_bytes`, but none used in `DAY_S`; once a day.
 
-        This also removes codes and sources without a library, and incomplete files of dead writers.
+        Returns the number of libraries among them. A code or source without its library is a miss, and written anew.
         """
-        old, removed = time.time() - DAY_S, 0
+        old, removed, swept = time.time() - DAY_S, 0, self.folder / "swept"
         with contextlib.suppress(OSError):
-            found = sorted((s.st_mtime, s.st_size, p) for p in self.folder.glob("*.so") if (s := p.stat()))
-            total = sum(size for _, size, _ in found)
-            for used, size, library in found:
+            if swept.exists() and swept.stat().st_mtime > old:
+                return 0
+            swept.touch(0o600)
+            files = sorted((s.st_mtime, s.st_size, p) for p in self.folder.rglob("*.*") if (s := p.stat()))
+            total = sum(size for _, size, _ in files)
+            for used, size, path in files:
                 if total <= self.max_bytes or used > old:
                     break
-                library.unlink(missing_ok=True)  # its codes then lead nowhere, and are written anew
-                total, removed = total - size, removed + 1
-            swept = self.folder / "swept"
-            if removed or not swept.exists() or swept.stat().st_mtime < old:
-                self._sweep(old)
-                swept.touch(0o600)
+                path.unlink(missing_ok=True)
+                total, removed = total - size, removed + (path.suffix == ".so")
         return removed
-
-    def _sweep(self, old: float) -> None:
-        """Remove unused files last written before `old`. Nobody is about to complete those."""
-        with contextlib.suppress(OSError):
-            libraries = {path.stem for path in self.folder.glob("*.so")}
-            # Codes first, because lowered results refer to codes.
-            for path in itertools.chain.from_iterable(map(self.folder.glob, SWEPT)):
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_mtime > old:
-                        continue
-                    if path.suffix == ".part" or self._leads_nowhere(path, libraries):
-                        path.unlink()
-
-    def _leads_nowhere(self, path: Path, libraries: set[str]) -> bool:
-        if path.suffix == ".source":
-            return path.name.partition(".")[0] not in libraries
-        try:
-            if path.parent.name == "lowered":
-                return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).kept_as).exists()
-            return Path(msgspec.json.decode(path.read_bytes(), type=Artifact).path).stem not in libraries
-        except msgspec.MsgspecError:
-            return True
 
     def _code(self, key: str) -> Path:
         return store_file(self.folder, "codes", key)
@@ -141,11 +114,6 @@ class ArtifactStore:
         )
         if source.exists() and not kept.exists():
             _write(kept, source.read_bytes())
-
-
-def keep(artifact: Artifact) -> Artifact:
-    """Store a winner's library, and return the stored artifact. Raises `OSError`."""
-    return ArtifactStore().keep(artifact)
 
 
 def _write(path: Path, data: bytes) -> None:

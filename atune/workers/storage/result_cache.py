@@ -1,7 +1,11 @@
-"""Results of tunings and all measurements, in one embedded database.
+"""The result cache: journals of runs, and an index of them.
 
-Many processes may use it at once (SQLite, write-ahead log). A damaged database is moved aside with a warning. If the
-database cannot be used, the run continues without the cache.
+    journals/<kernel>-<time>.jsonl     a run's journal, the only place of its events and outcomes
+    journals/<kernel>-<time>/          the journals of a set's problems
+    index-1.sqlite3                    one table with a row for each journal, wherever it lies
+
+Many processes may use it at once. The index holds nothing that its journals lack: a damaged one is made again from the
+cache's own journals. If the folder cannot be used, runs go on without it.
 """
 
 from __future__ import annotations
@@ -9,32 +13,33 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import shutil
 import sqlite3
 import time
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from atune.errors import JournalError
+from atune.journal.candidate_state import Entry, Outcome
 from atune.journal.events import (
     AnyEvent,
     BenchmarkFailed,
     BuildFailed,
-    CandidateMeasured,
-    CandidatePruned,
     Event,
-    RunResumed,
+    RunFinished,
     RunStarted,
-    decode,
-    encode,
 )
+from atune.journal.reader import JournalReader, last_event, read
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
-from atune.model.artifact import StaticFacts
-from atune.model.candidate import Config, config_key, thaw
+from atune.journal.writer import Journal, is_written
+from atune.model.artifact import Artifact, Roles
+from atune.model.candidate import BASELINE, Config, config_key, thaw
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.settings import Budget
 from atune.workers.storage.result_key import (
@@ -44,317 +49,479 @@ from atune.workers.storage.result_key import (
     result_key,
     same_problem,
     served_to,
+    serves,
 )
 
 T = TypeVar("T")
+Begun = tuple[Journal | None, Sequence[AnyEvent]]
+"""The journal that was opened for a run, if its folder can be written, and the events in it."""
 
-SCHEMA = 1
-"""Version of the database's tables."""
-
-UNUSABLE = "the result cache cannot be used"
-"""Why a result is not kept where the database is no use."""
-THERE = "it is there already"
-"""Why a result is not kept that was kept before."""
-
+INDEX = "index-1.sqlite3"
+"""The index's file, with the version of its table. Another version is another file."""
+MOST_BYTES = 256 << 20
+"""Most bytes of the cache's journals. The oldest are deleted, a set as one; those that a run writes stay."""
+MOST_READ = 8
+"""Most journals that known outcomes are read from, the newest first."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
 are tried again."""
 
-_Row = tuple[str, str, float | None, float | None, float]
+Status = Literal["finished", "refreshed", "unfinished", "stopped", "shortened", "accepted", "no winner", "uncached"]
+"""What became of a run. ``refreshed``: it was asked for though its result was known. ``shortened``: it was continued
+with a smaller budget. ``accepted``: it was continued with other work. ``uncached``: its caller uses no cache."""
+UNFINISHED = "unfinished"
+ANSWERS = ("finished", "refreshed")
+"""Of runs whose winner is the result of the whole search that their header asks for."""
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS results (
-    key TEXT PRIMARY KEY, work TEXT NOT NULL, parts TEXT NOT NULL, kernel TEXT NOT NULL, config TEXT NOT NULL,
-    latency_ms REAL, reference_ms REAL, created REAL NOT NULL, used REAL NOT NULL, events BLOB
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the index keeps of a run beside its columns. `winner`: its index. `tried`, `total`: numbers of candidates.
+
+    `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters.
+    """
+
+    winner: int | None = None
+    tried: int = 0
+    total: int = 0
+    library: Artifact | None = None
+    roles: Roles = Roles()
+
+
+class IndexedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the index: a journal, and what its run found. Latencies in ms; `time` in seconds since 1970.
+
+    `key`, `work`: hashes of `parts`. `source`: SHA-256 of the kernel's source. `bytes`: the journal's length. A run
+    that has just begun may have no more than its path.
+    """
+
+    path: str
+    status: Status = "unfinished"
+    key: str = ""
+    work: str = ""
+    kernel: str = ""
+    source: str = ""
+    config: Config | None = None
+    latency_ms: float | None = None
+    reference_ms: float | None = None
+    default_ms: float | None = None
+    time: float = 0.0
+    bytes: int = 0
+    parts: ResultKey | None = None
+    found: Found = Found()
+
+    @property
+    def entry(self) -> CacheEntry | None:
+        """The result as data; None without a winner."""
+        if self.parts is None or self.config is None:
+            return None
+        return CacheEntry(
+            parts=self.parts,
+            config=self.config,
+            latency_ms=self.latency_ms,
+            reference_ms=self.reference_ms,
+            created=self.time,
+        )
+
+
+_COLUMNS = IndexedRun.__struct_fields__
+_JSON: dict[str, Any] = {"config": Config, "parts": ResultKey, "found": Found}
+"""Columns that hold JSON, with their types."""
+_TABLE = """
+CREATE TABLE IF NOT EXISTS runs (
+    path TEXT PRIMARY KEY, status TEXT NOT NULL, key TEXT, work TEXT, kernel TEXT, source TEXT, config TEXT,
+    latency_ms REAL, reference_ms REAL, default_ms REAL, time REAL NOT NULL, bytes INTEGER NOT NULL, parts TEXT,
+    found TEXT
 );
-CREATE INDEX IF NOT EXISTS results_work ON results (work);
-CREATE TABLE IF NOT EXISTS measurements (
-    work TEXT NOT NULL, config_key TEXT NOT NULL, known BLOB NOT NULL, created REAL NOT NULL,
-    PRIMARY KEY (work, config_key)
-) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS runs_key ON runs (key, time);
+CREATE INDEX IF NOT EXISTS runs_work ON runs (work, time);
 """
 
 
-class Known(msgspec.Struct, frozen=True):
-    """Outcome of one configuration in earlier runs."""
-
-    config: Config
-    code_key: str
-    facts: StaticFacts
-    outcome: CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
+Known = tuple[Entry, Outcome]
+"""What an earlier run recorded of one configuration."""
 
 
-def known_of(state: State) -> Iterator[Known]:
-    """Yield the lasting outcomes of a run: measurements, and failures that would happen again."""
-    for entry in state.entries.values():
-        outcome = state.outcome(entry.index)
-        if outcome is None or not entry.key:
-            continue
-        if isinstance(outcome, BuildFailed | BenchmarkFailed) and outcome.kind not in LASTING:
-            continue
-        yield Known(dict(entry.config), entry.code_key, entry.facts or StaticFacts(), outcome)
+def known_of(state: State) -> dict[str, Known]:
+    """Return the lasting outcomes of a run by config key: measurements, and failures that would happen again."""
+    found = ((entry, state.outcome(entry.index)) for entry in state.entries.values() if entry.key)
+    return {
+        entry.key: (entry, outcome)
+        for entry, outcome in found
+        if outcome is not None and (not isinstance(outcome, BuildFailed | BenchmarkFailed) or outcome.kind in LASTING)
+    }
+
+
+def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun:
+    """Return the row of the journal at `path`, which folds to `state` and `result`. Raises `OSError`."""
+    header, result = state.header, result or Result.of(state, replayed=True)
+    assert header is not None, "a journal has a header"
+    parts, stat, best = result_key(header), os.stat(path), result.best
+    key = None if header.settings.get("cache") == "off" else parts
+    return IndexedRun(
+        path=path,
+        status=_status(header, state, result),
+        key="" if key is None else key.text,
+        work="" if key is None else key.work,
+        kernel=header.workload,
+        source=header.kernel,
+        config=result.best_config,
+        latency_ms=result.latency_ms,
+        reference_ms=result.reference_ms,
+        default_ms=result.default_ms,
+        time=stat.st_mtime if state.finished is None else state.finished.time,
+        bytes=stat.st_size,
+        parts=parts,
+        found=Found(
+            winner=None if best is None else best.index,
+            tried=result.total - result.remaining,
+            total=result.total,
+            library=result.kept,
+            roles=result.roles,
+        ),
+    )
+
+
+def _status(header: RunStarted, state: State, result: Result) -> Status:
+    use = header.settings.get("cache")
+    if not result.finished:
+        return "unfinished"
+    if use == "off":
+        return "uncached"
+    if result.reason == "stopped":
+        return "stopped"
+    if state.accepted:
+        return "accepted"
+    if result.best is None:
+        return "no winner"
+    if state.resumed is not None and result.reason == "budget":
+        from atune.engine.plan import finished
+
+        if not finished(state, msgspec.convert(header.settings["budget"], Budget)):
+            return "shortened"
+    return "refreshed" if use == "refresh" else "finished"
 
 
 class ResultCache:
-    """The database in `folder` (default: the user's cache folder). It is created with the first stored result.
+    """The cache in `folder` (default: the user's). It is created with the first run.
 
     Each call opens a new connection, so threads and forks never share one. Calls are rare.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self.folder = Path(folder) if folder is not None else cache_folder() / "results"
-        self.path = self.folder / "results.sqlite3"
+        self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_folder()
+        self.path, self.journals = self.folder / INDEX, self.folder / "journals"
 
-    def find(self, key: ResultKey, header: RunStarted | None = None) -> TuneResult | None:
-        """Return the result under `key`, with `cache_hit` set; None if it is missing. `header`: as for `events`."""
-        events = self.events(key, header)
-        result = Result.from_events(events, replayed=True) if events else None
+    # Runs come in
+
+    def new_path(self, name: str) -> Path:
+        """Return the path for a new journal of a kernel called `name`."""
+        moment = time.strftime("%Y%m%d-%H%M%S") + f".{time.time_ns() // 1000 % 1_000_000:06}"
+        return self.journals / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{moment}.jsonl"
+
+    def open_new(self, name: str) -> Journal | None:
+        """Return a new journal in the cache; None where its folder cannot be written."""
+        with contextlib.suppress(JournalError, OSError):
+            make_private_folder(str(self.journals))
+            return Journal.create(self.new_path(name))
+        return None
+
+    def note(self, path: str | os.PathLike[str]) -> None:
+        """Have a row for the journal at `path`, which a run begins to write."""
+        row = IndexedRun(path=os.path.abspath(path), time=time.time())
+        self._use(lambda db: _write(db, row, "IGNORE"), None)
+
+    def begin(self, header: RunStarted, *, again: bool = False, wait: bool = True) -> Begun | None:
+        """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
+        or new. None where another process writes one. The journal is None where the folder cannot be written.
+
+        `again`: begin a new one though there is an interrupted one. `wait`: False begins a new one beside others.
+        """
+        key = result_key(header)
+        assert key is not None, "this atune records all of a key's parts"
+        row = IndexedRun(
+            path="", key=key.text, work=key.work, kernel=key.kernel, source=key.source, time=time.time(), parts=key
+        )
+        nothing: Begun | None = (None, [])
+
+        def claim(db: sqlite3.Connection) -> Begun | None:
+            db.execute("BEGIN IMMEDIATE")  # one process at a time looks, and begins
+            for run in _rows(db, "WHERE key = ? AND status = 'unfinished' ORDER BY time DESC", (key.text,)):
+                if not self._owns(run.path) or not os.path.exists(run.path):
+                    continue
+                try:
+                    journal, past = Journal.reopen(run.path)
+                except JournalError as error:
+                    if isinstance(error.__cause__, BlockingIOError):
+                        if wait:
+                            return None
+                    elif os.path.getsize(run.path):  # else it was killed before its first event
+                        self._drop(db, run, str(error))
+                    continue
+                if not again and _continues(past, header):
+                    return journal, past
+                journal.close()
+            if (new := self.open_new(key.kernel)) is not None:
+                _write(db, msgspec.structs.replace(row, path=new.path))
+            return new, []
+
+        return self._use(claim, nothing)
+
+    def add(self, path: str | os.PathLike[str], state: State | None = None, result: Result | None = None) -> str:
+        """Bring the row of the journal at `path` up to date, and keep the cache's journals within `MOST_BYTES`.
+
+        `state`, `result`: what the journal folds to, where that is known. Returns the run's status; empty for a journal
+        that cannot be read.
+        """
+        path = os.path.abspath(path)
+        try:
+            run = indexed(path, state or State.of(JournalReader(path)), result)
+        except (JournalError, OSError) as error:
+            self._forget(path, str(error))
+            return ""
+        self._use(lambda db: _write(db, run), None)
+        self._trim()
+        return run.status
+
+    # Look-ups
+
+    def find(self, key: ResultKey, header: RunStarted | None = None) -> IndexedRun | None:
+        """Return the newest run that has the result under `key`. Reads its row, and the end of its journal.
+
+        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks, as for `serves`.
+        """
+        for run in self._select(f"WHERE key = ? AND status IN {ANSWERS} ORDER BY time DESC", key.text):
+            if serves(run.config, run.found.winner == BASELINE, header) and self._stands(run):
+                return run
+        return None
+
+    def _stands(self, run: IndexedRun) -> bool:
+        """Tell whether a run's journal is as the index has it, or, where it was written since, still answers."""
+        try:
+            if os.path.getsize(run.path) == run.bytes and isinstance(last_event(Path(run.path)), RunFinished):
+                return True
+        except OSError as error:
+            self._forget(run.path, str(error))
+            return False
+        return self.add(run.path) in ANSWERS
+
+    def events(self, run: IndexedRun, header: RunStarted | None = None) -> list[Event]:
+        """Return the events of a run; empty, with a warning, where its journal is damaged. `header`: as for `find`."""
+        try:
+            return served_to(header, read(run.path))
+        except JournalError as error:
+            self._forget(run.path, str(error))
+            return []
+
+    def result(self, run: IndexedRun, header: RunStarted | None = None) -> TuneResult | None:
+        """Return the whole result of a run, with `cache_hit` set; None where its journal is damaged."""
+        events = self.events(run, header)
+        result = Result.from_events(events, run.path, replayed=True) if events else None
         if not isinstance(result, TuneResult):
             return None
         result.cache_hit = True
         return result
 
-    def events(self, key: ResultKey, header: RunStarted | None = None) -> list[Event]:
-        """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged.
-
-        `header`: the run that asks, as for `served_to`: its kernel has the same code, perhaps in another file.
-        """
-        packed = self._packed(key)
-        try:
-            return [] if packed is None else served_to(header, _unpacked(packed))
-        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
-            _warn(f"the cached result {key.text} of {key.kernel} is damaged and left out ({error})")
-            self._use(lambda db: db.execute("DELETE FROM results WHERE key = ?", (key.text,)), None)
-            return []
-
-    def find_entry(self, key: ResultKey) -> CacheEntry | None:
-        """Return the entry under `key`."""
-        return next(iter(self.entries(key=key.text)), None)
-
-    def _packed(self, key: ResultKey) -> bytes | None:
-        def ask(db: sqlite3.Connection) -> bytes | None:
-            row = db.execute("SELECT events FROM results WHERE key = ?", (key.text,)).fetchone()
-            if row is None or row[0] is None:
-                return None
-            db.execute("UPDATE results SET used = ? WHERE key = ?", (time.time(), key.text))
-            return bytes(row[0])
-
-        return self._ask(ask, None)
-
-    def put_run(self, events: Sequence[Event]) -> str:
-        """Store what a run found, under the key in its header. Returns why its result is not kept, or an empty text."""
-        header = events[0]
-        if not isinstance(header, RunStarted) or (key := result_key(header)) is None:
-            return "an older atune began the run, and did not record what its result depends on"
-        if any(isinstance(event, RunResumed) and event.accepted for event in events):
-            return "the run was continued with other work than it began with (accept)"
-        return self.put(key, events)
-
-    def put(self, key: ResultKey, events: Sequence[Event]) -> str:
-        """Store all measurements of a run, and its result if it has a winner, unless it or a later one is there.
-
-        Returns why the result is not kept, or an empty text.
-        """
-        state = State.of(events)
-        result, now = Result.of(state, replayed=True), events[-1].time  # an imported journal may be a stranger's
-        measured = list(known_of(state))
-        why_not, row = _incomplete(result, state), None
-        if not why_not:
-            row = (
-                key.text, key.work, _text(key), key.kernel, _text(result.best_config), result.latency_ms,
-                result.reference_ms, now, time.time(), _packed(events),
-            )  # fmt: skip
-
-        def write(db: sqlite3.Connection) -> str:
-            db.executemany(
-                "INSERT INTO measurements VALUES (?, ?, ?, ?) ON CONFLICT (work, config_key) DO UPDATE "
-                "SET known = excluded.known, created = excluded.created WHERE excluded.created >= created",
-                [(key.work, config_key(k.config), msgspec.json.encode(k), now) for k in measured],
-            )
-            if row is None:
-                return why_not
-            there = "SELECT created FROM results WHERE key = ? AND created >= ? AND events IS NOT NULL"
-            if (known := db.execute(there, (key.text, now)).fetchone()) is not None:
-                return "a later result of the same work is there" if known[0] > now else THERE
-            db.execute(f"INSERT OR REPLACE INTO results VALUES ({', '.join('?' * len(row))})", row)
-            return ""
-
-        return self._use(write, UNUSABLE)
-
-    def known(self, key: ResultKey, configs: Iterable[Config]) -> dict[str, Known]:
+    def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
-        wanted = {config_key(config) for config in configs}
-        query = "SELECT config_key, known FROM measurements WHERE work = ?"
-        rows: list[tuple[str, bytes]] = self._ask(lambda db: db.execute(query, (key.work,)).fetchall(), [])
-        found = {}
-        for name, text in rows:
-            if name in wanted:
-                with contextlib.suppress(msgspec.MsgspecError):  # of another version: measured again
-                    found[name] = msgspec.json.decode(text, type=Known)
+        wanted, found = {config_key(config) for config in configs}, dict[str, Known]()
+        where = f"WHERE work = ? ORDER BY time DESC LIMIT {MOST_READ}"
+        for run in reversed(self._select(where, work)):
+            try:
+                state = State.of(JournalReader(run.path))
+            except JournalError as error:
+                if run.status != "unfinished":  # else its run may just begin
+                    self._forget(run.path, str(error))
+                continue
+            found |= {name: one for name, one in known_of(state).items() if name in wanted}
         return found
 
-    def entries(
-        self, *, kernel: str | None = None, key: str | None = None, work: str | None = None
-    ) -> list[CacheEntry]:
-        """Return the results, newest first. `kernel`: only this kernel's name. `key`: only keys that begin with it.
+    def runs(self) -> list[IndexedRun]:
+        """Return all runs whose journals are there, the one that was written last first."""
+        found = []
+        for run in self._select("ORDER BY time DESC"):
+            with contextlib.suppress(OSError):
+                written = os.stat(run.path).st_mtime
+                found.append(msgspec.structs.replace(run, time=written) if run.status == "unfinished" else run)
+        return sorted(found, key=lambda run: run.time, reverse=True)
 
-        `work`: only results of this work.
+    def answers(
+        self, *, kernel: str | None = None, key: str | None = None, work: str | None = None, source: str | None = None
+    ) -> list[IndexedRun]:
+        """Return the newest run of each key that has a result, the newest first.
+
+        `kernel`: the kernel's name. `key`: the beginning of the key. `work`: the work's hash. `source`: also kernels of
+        another name with this source.
         """
-        where, values = _where(kernel=kernel, key=key, work=work)
-        rows: list[_Row] = self._ask(
-            lambda db: db.execute(f"{_SELECT} {where} ORDER BY created DESC", values).fetchall(), []
-        )
-        return _entries(rows)
+        named = "kernel = :kernel" if source is None else "(kernel = :kernel OR source = :source)"
+        texts = {"kernel": named, "key": "substr(key, 1, length(:key)) = :key", "work": "work = :work"}
+        values = {"kernel": kernel, "key": key, "work": work, "source": source}
+        chosen = [text for name, text in texts.items() if values[name] is not None]
+        where = " AND ".join([f"status IN {ANSWERS}", *chosen])
+        newest: dict[str, IndexedRun] = {}
+        for run in self._select(f"WHERE {where} ORDER BY time DESC", values):
+            newest.setdefault(run.key, run)
+        return [*newest.values()]
 
-    def clear(
-        self,
-        *,
-        kernel: str | None = None,
-        key: str | None = None,
-        chosen: Callable[[CacheEntry], bool] | None = None,
-        problem: Any = None,
-    ) -> int:
-        """Remove results and the measurements of the same work. Returns the number of results.
-
-        `kernel`: the kernel's name. `key`: the beginning of the key. `chosen`: tells whether a result is meant.
-        `problem`: the problem's key. Without any of them, everything is removed.
-        """
-        found = [
-            entry
-            for entry in self.entries(kernel=kernel, key=key)
-            if (chosen is None or chosen(entry)) and (problem is None or same_problem(problem, entry.parts.problem))
-        ]
-        everything = kernel is None and key is None and chosen is None and problem is None
-
-        def write(db: sqlite3.Connection) -> None:
-            if everything:
-                db.execute("DELETE FROM results")
-                db.execute("DELETE FROM measurements")
-                return
-            db.executemany("DELETE FROM results WHERE key = ?", [(e.key,) for e in found])
-            db.executemany("DELETE FROM measurements WHERE work = ?", [(e.parts.work,) for e in found])
-
-        self._ask(write, None)
-        return len(found)
+    def entries(self, *, kernel: str | None = None, key: str | None = None) -> list[CacheEntry]:
+        """Return the results as data, newest first. `kernel`, `key`: as for `answers`."""
+        return [run.entry for run in self.answers(kernel=kernel, key=key) if run.entry is not None]
 
     def export(self, *, kernel: str | None = None, key: str | None = None) -> bytes:
         """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
         return exported(self.entries(kernel=kernel, key=key))
 
+    # Runs go
+
+    def clear(self, results: Iterable[IndexedRun] | None = None) -> int:
+        """Forget `results` and all runs of the same work, and delete their journals where these are the cache's own.
+
+        None: forget everything. Returns the number of results.
+        """
+        found = self.answers() if results is None else list(results)
+        works = {run.work for run in found}
+        self._delete([run for run in self._select("") if results is None or run.work in works])
+        return len(found)
+
+    def _trim(self) -> None:
+        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one."""
+        total = self._ask(lambda db: db.execute("SELECT SUM(bytes) FROM runs").fetchone()[0] or 0, 0)
+        if total <= MOST_BYTES:
+            return
+        units: dict[str, list[IndexedRun]] = {}
+        for run in self._select("ORDER BY time DESC"):
+            if self._owns(run.path):
+                units.setdefault(Path(run.path).relative_to(self.journals).parts[0], []).append(run)
+        total = sum(run.bytes for unit in units.values() for run in unit)
+        for unit in reversed([*units.values()]):
+            if total > MOST_BYTES:
+                self._delete(unit)
+                total -= sum(run.bytes for run in unit)
+
+    def _delete(self, runs: Sequence[IndexedRun]) -> None:
+        """Remove the rows of `runs`, and the cache's own journals, but those that a run writes."""
+        gone, folders = [], set[Path]()
+        for run in runs:
+            path = Path(run.path)
+            with contextlib.suppress(OSError):
+                if self._owns(run.path) and path.exists():
+                    if is_written(path):
+                        continue
+                    path.unlink()
+                    folders.add(path.parent)
+            gone.append((run.path,))
+        for folder in folders - {self.journals}:  # of a set
+            if not any(folder.glob("*.jsonl")):
+                shutil.rmtree(folder, ignore_errors=True)
+
+        def delete(db: sqlite3.Connection) -> None:
+            db.executemany("DELETE FROM runs WHERE path = ?", gone)
+
+        self._ask(delete, None)
+
+    def _owns(self, path: str) -> bool:
+        """Tell whether a journal is the cache's own, and not one that somebody asked for elsewhere."""
+        return Path(path).is_relative_to(self.journals)
+
+    def _forget(self, path: str, why: str) -> None:
+        self._ask(lambda db: self._drop(db, IndexedRun(path=path), why), None)
+
+    def _drop(self, db: sqlite3.Connection, run: IndexedRun, why: str) -> None:
+        _warn(f"a run of the result cache is left out: {why}")
+        db.execute("DELETE FROM runs WHERE path = ?", (run.path,))
+
+    # The index
+
+    def _select(self, where: str, *values: Any) -> list[IndexedRun]:
+        named = values[0] if values and isinstance(values[0], dict) else values
+        return self._ask(lambda db: _rows(db, where, named), [])
+
     def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Do what `_use` does, for reading: a missing database is not created."""
-        return self._use(work, otherwise) if self.path.exists() else otherwise
+        """Do what `_use` does, for reading: without index and journals nothing is created."""
+        return self._use(work, otherwise) if self.path.exists() or self.journals.exists() else otherwise
 
     def _use(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Run `work` in one transaction. If the database cannot be used, warn and return `otherwise`."""
+        """Run `work` in one transaction. If the index cannot be used, warn and return `otherwise`."""
+        damaged = ""
         for attempt in (1, 2):
             try:
-                with contextlib.closing(self._open()) as db, db:
-                    return work(db)
+                if damaged or not self.path.exists():
+                    self._make(damaged)
+                with contextlib.closing(sqlite3.connect(self.path, timeout=30.0, isolation_level=None)) as db:
+                    db.execute("PRAGMA synchronous = OFF")  # what is lost is made again
+                    with db:
+                        return work(db)
             except (sqlite3.Error, OSError) as error:
                 if attempt == 1 and _damaged(error):
-                    self._move_aside(error)
+                    damaged = f"the index {self.path} was damaged ({error}), and is made again"
                     continue
-                _warn(f"the result cache {self.path} cannot be used: {error}")
+                _warn(f"the result cache {self.folder} cannot be used: {error}")
                 break
         return otherwise
 
-    def _open(self) -> sqlite3.Connection:
+    def _make(self, why: str = "") -> None:
+        """Make the index from the cache's journals. One process makes it, and the others then find it."""
         make_private_folder(str(self.folder))
-        db = sqlite3.connect(self.path, timeout=30.0)
-        try:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA:
-                raise sqlite3.NotSupportedError(f"a newer atune made it (schema {version}; this one reads {SCHEMA})")
-            if version < SCHEMA:
-                with self._guard(), db:  # one at a time: switching to the log waits for nobody
-                    db.execute("PRAGMA journal_mode = WAL")
-                    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
-            db.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
         with open(self.folder / ".guard", "w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            yield
+            if self._is_whole():
+                return
+            if why:
+                _warn(why)
+            part = self.path.with_suffix(".part")
+            part.unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
+                db.executescript(_TABLE)
+                for path in [*self.journals.glob("*.jsonl"), *self.journals.glob("*/*.jsonl")]:
+                    try:
+                        _write(db, indexed(str(path), State.of(JournalReader(path))))
+                    except Exception:  # it may hold what no run wrote
+                        _write(db, IndexedRun(path=str(path), time=time.time()))
+            Path(f"{self.path}-journal").unlink(missing_ok=True)  # of the damaged one
+            os.replace(part, self.path)
 
-    def _move_aside(self, error: BaseException) -> None:
-        """Move a damaged database aside. One process moves it, and the others then find it gone."""
-        with self._guard():
-            try:
-                with contextlib.closing(sqlite3.connect(self.path)) as db:
-                    if db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok":
-                        return
-            except sqlite3.Error as again:
-                if not _damaged(again):
-                    return
-            aside = self.path.with_name(f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.sqlite3")
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
-        _warn(f"the result cache was damaged ({error}): it was moved to {aside}, and a new one was started")
-
-
-def _incomplete(result: Result, state: State) -> str:
-    """Return why a run's winner is not the result of the whole search that its header asks for; empty where it is."""
-    if result.best is None:
-        return "it has no winner"
-    if not result.finished:
-        return "it has not ended"
-    if result.reason == "stopped":
-        return "it was stopped"
-    if state.header is not None and state.resumed is not None and result.reason == "budget":
-        from atune.engine.plan import finished
-
-        if not finished(state, msgspec.convert(state.header.settings["budget"], Budget)):
-            return "it was continued with a smaller budget"
-    return ""
+    def _is_whole(self) -> bool:
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
+                _rows(db, "LIMIT 1")
+                return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+        except sqlite3.Error as error:
+            return self.path.exists() and not _damaged(error)
 
 
-_SELECT = "SELECT parts, config, latency_ms, reference_ms, created FROM results"
+def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
+    """Tell whether a run of `header` may continue one with these events: the same key may stand for other work."""
+    first = past[0] if past else None
+    names = ("fingerprint", "strategy", "refused")
+    return (
+        isinstance(first, RunStarted)
+        and same_problem(first.arguments, header.arguments)
+        and all(getattr(first, name) == getattr(header, name) for name in names)
+        and first.settings.get("seed") == header.settings.get("seed")
+    )
 
 
-def _entries(rows: Iterable[_Row]) -> list[CacheEntry]:
+def _rows(db: sqlite3.Connection, where: str, values: Any = ()) -> list[IndexedRun]:
     found = []
-    for parts, config, latency_ms, reference_ms, created in rows:
-        with contextlib.suppress(msgspec.MsgspecError):  # of another version
-            found.append(
-                CacheEntry(
-                    parts=msgspec.json.decode(parts, type=ResultKey),
-                    config=thaw(msgspec.json.decode(config)),
-                    latency_ms=latency_ms,
-                    reference_ms=reference_ms,
-                    created=created,
-                )
-            )
+    for row in db.execute(f"SELECT {', '.join(_COLUMNS)} FROM runs {where}", values):
+        fields = {name: value for name, value in zip(_COLUMNS, row, strict=True) if value is not None}
+        with contextlib.suppress(msgspec.MsgspecError):
+            fields |= {n: msgspec.json.decode(fields[n], type=kind) for n, kind in _JSON.items() if n in fields}
+            if "config" in fields:
+                fields["config"] = thaw(fields["config"])
+            found.append(IndexedRun(**fields))
     return found
 
 
-def _where(**values: str | None) -> tuple[str, dict[str, str | None]]:
-    texts = {"kernel": "kernel = :kernel", "key": "substr(key, 1, length(:key)) = :key", "work": "work = :work"}
-    conditions = [text for name, text in texts.items() if values[name] is not None]
-    return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
-
-
-def _text(value: Any) -> str:
-    """Return `value` as JSON. Its axes and arguments keep the order in which the user gave them."""
-    return msgspec.json.encode(value).decode()
-
-
-def _packed(events: Iterable[Event]) -> bytes:
-    return zlib.compress(b"\n".join(encode(event) for event in events))
-
-
-def _unpacked(packed: bytes) -> list[AnyEvent]:
-    return [decode(line) for line in zlib.decompress(packed).splitlines()]
+def _write(db: sqlite3.Connection, run: IndexedRun, otherwise: Literal["REPLACE", "IGNORE"] = "REPLACE") -> None:
+    row = msgspec.structs.asdict(run)
+    for name in _JSON:  # axes and arguments keep the order in which the user gave them
+        row[name] = None if row[name] is None else msgspec.json.encode(row[name]).decode()
+    db.execute(f"INSERT OR {otherwise} INTO runs VALUES ({', '.join('?' * len(_COLUMNS))})", tuple(row.values()))
 
 
 def _damaged(error: BaseException) -> bool:
-    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    code = getattr(error, "sqlite_errorcode", None)
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "no such table" in str(error)
 
 
 def _warn(message: str) -> None:

@@ -10,8 +10,7 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import Event, RunStarted
-from atune.journal.result import Result
-from atune.model.candidate import BASELINE, Config, config_key, thaw
+from atune.model.candidate import Config, config_key, thaw
 from atune.model.settings import MEASURING
 
 SCHEMA = 1
@@ -90,17 +89,17 @@ def result_key(header: RunStarted) -> ResultKey | None:
     )
 
 
-def served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
-    """Return the events of a run with the names of the run of `header`, which does the same work.
+def serves(config: Config | None, is_baseline: bool, header: RunStarted | None) -> bool:
+    """Tell whether a winner serves the run of `header`: a default may be none there, or refused by a constraint."""
+    if header is None or not is_baseline or config is None:
+        return True
+    return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(config)
 
-    Empty where a default won that is none there, or that a constraint refuses there.
-    """
+
+def served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
+    """Return the events of a run with the names of the run of `header`, which does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
         return [*events]
-    best = None if first.baseline is None else Result.from_events(events).best
-    own = "" if header.baseline is None or header.refused else config_key(header.baseline)
-    if best is not None and best.index == BASELINE and best.key != own:
-        return []
     names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
     return [msgspec.structs.replace(first, **names), *events[1:]]
 
