@@ -13,8 +13,6 @@ from atune.model.measurement import median_interval
 from atune.reporting.export import aligned
 from atune.reporting.regret import Source, header_of, results_of
 
-FAIL_OVER = 0.02
-"""Share by which a winner may be slower, where nothing else is asked for."""
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
 """Confidence of a median's interval. Two of them together hold at 95 % (Bonferroni)."""
@@ -72,13 +70,12 @@ def _row(one: ComparedProblem) -> tuple[str, ...]:
     return problem, *latencies, ratio, "slower" if one.slower else "", winner
 
 
-def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> Comparison:
+def compare(before: Source, after: Source, *, fail_over: float = 0.02) -> Comparison:
     """Compare the winners of the same problems.
 
     Each side is a result, a set's result, a journal, a folder of journals, or a list of these. Problems are matched by
-    the kernel's name and their arguments; of several runs of one the latest counts. A ratio's interval spans the
-    intervals of both medians. It covers the scatter within the runs, and not what differs between them: `fail_over` is
-    for that.
+    the kernel's name and their arguments; of several runs of one the latest counts. A ratio's interval covers the
+    scatter within the runs, and not what differs between them: `fail_over` is for that.
 
     Raises `UsageError` where no problem is in both, and `JournalError` for a journal that cannot be read.
     """
@@ -89,7 +86,10 @@ def compare(before: Source, after: Source, *, fail_over: float = FAIL_OVER) -> C
     if not both:
         first, second = (", ".join(sorted({" ".join(key) for key in side})) for side in (one, other))
         raise UsageError(f"no problem is in both: {first} before, {second} after")
-    changed = {text: None for key in both for text in _changes(one[key], other[key])}
+    changed: dict[str, None] = {}
+    for old, new in ((_setup(one[key]), _setup(other[key])) for key in both):
+        differ = (name for name in {**old, **new} if old.get(name) != new.get(name))
+        changed |= {f"{name} {old.get(name, 'none')} → {new.get(name, 'none')}": None for name in differ}
     problems = tuple(_compared(one[key], other[key], fail_over) for key in both)
     return Comparison(fail_over, problems, len(one) - len(both), len(other) - len(both), tuple(changed))
 
@@ -107,8 +107,7 @@ def _latest(source: Source) -> dict[tuple[str, str], Result]:
 def _compared(before: Result, after: Result, fail_over: float) -> ComparedProblem:
     old, new, header = _interval_us(before), _interval_us(after), header_of(after)
     ratio = None if old is None or new is None else (new[0] / old[2], new[1] / old[1], new[2] / old[0])
-    lost = before.best is not None and after.best is None
-    slower = lost or (ratio is not None and ratio[0] > 1 + fail_over)
+    slower = ratio[0] > 1 + fail_over if ratio else before.best is not None and after.best is None
     winners = before.best_config, after.best_config, before.latency_ms, after.latency_ms
     return ComparedProblem(header.workload, header.arguments, *winners, ratio, slower)
 
@@ -121,14 +120,8 @@ def _interval_us(result: Result) -> Ratio | None:
     return median_interval(timing.samples_us, LEVEL)
 
 
-def _changes(before: Result, after: Result) -> list[str]:
-    """Return what differs between two runs: devices, target, the kernel's source and versions."""
-    one, other = _setup(before), _setup(after)
-    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    return [f"{name} {one.get(name, 'none')} → {other.get(name, 'none')}" for name in names]
-
-
 def _setup(result: Result) -> dict[str, str]:
+    """Return what may differ between two runs: devices, target, the kernel's source and versions."""
     header, devices = header_of(result), ", ".join(sorted({device.name for device in result.devices}))
     run = "finished" if result.finished else "unfinished"
     facts = {"run": run, "device": devices, "target": str(header.target), "kernel": header.kernel[:12]}

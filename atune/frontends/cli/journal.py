@@ -6,6 +6,7 @@ Each command imports what it needs itself.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -194,8 +195,6 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
     """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
-    import json
-
     from atune.frontends.cli.output import print_bytes, print_out
     from atune.journal.output import write_output
 
@@ -219,8 +218,6 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    import json
-
     import msgspec
 
     from atune.frontends.cli.output import print_out
