@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -149,18 +148,6 @@ def is_set_written(folder: Path) -> bool:
         return is_written(folder / LOCK)
     except FileNotFoundError:
         return False
-
-
-def written_at(folder: Path) -> float:
-    """Return when a file of a set's folder was last written, in seconds since 1970. Raises `OSError`."""
-    return max((file.stat().st_mtime for file in folder.iterdir()), default=0.0)
-
-
-def delete_set(folder: Path) -> None:
-    """Delete a set's folder, unless a run writes the set or one of its journals. Raises `OSError`."""
-    with suppress(JournalError), _locked(folder):
-        if not any(map(is_written, folder.glob("*.jsonl"))):
-            shutil.rmtree(folder)
 
 
 def journals_in(folder: Path) -> list[Path]:

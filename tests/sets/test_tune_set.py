@@ -196,16 +196,6 @@ def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path
     assert measured(folder) == before and len(read_set(folder).winners) == 1
 
 
-def test_the_folder_of_all_runs_is_no_sets_folder_and_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
-    (old := tmp_path / "journals" / "old").mkdir(parents=True)
-    with pytest.raises(UsageError, match="journals is no set's folder, and is not empty"):
-        atune.run_set(SCALE, Problems(n=[256]), journal=old.parent, **FAST)
-    assert old.exists()
-
-
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(UsageError, match="there is no option 'budgt'"):
         atune.run_set(SCALE, Problems(n=1), budgt=3)  # type: ignore[call-arg]
