@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -111,20 +108,3 @@ def test_a_set_that_is_refused_leaves_no_run(folder: Path, wrong: str, capsys: A
 def test_where_one_journal_is_wanted_a_set_names_one(folder: Path, command: str, capsys: Any) -> None:
     assert main([command, NAME]) == 2
     assert f"it is a folder: give a journal in it, such as {folder / '0000.jsonl'}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["replay", "bundle -o b", "compare soft"])
-def test_shells_offer_sets(folder: Path, command: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("shtab")
-    monkeypatch.chdir(folder.parent)
-    assert main(["--show-completion", "bash"]) == 0
-    script = f'{capsys.readouterr().out}\natune() {{ "{sys.executable}" -m atune "$@"; }}'
-    words = ["atune", *command.split()]
-    asked = [
-        f"COMP_WORDS=({' '.join(words)} {word}); COMP_CWORD={len(words)}; _shtab_atune; echo ${{COMPREPLY[@]}}"
-        for word in ("gemm", "./gemm")
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, env=environment)
-    words, folders = done.stdout.splitlines()
-    assert NAME in words.split() and folders.rstrip("/") == f"./{NAME}" and not done.stderr

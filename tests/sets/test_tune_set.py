@@ -303,21 +303,6 @@ def test_an_error_is_raised_as_it_is_also_from_the_coroutine(tmp_path: Path) -> 
         asyncio.run(tune())
 
 
-def test_while_a_run_writes_a_set_another_one_is_refused(tmp_path: Path, capsys: Any) -> None:
-    folder = tmp_path / "s"
-    command = ["tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--quiet", "--journal", str(folder), "--arg"]
-    with (tmp_path / "out").open("w+") as out:
-        program = [sys.executable, "-m", "atune", *command, "n=256,512,1024"]
-        first = subprocess.Popen(program, env=environment(), stdout=out, stderr=out)
-        until(lambda: (folder / "set.json").exists() or first.poll() is not None)
-        assert main([*command, "n=2048"]) == 2
-        assert first.wait(100) == 0, (tmp_path / "out").read_text()
-    assert f"the set {folder} is being written by another run: wait for it" in capsys.readouterr().err
-    assert [row.problem.arguments["n"] for row in read_set(folder).winners] == [256, 512, 1024]
-    assert main([*command, "n=2048"]) == 0 and len(read_set(folder).winners) == 4
-    assert not (folder / "set.lock").exists()
-
-
 def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
     command = ["tune", f"{KERNELS}:FREE", "--target", "c", "--rep", "3", "--arg", "n=x,y", "--json"]
     assert main([*command, "--journal", str(tmp_path / "s")]) == 1

@@ -61,22 +61,18 @@ def resume_set_command(arguments: argparse.Namespace, options: dict[str, Any], i
 def watch_set_command(arguments: argparse.Namespace) -> int:
     """Print a line for each problem as its run ends, and the table when no run writes the set any more."""
     folder = Path(arguments.journal)
-    first, ended = True, set[Path]()
-    while True:
-        written, problems = is_set_written(folder), listed(folder)
-        for journal, problem in problems.items():
+    ended = {journal for journal in listed(folder) if is_ended(journal)}
+    if is_set_written(folder):
+        print_message(f"{len(ended)} of {len(listed(folder))} problems have ended", kind="")
+    while is_set_written(folder):
+        time.sleep(POLL_S)
+        problems = listed(folder)
+        for journal in problems:
             if journal not in ended and is_ended(journal):
                 ended.add(journal)
-                if not first:
-                    print_message(
-                        f"[{len(ended)}/{len(problems)}] {row_line(tuned_problem(problem, journal))}", kind=""
-                    )
-        if not written:
-            return show_set(read_set(folder), arguments)
-        if first:
-            print_message(f"{len(ended)} of {len(problems)} problems have ended", kind="")
-        first = False
-        time.sleep(POLL_S)
+                row = tuned_problem(problems[journal], journal)
+                print_message(f"[{len(ended)}/{len(problems)}] {row_line(row)}", kind="")
+    return show_set(read_set(folder), arguments)
 
 
 def drive_set(
