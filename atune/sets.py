@@ -3,8 +3,17 @@
 `compare` says what became of the winners since other runs.
 """
 
-from atune.reporting.compare import ComparedProblem, Comparison, compare
-from atune.reporting.regret import Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
+from atune.reporting.sets import (
+    ComparedProblem,
+    Comparison,
+    Cover,
+    NearestRule,
+    RegretMatrix,
+    compare,
+    cover,
+    dispatch_rule,
+    regret_matrix,
+)
 
 __all__ = [
     "ComparedProblem",

@@ -14,8 +14,8 @@ from atune.journal.set_folder import TunedProblem, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.headline import no_winner_line
-from atune.reporting.regret import cover, dispatch_rule, regret_matrix
 from atune.reporting.screen import Line, plain
+from atune.reporting.sets import cover, dispatch_rule, regret_matrix
 from atune.reporting.summary import failure_groups, summary
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}

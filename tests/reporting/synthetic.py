@@ -11,7 +11,7 @@ from event_streams import Stream
 
 from atune.journal.result import Result
 from atune.model.candidate import config_key
-from atune.reporting.regret import RegretMatrix
+from atune.reporting.sets import RegretMatrix
 
 
 def stream_of(

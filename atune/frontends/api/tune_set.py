@@ -48,9 +48,9 @@ from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
-from atune.reporting.regret import Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.reporting.screen import plain
 from atune.reporting.set_table import row_line, set_lines, set_page
+from atune.reporting.sets import Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit

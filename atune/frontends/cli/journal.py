@@ -221,7 +221,7 @@ def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
     from atune.frontends.cli.output import print_out
-    from atune.reporting.compare import compare
+    from atune.reporting.sets import compare
 
     found = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
     print_out(json.dumps({"slower": len(found.slower), **msgspec.to_builtins(found)}) if arguments.json else str(found))
