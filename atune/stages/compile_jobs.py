@@ -30,7 +30,7 @@ from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated, roles_of
 from atune.stages.session import devices
 from atune.stages.session.session import session, workload
-from atune.workers.storage.compiler_states import StateCheck, remember, state_of
+from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of
 from atune.workload.workload import check_config

@@ -42,7 +42,7 @@ def test_ls(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
     shown = [key_of(events(3.0, 1.0, None)).text[:12], "gemm", "M=64", "CPU", "1", "block=32"]
     assert any(line.split() == shown for line in lines[1:])
     assert len(lines) == 3 and "\x1b" not in "".join(lines)
-    assert [r["kernel"] for r in as_json(capsys, "ls", "--kernel", "gemm")["results"]] == ["gemm"]
+    assert [r["parts"]["kernel"] for r in as_json(capsys, "ls", "--kernel", "gemm")["results"]] == ["gemm"]
     assert printed(capsys, "ls", "--key", "none") == "no results\n"
 
 

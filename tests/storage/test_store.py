@@ -21,7 +21,15 @@ from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.reporting.summary import summary_text
 from atune.workers.local.machine import LocalMachine
-from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.storage.artifact_store import (
+    ArtifactStore,
+    StateCheck,
+    contents_of,
+    key_in,
+    recall,
+    remember,
+    state_of,
+)
 from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[2]
@@ -208,3 +216,44 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_b
     for library in own_store.glob("*.so"):
         library.write_bytes(b"damaged")
     assert (await lowered()).blob
+
+
+# Compiler states
+
+
+@pytest.fixture
+def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "copy.h"
+    file.write_text("first")
+    return file
+
+
+def compared(header: Path, difference: str = "") -> StateCheck:
+    return StateCheck((str(header),), contents_of([str(header)]), difference)
+
+
+@pytest.mark.parametrize("difference", ["", "the code of .text.K"])
+def test_a_comparison_is_known_as_long_as_the_headers_are_the_same(header: Path, difference: str) -> None:
+    assert recall("tools", "use") is None
+    remember("tools", "use", one := compared(header, difference))
+    assert recall("tools", "use") == (state_of("tools", "use", one.headers), difference)
+    assert recall("tools", "other use") is None and recall("other tools", "use") is None
+    header.write_text("again")
+    assert recall("tools", "use") is None
+    header.unlink()
+    assert recall("tools", "use") is None
+
+
+def test_the_latest_comparison_counts_and_a_damaged_one_is_unknown(header: Path, tmp_path: Path) -> None:
+    remember("tools", "use", compared(header, "the code"))
+    remember("tools", "use", compared(header))
+    assert (recall("tools", "use") or ("", "unknown"))[1] == ""
+    [file] = (tmp_path / "cache").rglob("states/*.json")
+    file.write_text(file.read_text()[:-5])
+    assert recall("tools", "use") is None
+
+
+def test_libraries_of_each_state_have_keys_of_their_own() -> None:
+    assert key_in("key", "") == "key" and key_in("", "state") == ""
+    assert len({"key", key_in("key", "one"), key_in("key", "two"), key_in("other", "one")}) == 4

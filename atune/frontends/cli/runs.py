@@ -20,7 +20,7 @@ from atune.journal.output import write_output
 
 if TYPE_CHECKING:
     from atune.workers.storage.result_cache import IndexedRun, ResultCache
-    from atune.workers.storage.result_key import CacheEntry, ResultKey
+    from atune.workers.storage.result_key import ResultKey
     from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
@@ -223,7 +223,9 @@ def _cache(arguments: argparse.Namespace) -> ResultCache:
 def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
     if arguments.json:
-        print_out(json.dumps({"results": [_plain(entry) for entry in entries]}))
+        import msgspec
+
+        print_out(json.dumps({"results": [{"key": entry.key, **msgspec.to_builtins(entry)} for entry in entries]}))
         return 0
     from atune.model.candidate import describe_config, printable
     from atune.reporting.export import aligned
@@ -264,22 +266,6 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _results(count: int) -> str:
     return f"{count} result{'s' * (count != 1)}"
-
-
-def _plain(entry: CacheEntry) -> dict[str, Any]:
-    """Return an entry as ``--json`` prints it."""
-    import msgspec
-
-    parts = msgspec.to_builtins(entry.parts)
-    return {
-        "key": entry.key,
-        "kernel": parts.pop("kernel"),
-        "config": msgspec.to_builtins(entry.config),
-        "latency_ms": entry.latency_ms,
-        "reference_ms": entry.reference_ms,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.created)),
-        **parts,
-    }
 
 
 def _problem(parts: ResultKey) -> str:

@@ -44,7 +44,7 @@ from atune.stages.compile.keys import digest, toolchain
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.steps import MachineCode
 from atune.stages.session.session import session
-from atune.workers.storage.compiler_states import contents_of, key_in, state_of
+from atune.workers.storage.artifact_store import contents_of, key_in, state_of
 
 CUT = "#pragma atune_cut"
 VERSION = 1

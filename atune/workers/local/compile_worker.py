@@ -33,8 +33,7 @@ from atune.workers.local.retry import Patience, Room, shortage
 from atune.workers.local.workers import Workers, how_it_ended
 from atune.workers.processes.messages import COMPILE, Session
 from atune.workers.processes.worker import Worker
-from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workers.storage.compiler_states import key_in, recall
+from atune.workers.storage.artifact_store import ArtifactStore, key_in, recall
 from atune.workers.system.resources import CompilerKilled, ShortOf, space_is_short
 
 T = TypeVar("T")

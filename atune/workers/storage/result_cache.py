@@ -336,12 +336,11 @@ class ResultCache:
         return found
 
     def runs(self) -> list[IndexedRun]:
-        """Return all runs whose journals are there, the one that was written last first."""
+        """Return all runs whose journals are there, the last written first; `time` is when that was."""
         found = []
-        for run in self._select("ORDER BY time DESC"):
+        for run in self._select(""):
             with contextlib.suppress(OSError):
-                written = os.stat(run.path).st_mtime
-                found.append(msgspec.structs.replace(run, time=written) if run.status == "unfinished" else run)
+                found.append(msgspec.structs.replace(run, time=os.stat(run.path).st_mtime))
         return sorted(found, key=lambda run: run.time, reverse=True)
 
     def answers(
