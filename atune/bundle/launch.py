@@ -55,16 +55,53 @@ def plan(kernel: BundledKernel, folder: Path, target: str, arguments: Sequence[A
 
     Raises `DamagedBundle` if the library does not load, and `WrongArguments` for outputs of unknown size.
     """
+    import torch
+
     path = str((folder / f"{kernel.library}.so").absolute())
     try:
         launch = _c_launch(path, kernel, sizes) if target == "c" else _cuda_launch(path, kernel, folder)
     except (OSError, AttributeError, RuntimeError) as error:
         raise DamagedBundle(f"library {kernel.library} does not load: {error}") from error
-    if zero_inputs := [i for i in kernel.zero if i not in kernel.outputs]:
-        launch = _zeroing(zero_inputs, launch)
     whole = len(arguments) == len(kernel.params)
-    made = launch if whole else _allocating(kernel, launch, arguments, sizes)
-    return _without_gradients(made) if any(getattr(one, "requires_grad", False) for one in arguments) else made
+    makers = [] if whole else _makers(kernel, arguments, sizes)
+    given = range(len(kernel.params)) if whole else (*kernel.inputs, *kernel.outputs)
+    order = [given.index(i) for i in range(len(kernel.params))]
+    zero = [given.index(i) for i in kernel.zero if not (whole and i in kernel.outputs)]
+    moved, n, gradients = order != sorted(order), len(arguments), any(map(_requires_grad, arguments))
+
+    def run(arguments: Sequence[Any]) -> Any:
+        if gradients and torch.is_grad_enabled():
+            raise RuntimeError("an input requires grad, and a bundle has no backward: call it under torch.no_grad()")
+        parameters = [*arguments, *[make() for make in makers]]
+        for i in zero:
+            parameters[i].zero_()
+        launch([parameters[i] for i in order] if moved else parameters)
+        if whole:
+            return None
+        return parameters[n] if len(makers) == 1 else tuple(parameters[n:])
+
+    return run
+
+
+def _requires_grad(argument: Any) -> bool:
+    return bool(getattr(argument, "requires_grad", False))
+
+
+def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Callable[[], Any]]:
+    """Return what allocates each output."""
+    import torch
+
+    here = next((one.device for one in inputs if one.__class__ not in PLAIN), None)
+    device = here or torch.device("cpu" if kernel.calls else "cuda")  # without an index: torch's current one
+    return [
+        functools.partial(
+            torch.empty_strided,
+            *output_layout(kernel, i, sizes),
+            dtype=torch_dtype(kernel.params[i].dtype),
+            device=device,
+        )
+        for i in kernel.outputs
+    ]
 
 
 def _c_launch(path: str, kernel: BundledKernel, sizes: Mapping[str, int]) -> Launch:
@@ -114,54 +151,6 @@ def _cuda_launch(path: str, kernel: BundledKernel, folder: Path) -> Launch:
         function(*arguments)
 
     return launch
-
-
-def _allocating(kernel: BundledKernel, launch: Launch, inputs: Sequence[Any], sizes: Mapping[str, int]) -> Plan:
-    """Return a function of the inputs that allocates the outputs, launches, and returns them."""
-    import torch
-
-    here = next((one.device for one in inputs if one.__class__ not in PLAIN), None)
-    device = here or torch.device("cpu" if kernel.calls else "cuda")  # without an index: torch's current one
-    makers = []
-    for i in kernel.outputs:
-        layout, dtype = output_layout(kernel, i, sizes), torch_dtype(kernel.params[i].dtype)
-        makers.append(functools.partial(torch.empty_strided, *layout, dtype=dtype, device=device))
-    zero = [k for k, i in enumerate(kernel.outputs) if i in kernel.zero]
-    order = [(*kernel.inputs, *kernel.outputs).index(i) for i in range(len(kernel.params))]
-    moved, one = order != sorted(order), len(makers) == 1
-
-    def run(arguments: Sequence[Any]) -> Any:
-        outputs = [make() for make in makers]
-        for k in zero:
-            outputs[k].zero_()
-        parameters = [*arguments, *outputs]
-        launch([parameters[i] for i in order] if moved else parameters)
-        return outputs[0] if one else tuple(outputs)
-
-    return run
-
-
-def _zeroing(positions: Sequence[int], launch: Launch) -> Launch:
-    """Return `launch`, after it sets the inputs at `positions` to zero."""
-
-    def run(arguments: Sequence[Any]) -> None:
-        for i in positions:
-            arguments[i].zero_()
-        launch(arguments)
-
-    return run
-
-
-def _without_gradients(plan: Plan) -> Plan:
-    """Return `plan`, refusing to run while torch records gradients, which would be lost silently."""
-    import torch
-
-    def run(arguments: Sequence[Any]) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError("an input requires grad, and a bundle has no backward: call it under torch.no_grad()")
-        return plan(arguments)
-
-    return run
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

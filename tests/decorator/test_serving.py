@@ -136,23 +136,6 @@ def test_what_tune_on_tuned_is_asked_for_with_the_sizes_of_the_call(tuned: Any, 
         assert [workload.arguments["n"] for workload, _ in engine.runs] == [96, 32, 24]
 
 
-def test_the_space_is_asked_once_for_each_form_of_call(
-    tuned: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def where(n: int, block: int) -> bool:
-        asked.append(n)
-        return n % block == 0
-
-    monkeypatch.setattr(autotuned.TunedKernel, "kernel_of", lambda self, call, winner: winner.config)
-    kernel = tuned(space=AXES, where=where, key=one_key)
-    assert kernel(96) == {"block": 32} and kernel(48) == {"block": 24}
-    asked.clear()
-    assert kernel(96) == {"block": 32} and kernel(48) == {"block": 24} and not asked
-    assert kernel(192) == {"block": 32} and asked == [192]
-
-
 def test_what_serves_is_listed_with_what_it_was_tuned_for(tuned: Any, engine: Engine) -> None:
     kernel = tuned(space=AXES, where=divides, key=["factor"], name="served")
     kernel.best_config(96), kernel.best_config(192), kernel.best_config(48)
@@ -338,18 +321,6 @@ def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, co
     with warnings.catch_warnings(action="error"):
         assert tuned(space=many).compile(96).config == {"block": 2}
     assert len(engine.runs) == 2
-
-
-def test_threads_that_meet_it_at_once_say_it_once(tuned: Any, engine: Engine, compiler: Compiler) -> None:
-    tuned(space=AXES).tune(96)
-    kernel, found = tuned(space=AXES), []
-    compiler.bad, compiler.error = {32}, refused
-    threads = [threading.Thread(target=lambda: found.append(kernel.compile(96).config["block"])) for _ in range(8)]
-    with pytest.warns(RuntimeWarning) as warned:
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-    assert found == [24] * 8 and compiler.tried.count(32) == 1
-    assert len(warned) == 1 and len(engine.runs) == 1
 
 
 PROGRAM = """
