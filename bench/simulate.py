@@ -29,8 +29,8 @@ import msgspec
 from recording import Recording, read_recording
 
 from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
-from atune.engine.search.registry import AUTO, check_name, chosen, learns, make_strategy, uses_prior
-from atune.engine.search.survey_columns import fields_of_facts, figures_for
+from atune.engine.search.prior import fields_of_facts, figures_for
+from atune.engine.search.strategies import AUTO, check_name, chosen, learns, make_strategy, uses_prior
 from atune.model.settings import Budget
 from atune.workers.system.resources import usable_cores
 
@@ -89,7 +89,7 @@ def simulate_run(
 
     `seconds`: the simulated time after which it ends, too.
     """
-    strategy = Guarded(make(searched), recording.configs, searched.default)
+    strategy = Guarded(make(searched), recording.configs, searched.first)
     machine = SimulatedMachine(recording, workers, devices)
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers

@@ -29,7 +29,7 @@ from simulate import Summary, Trial, regrets, simulate
 from spaces import FOLDER, SPACES, SUFFIX
 
 from atune.engine.search.interface import AHEAD, Guarded, Searched
-from atune.engine.search.registry import make_strategy
+from atune.engine.search.strategies import make_strategy
 from atune.model.candidate import Config
 from atune.model.settings import Budget
 

@@ -22,8 +22,8 @@ from recording import Recording
 from simulate import Summary, simulate_seeds, summary_of
 from strategies import RESULTS, interval, recorded
 
-from atune.engine.search.registry import make_strategy
-from atune.engine.search.survey_columns import fields_of_facts, figures_for
+from atune.engine.search.prior import fields_of_facts, figures_for
+from atune.engine.search.strategies import make_strategy
 from atune.frontends.api.warm_start import FIRST
 from atune.model.candidate import config_key
 from atune.model.settings import Budget

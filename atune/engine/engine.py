@@ -97,7 +97,7 @@ class Engine:
         )
         screen = Screen(
             run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=start.layouts,
-            default=plan.search.default,
+            default=plan.default_index,
         )  # fmt: skip
         proposing = ProposeStage(start, plan, scheduled, screen)
         run.outcomes.tell = proposing.driver.add_outcome

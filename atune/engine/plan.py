@@ -11,9 +11,8 @@ from itertools import zip_longest
 from typing import Any
 
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
-from atune.engine.search.prior import CAN_RUN
-from atune.engine.search.registry import make_strategy, uses_prior
-from atune.engine.search.survey_columns import survey_fields
+from atune.engine.search.prior import CAN_RUN, survey_fields
+from atune.engine.search.strategies import make_strategy, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.candidate_state import Entry
 from atune.journal.events import RunStarted
@@ -29,32 +28,20 @@ DEATHS = 2
 """A candidate is suspect after the whole program died this many times while it was being measured."""
 
 
-@dataclass(frozen=True)
-class Search:
-    """How a run searches its space. `strategy`: a name, or the user's own. `advice`: see `Advice`."""
-
-    strategy: str | Strategy
-    seed: int = 0
-    budget: Budget = field(default_factory=Budget)
-    default: int | None = None
-    """The default configuration's index."""
-    advice: Sequence[Advice] = ()
-    """Configurations to try before what the strategy proposes."""
-
-    @property
-    def name(self) -> str:
-        """The strategy's name."""
-        return self.strategy if isinstance(self.strategy, str) else self.strategy.name
-
-
 @dataclass
 class Plan:
     """The work of a run, or of a further part of one. Indices are the journal's."""
 
-    search: Search
+    given: str | Strategy
+    """The strategy's name, or the user's own."""
+    seed: int
+    budget: Budget
+    advice: Sequence[Advice]
+    """Configurations to try before what the strategy proposes."""
+    default_index: int | None
     candidates: dict[int, Candidate]
     """All candidates of the space, by index."""
-    proposable: int
+    proposable: int = 0
     """How many candidates the strategy may still propose."""
     baseline: Candidate | None = None
     """The default configuration, where the space does not list it."""
@@ -78,10 +65,8 @@ class Plan:
     @property
     def default(self) -> list[Candidate]:
         """The default configuration, if there is one."""
-        index = self.search.default
-        if index == BASELINE:
-            return [] if self.baseline is None else [self.baseline]
-        return [] if index is None else [self.candidates[index]]
+        index = self.default_index
+        return [] if index is None or (index == BASELINE and self.baseline is None) else [self.candidate(index)]
 
     def candidate(self, index: int) -> Candidate:
         """Return a candidate of the space, or the baseline."""
@@ -92,28 +77,23 @@ class Plan:
 
         Raises `UsageError` if it does not fit the space.
         """
-        search, candidates = self.search, self.candidates
+        candidates, known = self.candidates, survey_fields(state.surveyed)
+        default = self.default_index if self.default_index in candidates else None
         left = {index: one.key for index, one in candidates.items() if not state.entry(index).surveyed}
-        most = search.budget.most(len(candidates))
-        default = search.default if search.default in candidates else None
-        known = survey_fields(state.surveyed)
-        unfit = [index for index, facts in known.get("facts", {}).items() if facts.get(CAN_RUN) == 0 and index in left]
-        last = [index for index in unfit if index != default]
+        unfit = {index for index, facts in known.get("facts", {}).items() if facts.get(CAN_RUN) == 0}
+        last = [index for index in left if index in unfit and index != default]
         keys = {index: left[index] for index in left.keys() - {*last}} if len(last) < len(left) else left
+        most = self.budget.most(len(candidates))
         budget = None if most is None else min(most, len(candidates))
-        searched = Searched(
-            {index: candidates[index].config for index in sorted(keys)},
-            search.seed,
-            budget,
-            **known,
-            default=default,
-            advised=advised(search.advice, keys, budget),
-        )
-        if isinstance(search.strategy, str):
-            strategy = Guarded(make_strategy(search.strategy, searched), candidates, default, last)
+        configs = {index: candidates[index].config for index in sorted(keys)}
+        first = advised(self.advice, keys, budget)
+        searched = Searched(configs, self.seed, budget, **known, default=default, advised=first)
+        if isinstance(self.given, str):
+            own = make_strategy(self.given, searched)
         else:
-            getattr(search.strategy, "begin", lambda _: None)(searched)
-            strategy = Guarded(search.strategy, candidates, default, last)
+            own = self.given
+            getattr(own, "begin", lambda _: None)(searched)
+        strategy = Guarded(own, candidates, searched.first, last)
         for index, latency_ms, reason in _past(state):
             if index in candidates:
                 strategy.tell(index, latency_ms, reason)
@@ -131,25 +111,29 @@ class Plan:
         return not (self.proposable or self.redo or self.suspects or self.baseline_left)
 
 
-def planned(spec: WorkloadSpec, search: Search, state: State, *, prior: bool) -> Plan:
+def planned(
+    spec: WorkloadSpec,
+    state: State,
+    strategy: str | Strategy,
+    *,
+    seed: int,
+    budget: Budget,
+    default: int | None,
+    advice: Sequence[Advice],
+    prior: bool,
+) -> Plan:
     """Plan what is left of a run over `spec`: all of it if `state` has no proposals. `prior`: whether it has one."""
     candidates = {i: Candidate(i, config_key(config), thaw(config)) for i, config in enumerate(spec.configs)}
-    baseline, tried = None, state.entry(BASELINE)
+    plan = Plan(strategy, seed, budget, advice, default, candidates)
+    tried, before, total = state.entry(BASELINE), proposed(state), len(candidates)
     if tried.key:  # as the journal has it, whatever the default is by now
-        baseline = Candidate(BASELINE, tried.key, tried.config)
-    elif search.default == BASELINE and spec.baseline is not None:
-        baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
-    before, total = proposed(state), len(candidates)
-    used_up = search.budget.used_up(state.wall_s)
-    most = min(total, search.budget.most(total) or total) - sum(not entry.further_layout for entry in before)
-    plan = Plan(
-        search,
-        candidates,
-        0 if used_up else max(0, most),
-        baseline,
-        baseline is not None and not used_up and not tried.key,
-        to_survey=prior and state.surveyed is None and uses_prior(search.strategy, total),
-    )
+        plan.baseline = Candidate(BASELINE, tried.key, tried.config)
+    elif default == BASELINE and spec.baseline is not None:
+        plan.baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
+    if not budget.used_up(state.wall_s):
+        most = min(total, budget.most(total) or total) - sum(not entry.further_layout for entry in before)
+        plan.proposable, plan.baseline_left = max(0, most), plan.baseline is not None and not tried.key
+    plan.to_survey = prior and state.surveyed is None and uses_prior(strategy, total)
     _sort_out(plan, state, [*before, tried] if tried.key else before)
     last = [entry.index for entry in before if not entry.further_layout][-1:]
     plan.begun = [*(candidate.index for candidate in plan.redo), *last]

@@ -18,8 +18,8 @@ from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
-from atune.engine.search.registry import EXHAUSTIVE, learns
-from atune.engine.search.survey_columns import columns
+from atune.engine.search.prior import columns
+from atune.engine.search.strategies import EXHAUSTIVE, learns
 from atune.engine.start import Start
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
@@ -172,7 +172,7 @@ class ProposeStage:
         """
         run, recorder, settings = self._run, self._run.recorder, self._start.settings
         candidates, began = self._plan.candidates, recorder.elapsed_s
-        limits = [ORDERING_S] if self._plan.search.name == EXHAUSTIVE and self._tries_all() else []
+        limits = [ORDERING_S] if self._plan.given == EXHAUSTIVE and self._tries_all() else []
         limits += [] if settings.budget.seconds is None else [SHARE_OF_TIME * settings.budget.seconds]
         until = began + min(limits, default=float("inf"))
         survey = Survey(
@@ -204,7 +204,7 @@ class StrategyDriver:
         self._run, self._scheduled = run, scheduled
         self.strategy = strategy
         """None until it is made, which may wait until the space is surveyed."""
-        self._learns = learns(plan.search.name)
+        self._learns = not isinstance(plan.given, str) or learns(plan.given)
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._pending = deque[Outcome]()

@@ -12,13 +12,14 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import Machine
-from atune.engine.plan import Plan, Search, check_same_work, finished, planned
+from atune.engine.plan import Plan, check_same_work, finished, planned
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
-from atune.engine.search import forest, registry
+from atune.engine.search import forest
+from atune.engine.search import strategies as registry
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import Guarded, Strategy
-from atune.engine.search.survey_columns import figures_for
+from atune.engine.search.prior import figures_for
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target, common_limits
@@ -191,12 +192,15 @@ class Start:
             advice += more
         own = None if isinstance(settings.strategy, str) else settings.strategy
         default = spec.default if before is None else before.default
-        search = Search(own or name, self._drawn_by, settings.budget, default, advice)
-        plan = await computed(spec, partial(planned, spec, search, state, prior=prior))
+        planning = partial(
+            planned, spec, state, own or name, seed=self._drawn_by, budget=settings.budget, default=default,
+            advice=advice, prior=prior,
+        )  # fmt: skip
+        plan = await computed(spec, planning)
         most = settings.compile.layouts
         self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
         if not plan.to_survey:
-            quick = not registry.learns(plan.search.name)  # others may import libraries, and fit models
+            quick = not registry.learns(name)  # others may import libraries, and fit models
             self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
         if before is not None and finished(state, settings.budget) and plan.empty:
             return None

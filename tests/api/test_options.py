@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import atune
-from atune.engine.search.registry import SHOWN
+from atune.engine.search.strategies import SHOWN
 from atune.frontends.api.options import RunOptions, StrategyName, TargetName, TuneOptions
 from atune.frontends.cli.parsing import ProblemOptions, first_sentence
 from atune.frontends.decorator.options import AutotuneOptions

@@ -13,7 +13,7 @@ from simulate import main, simulate, simulate_run
 
 from atune import replay, tune
 from atune.engine.search.interface import Searched
-from atune.engine.search.registry import make_strategy
+from atune.engine.search.strategies import make_strategy
 from atune.errors import JournalError, UsageError
 from atune.journal.writer import Journal
 from atune.testing import FakeMachine, Script

@@ -21,7 +21,7 @@ from event_streams import Stream
 from msgspec.structs import replace
 
 from atune.engine.plan import PARTS
-from atune.engine.search.registry import SHOWN
+from atune.engine.search.strategies import SHOWN
 from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atune.engine.search.registry import SHOWN
+from atune.engine.search.strategies import SHOWN
 from atune.frontends.cli.main import main
 
 FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z-]+)", re.MULTILINE)

@@ -17,8 +17,8 @@ from fake_runs import Run, finish, valley
 
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
-from atune.engine.search.fixed_orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.engine.search.interface import Searched
+from atune.engine.search.strategies import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.errors import DevicesLost, NoWinner, UsageError, WorkloadError
 from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.events import (

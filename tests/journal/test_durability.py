@@ -13,9 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.engine.search.fixed_orders import Exhaustive
 from atune.engine.search.interface import Searched
-from atune.engine.search.registry import MAKERS
+from atune.engine.search.strategies import MAKERS, Exhaustive
 from atune.errors import JournalError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished

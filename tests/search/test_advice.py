@@ -9,10 +9,9 @@ import pytest
 from recording import Recording, Tried
 from simulate import simulate_run, summary_of
 
-from atune.engine.search.fixed_orders import AdvisedFirst, Random
 from atune.engine.search.forest import POLISHED
-from atune.engine.search.interface import Searched
-from atune.engine.search.registry import MAKERS, make_strategy
+from atune.engine.search.interface import Guarded, Searched
+from atune.engine.search.strategies import MAKERS, make_strategy
 from atune.model.candidate import Config
 
 CONFIGS: dict[int, Config] = {
@@ -46,22 +45,15 @@ def test_wrong_advice_costs_a_search_no_more_than_its_own_evaluations() -> None:
     assert within_5pct(WRONG, BUDGET + len(WRONG)) >= within_5pct([], BUDGET) - 0.05
 
 
-def test_a_random_order_is_only_put_off_by_advice() -> None:
-    plain, advised = Random(Searched(CONFIGS)), AdvisedFirst(Random(Searched(CONFIGS)), WRONG)
-    asked = list(iter(advised.ask, None))
-    assert asked[:4] == WRONG
-    assert asked[4:] == [index for index in iter(plain.ask, None) if index not in WRONG]
-
-
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_everything_is_still_asked_for_once(name: str) -> None:
+def test_what_is_advised_comes_first_and_everything_once(name: str) -> None:
     few = {n: config for n, config in CONFIGS.items() if n % 2}
-    first = [*few][10:14]
-    strategy, asked = make_strategy(name, Searched(few, 0, 40, advised=first)), []
+    searched = Searched(few, 0, 40, advised=[*few][10:14])
+    strategy, asked = Guarded(make_strategy(name, searched), few, searched.first), []
     while (index := strategy.ask()) is not None:
         asked.append(index)
         strategy.tell(index, latency(CONFIGS[index]) if len(asked) < 20 else None, "")
-    assert sorted(asked) == sorted(few) and asked[:4] == first
+    assert sorted(asked) == sorted(few) and asked[:4] == searched.first
 
 
 @pytest.mark.parametrize("budget", [None, 60])
@@ -71,7 +63,8 @@ def test_the_forest_learns_from_its_own_outcomes_alone(budget: int | None) -> No
     count = 60 if budget is None else 60 - int(POLISHED * budget)
     asked: list[list[int]] = []
     for factor in (0.5, 20.0):
-        strategy, order = make_strategy("forest", Searched(CONFIGS, 0, budget, advised=WRONG)), list[int]()
+        searched, order = Searched(CONFIGS, 0, budget, advised=WRONG), list[int]()
+        strategy = Guarded(make_strategy("forest", searched), CONFIGS, searched.first)
         for _ in range(count):
             index = strategy.ask()
             assert index is not None
@@ -83,5 +76,6 @@ def test_the_forest_learns_from_its_own_outcomes_alone(budget: int | None) -> No
 
 def test_a_prior_fills_the_rest_of_the_beginning() -> None:
     prior = {n: float(n) for n in CONFIGS}
-    strategy = make_strategy("forest", Searched(CONFIGS, prior=prior, advised=[50, 51]))
+    searched = Searched(CONFIGS, prior=prior, advised=[50, 51])
+    strategy = Guarded(make_strategy("forest", searched), CONFIGS, searched.first)
     assert [strategy.ask() for _ in range(7)] == [50, 51, 0, 1, 2, 3, 4]

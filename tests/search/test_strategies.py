@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from atune.engine.search import forest
-from atune.engine.search import registry as choosing
+from atune.engine.search import strategies as choosing
 from atune.engine.search.encoding import Encoding
-from atune.engine.search.fixed_orders import spread_order
 from atune.engine.search.interface import DUPLICATE, Guarded, Searched, Strategy
-from atune.engine.search.registry import MAKERS, check_given, chosen, make_strategy
+from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy, spread_order
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 

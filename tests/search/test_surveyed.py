@@ -13,10 +13,9 @@ from recording import Recording, Tried, read_recording
 from simulate import main, simulate
 
 from atune import tune
-from atune.engine.search.fixed_orders import Ranked
 from atune.engine.search.interface import Searched
-from atune.engine.search.prior import estimates
-from atune.engine.search.survey_columns import columns, fields_of_facts, figures_for, survey_fields
+from atune.engine.search.prior import columns, estimates, fields_of_facts, figures_for, survey_fields
+from atune.engine.search.strategies import Ranked
 from atune.errors import UsageError
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, StaticFacts

@@ -16,8 +16,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from atune.engine.search.encoding import Encoding, more_columns
-from atune.engine.search.fixed_orders import spread_order
 from atune.engine.search.interface import DUPLICATE, Searched, by_prior
+from atune.engine.search.strategies import spread_order
 from atune.model.requirements import lacks
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Forest:
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
-        self.advised = [self._positions[index] for index in searched.advised]
-        """Those that were the fastest in other runs, in their order."""
+        self.advised = {self._positions[index] for index in searched.advised}
+        """Those that were the fastest in other runs."""
         self.asked = dict[int, None]()
         """In order."""
         self.latencies = dict[int, float]()
@@ -115,7 +115,7 @@ class Forest:
     def propose(self, rng: random.Random) -> list[int]:
         most, share = (RANKED, 2) if self.ranked else (FIRST, 4)
         first = most if self.budget is None else max(LEAST, min(most, self.budget // share))
-        if len(self.asked) < first or len(self.latencies) < 2:
+        if len(self._own(self.asked)) < first or len(self.latencies) < 2:
             return self.beginning(rng, first)
         if around := self._polish():
             return around
@@ -175,8 +175,7 @@ class Forest:
 
     def _own(self, candidates: Iterable[int]) -> list[int]:
         """Return those of `candidates` that were not advised."""
-        advised = frozenset(self.advised)
-        return [candidate for candidate in candidates if candidate not in advised]
+        return [candidate for candidate in candidates if candidate not in self.advised]
 
     @property
     def best(self) -> int | None:
@@ -188,15 +187,11 @@ class Forest:
         return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
 
     def beginning(self, rng: random.Random, count: int) -> list[int]:
-        """Return the first candidates: those best in other runs, and `count` more, chosen independently of them.
-
-        With a prior, all but one of these follow it. Otherwise all are drawn.
-        """
-        advised = [candidate for candidate in self.advised if candidate not in self.asked]
+        """Return the first candidates. With a prior, all but one of these follow it. Otherwise all are drawn."""
         if not self.ranked:
-            return [*advised, *self.first_drawn(rng, count)]
-        best = [candidate for candidate in self.ranked if candidate not in self.asked and candidate not in advised]
-        return [*advised, *best[: max(1, count - 1)], *self.drawn(rng, 1)]
+            return self.first_drawn(rng, count)
+        best = [candidate for candidate in self._own(self.ranked) if candidate not in self.asked]
+        return [*best[: max(1, count - 1)], *self.drawn(rng, 1)]
 
     def drawn(self, rng: random.Random, count: int) -> list[int]:
         """Draw up to `count` candidates that were not asked for, without replacement."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -49,7 +50,7 @@ class Searched:
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
     or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates in
     addition to their axes. `default`: the default configuration's index, where the space holds it; it is tried
-    first, whatever the strategy proposes. `advised`: those that were the fastest in other runs, to be tried first.
+    first, and then `advised`, those that were the fastest in other runs, whatever the strategy proposes.
     """
 
     configs: Mapping[int, Config]
@@ -58,6 +59,12 @@ class Searched:
     prior: Mapping[int, float] | None = None
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     advised: Sequence[int] = ()
+
+    @property
+    def first(self) -> list[int]:
+        """Those that are tried before all others."""
+        return [*([] if self.default is None else [self.default]), *self.advised]
+
     default: int | None = None
 
 
@@ -88,17 +95,16 @@ def check_strategy(strategy: object) -> None:
 class Guarded:
     """Forwards calls of the engine to `strategy`, and checks the answers.
 
-    `known`: the indices that it may propose. `first`: the default configuration, which comes before all that it
-    proposes; None where the space holds none. `last`: those that come after all that it proposes.
+    `known`: the indices that it may propose. `first`: those that come before all that it proposes, such as the default
+    configuration. `last`: those that come after all.
     """
 
     def __init__(
-        self, strategy: Strategy, known: Container[int], first: int | None = None, last: Iterable[int] = ()
+        self, strategy: Strategy, known: Container[int], first: Iterable[int] = (), last: Iterable[int] = ()
     ) -> None:
         self.strategy, self.name = strategy, strategy.name
-        self._known, self._first, self._last = known, first, iter(last)
-        self._asked = set[int]()
-        self._begun, self._ended = first is None, False
+        self._known, self._first, self._last = known, deque(dict.fromkeys(first)), iter(last)
+        self._begun, self._asked, self._ended = frozenset(self._first), set[int](), False
 
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
@@ -109,15 +115,15 @@ class Guarded:
             raise self._raised("most_outstanding", error) from error
 
     def ask(self) -> int | None:
-        """Return the next index: the first one, what the strategy proposes besides, the last ones.
+        """Return the next index: the first ones, what the strategy proposes besides, the last ones.
 
         Raises `StrategyError`.
         """
-        if not self._begun:
-            self._begun = True
-            return self._first
-        index = self._next()
-        return self._next() if index is not None and index == self._first else index
+        if self._first:
+            return self._first.popleft()
+        while (index := self._next()) in self._begun:
+            pass
+        return index
 
     def _next(self) -> int | None:
         try:

@@ -9,11 +9,13 @@ https://doi.org/10.1145/1498765.1498785. The estimates serve to rank candidates;
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from atune.engine.search.devices import Figures
+from atune.engine.search.devices import Figures, figures_of
+from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import BlockWork, Gemm, StaticFacts
+from atune.model.device import DeviceInfo, Target
 from atune.model.roofline import operand_rate
 
 CAN_RUN = "can_run"
@@ -273,3 +275,49 @@ def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, flo
 def _norm(*values: float) -> float:
     most = max(values)
     return float(most * sum((value / most) ** SHARPNESS for value in values) ** (1 / SHARPNESS))
+
+
+DIGITS = 6
+
+
+def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures | None:
+    """Return the figures that a run's prior uses; None if there are none, as for the CPU."""
+    if target is None or target.kind != "cuda":
+        return None
+    return figures_of(devices[0] if devices else None, target.arch)
+
+
+def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any]:
+    """Return the fields of `SpaceSurveyed`, by what is known of candidates; of facts those that differ."""
+    indices, prior = tuple(sorted(facts)), estimates(facts, figures)
+    known = {index: features(facts[index], figures) for index in indices}
+    names = sorted({name for one in known.values() for name in one})
+    table = {name: tuple(_rounded(known[index].get(name)) for index in indices) for name in names}
+    return {
+        "indices": indices,
+        "prior": tuple(_rounded(prior.get(index)) for index in indices) if prior else (),
+        "facts": {name: column for name, column in table.items() if len(set(column)) > 1},
+    }
+
+
+def fields_of_facts(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
+    """Return what `Searched` has of `facts`, as a run would that surveys the space."""
+    fields = {} if figures is None else columns(facts, figures)
+    return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if fields.get("prior") else {}
+
+
+def survey_fields(surveyed: SpaceSurveyed | None) -> dict[str, Any]:
+    """Return what `Searched` has of a survey: `prior` and `facts`; neither where there was none."""
+    if surveyed is None:
+        return {}
+    prior = {index: value for index, value in zip(surveyed.indices, surveyed.prior, strict=False) if value is not None}
+    facts = dict[int, dict[str, float]]()
+    for name, column in surveyed.facts.items():
+        for index, value in zip(surveyed.indices, column, strict=False):
+            if value is not None:
+                facts.setdefault(index, {})[name] = value
+    return {"prior": prior or None, "facts": facts}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.search.survey_columns import figures_for
+from atune.engine.search.prior import figures_for
 from atune.engine.start import CacheUse, Recall, Recalled
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart

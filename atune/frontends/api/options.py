@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from atune.engine.search.registry import SHOWN
+from atune.engine.search.strategies import SHOWN
 from atune.errors import UsageError
 from atune.model.device import parse_target
 from atune.model.options import Natural, Option, Settings, complete, path, refuse_unknown

@@ -15,7 +15,7 @@ import msgspec
 
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice, why_never
-from atune.engine.search.registry import AUTO
+from atune.engine.search.strategies import AUTO
 from atune.errors import TargetError, UsageError
 from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from atune.engine.search.registry import check_name
+from atune.engine.search.strategies import check_name
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Required, cast
 
 import msgspec
 
-from atune.engine.search.registry import check_known
+from atune.engine.search.strategies import check_known
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.cached_tune import Concurrent
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
