@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     # Results
     from atune.errors import NoWinner as NoWinner
-    from atune.journal.replay import replay as replay
+    from atune.journal.reader import replay as replay
     from atune.journal.result import TuneResult as TuneResult
 
     # Modules with more names
@@ -68,7 +68,7 @@ _HOME = {
     "atune.workers.processes.server": ("shutdown", "warm"),
     "atune.frontends.decorator.decorator": ("autotune", "tunings"),
     "atune.errors": ("NoWinner",),
-    "atune.journal.replay": ("replay",),
+    "atune.journal.reader": ("replay",),
     "atune.journal.result": ("TuneResult",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

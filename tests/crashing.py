@@ -17,8 +17,7 @@ import anyio
 
 from atune.errors import JournalError
 from atune.journal.events import BenchmarkFailed, BenchmarkStarted, CandidateMeasured, RunResumed
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 
 TOTAL = 24
 

@@ -20,7 +20,7 @@ from programs import printed_by
 
 import atune
 import atune.sets
-from atune.engine.plan import PARTS
+from atune.engine.start import PARTS
 from atune.frontends.cli.main import _parser
 from atune.frontends.decorator.options import PRESETS
 from atune.journal.events import SCHEMA, AnyEvent, encode

@@ -18,12 +18,11 @@ from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.compile_stage import CompilerStates, CompileStage, find_roles
 from atune.engine.final import FinalStage
 from atune.engine.interfaces import CompileWorker, Machine
-from atune.engine.plan import Plan
 from atune.engine.proposing import ProposeStage
 from atune.engine.run_state import Recorder, Run, background, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.start import EngineSettings, Start
+from atune.engine.start import EngineSettings, Plan, Start
 from atune.journal.events import RunFinished, Warned
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate

@@ -13,14 +13,13 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
-from atune.engine.plan import Plan, proposed
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
 from atune.engine.search.prior import columns
 from atune.engine.search.strategies import EXHAUSTIVE, learns
-from atune.engine.start import Start
+from atune.engine.start import Plan, Start, proposed
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import BASELINE, Candidate

@@ -146,13 +146,12 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
 
 def _notes(paths: Sequence[str], states: Sequence[State], several: int) -> list[str]:
     """Return warnings about what may not compare, or is left out."""
-    first, *others = [_header(state) for state in states]
+    first, *others = map(_header, states)
     notes = []
     for path, other in zip(paths[1:], others, strict=True):
         for name in sorted(first.versions.keys() | other.versions.keys()):
-            if first.versions.get(name) != other.versions.get(name):
-                was = first.versions.get(name)
-                notes.append(f"{path}: {name} {other.versions.get(name)}, in {paths[0]} it is {was}")
+            was, now = first.versions.get(name), other.versions.get(name)
+            notes += [f"{path}: {name} {now}, in {paths[0]} it is {was}"] if was != now else []
         if first.settings.get("benchmark") != other.settings.get("benchmark"):
             notes.append(f"{path} was measured with other benchmark settings than {paths[0]}")
     notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")

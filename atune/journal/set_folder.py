@@ -10,8 +10,7 @@ import msgspec
 
 from atune.errors import JournalError, UsageError
 from atune.journal.events import RunFinished, RunStarted
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, unpacked
-from atune.journal.replay import replay
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, replay, unpacked
 from atune.journal.result import Result
 from atune.journal.writer import Journal, is_written
 from atune.model.folders import cache_folder, make_private_folder, whole_file

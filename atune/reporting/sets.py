@@ -14,7 +14,7 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
 from atune.model.candidate import Config, config_key, describe_config, printable, thaw

@@ -18,7 +18,7 @@ from teaching_kernels import N, times
 from atune import Workload, run, tune
 from atune.engine.run_state import Recorder
 from atune.frontends.api.tuner import tune_apart
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.journal.writer import Journal
 from atune.testing import FakeMachine
 from atune.workers.storage.result_cache import ResultCache

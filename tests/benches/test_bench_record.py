@@ -15,8 +15,7 @@ import record
 from counted import Finished
 
 from atune.journal.events import RunStarted
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 
 WORKLOADS = Path(__file__).resolve().parents[1] / "workloads.py"
 SLICED = f"{WORKLOADS}:SLICED"

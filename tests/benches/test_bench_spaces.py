@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from spaces import FOLDER, SPACES, SUFFIX, Space, opened
 
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.jobs import BuildJob, LowerJob

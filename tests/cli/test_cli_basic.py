@@ -20,8 +20,8 @@ import pytest
 from event_streams import Stream
 from msgspec.structs import replace
 
-from atune.engine.plan import PARTS
 from atune.engine.search.strategies import SHOWN
+from atune.engine.start import PARTS
 from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main

@@ -18,7 +18,7 @@ from processes import environment
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
 from atune.journal.merge import merge
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import environment
 
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 ENGINE = r"""

@@ -11,7 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from fake_runs import finish, valley
 from own_strategy import Own
@@ -29,13 +28,10 @@ from atune.journal.events import (
     Event,
     FinalOrdered,
     RunFinished,
-    RunStarted,
 )
 from atune.journal.merge import merge
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.journal.result import TuneResult
-from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.device import DeviceLimits
@@ -123,20 +119,6 @@ def test_a_default_is_returned_if_the_winners_gain_lies_within_its_interval(
     order = final_order(timings, contenders, {0: "c", 1: "a", 2: "b"}, looks=10, default=0)
     assert order[0].index == (0 if default_wins else 1) and {one.index for one in order} == {0, 1, 2}
     assert final_order(timings, [1, 2], {0: "c", 1: "a", 2: "b"}, looks=10, default=0)[0].index == 1  # it may not win
-
-
-@pytest.mark.parametrize("default", [3, OUTSIDE])
-async def test_no_other_winner_is_called_as_fast_as_the_default(default: Any) -> None:
-    wins = 0
-    for seed in range(40):
-        chance = random.Random(seed)
-        script = Script(
-            latency_ms=lambda c: 1.0 + (c["x"] % 7) / 400, final_noise=lambda _, c=chance: 1 + c.gauss(0, 0.01)
-        )
-        run = await finish(FakeMachine(6, script, default=default), benchmark=BenchmarkSettings(n_final_limit=20))
-        assert run.result.default_wins or " faster than" in default_line(run.result), f"seed {seed}"
-        wins += run.result.default_wins
-    assert 0 < wins < 40
 
 
 async def test_a_likely_loser_is_measured_if_it_is_the_default() -> None:
@@ -302,20 +284,6 @@ async def test_a_space_whose_last_candidate_fails_in_the_final_leaves_no_winner(
         await tune(machine=FakeMachine(1, script, default=OUTSIDE))
 
 
-async def test_cut_after_any_event_a_refused_default_does_not_win(tmp_path: Path) -> None:
-    def machine(refused: str) -> FakeMachine:
-        return FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=refused)
-
-    whole = tmp_path / "whole"
-    await tune(machine=machine(REFUSED), journal=whole)
-    lines = whole.read_bytes().splitlines(keepends=True)
-    for cut in range(1, len(lines), 2):
-        part = tmp_path / "part"
-        part.write_bytes(b"".join(lines[:cut]))
-        assert replay(part).best_index in (None, *range(6)), f"cut after {cut} events"
-        assert (await resume(part, machine=machine(REFUSED))).best_index == 0, f"cut after {cut} events"
-
-
 @pytest.mark.parametrize(("before", "now"), [("", REFUSED), (REFUSED, "")])
 async def test_a_journal_that_judged_the_default_otherwise_is_of_another_space(
     before: str, now: str, tmp_path: Path
@@ -334,13 +302,6 @@ async def test_of_merged_journals_one_that_refuses_the_default_suffices(order: t
         await tune(machine=machine, journal=tmp_path / f"{number}")
     assert merge([tmp_path / f"{number}" for number in order], tmp_path / "m").best_index == 0
     assert replay(tmp_path / "m").best_index == 0 and replay(tmp_path / "0").best_index == BASELINE
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_a_candidate_with_a_refused_defaults_code_may_win(workers: int) -> None:
-    script = Script(latency_ms=lambda c: 0.5 if c["x"] in (4, 1000) else 1.0, code_key=lambda c: str(c["x"] % 996))
-    machine = FakeMachine(8, script, default=OUTSIDE, refused=REFUSED, workers=workers)
-    assert (await finish(machine)).result.best_config == {"x": 4}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -368,12 +329,6 @@ async def test_a_strategy_gets_the_baselines_outcome_for_the_candidate_with_its_
     assert tried[4].device_s > 0
 
 
-async def test_a_baseline_that_likely_loses_or_has_layouts_is_built_at_once() -> None:
-    script = Script(facts=lambda c: StaticFacts(accumulators=300), latency_ms=valley(2))
-    run = await finish(FakeMachine(9, script, default=OUTSIDE), budget=4)
-    assert run.result.baseline is not None and run.result.baseline.status == "measured"
-
-
 @pytest.mark.parametrize("strategy", ["exhaustive", "random", "own"])
 async def test_cut_after_any_event_a_baseline_is_measured_once(tmp_path: Path, strategy: str) -> None:
     def machine() -> FakeMachine:
@@ -390,59 +345,6 @@ async def test_cut_after_any_event_a_baseline_is_measured_once(tmp_path: Path, s
         assert proposed(events) == proposed(list(read(whole))), f"cut after {cut} events"
         assert sum(isinstance(e, CandidateMeasured) and e.index == BASELINE for e in events) == 1
         assert (result.best_index, result.default_ms, result.measured) == (wanted.best_index, 8.0, 9)
-
-
-@pytest.mark.parametrize("now", [{"x": 2000}, 3, None])
-async def test_a_baseline_that_was_tried_stays_the_journals_where_the_default_is_another_by_now(
-    tmp_path: Path, now: Any
-) -> None:
-    whole = tmp_path / "whole"
-    await tune(machine=FakeMachine(12, SLOW_OUTSIDE, default=OUTSIDE), journal=whole, budget=9)
-    lines, events = whole.read_bytes().splitlines(keepends=True), read(whole)
-    first = next(n for n, event in enumerate(events) if isinstance(event, CandidateProposed))
-    for cut in range(first + 1, len(lines), 2):
-        part = tmp_path / "part"
-        part.write_bytes(b"".join(lines[:cut]))
-        result = await resume(part, machine=FakeMachine(12, SLOW_OUTSIDE, default=now))
-        assert result.default is not None and result.default.config == OUTSIDE, f"cut after {cut} events"
-        assert (result.default_ms, result.measured) == (8.0, 9)
-
-
-async def test_a_journal_without_a_baseline_is_continued_without_one(tmp_path: Path) -> None:
-    """It is of an atune that had none: what it says of the default stays as it was."""
-    journal = tmp_path / "j"
-    with anyio.CancelScope() as scope:
-
-        def listen(event: Event) -> None:
-            if isinstance(event, CandidateMeasured):
-                scope.cancel()
-
-        await tune(machine=FakeMachine(9, SLOW_OUTSIDE), journal=journal, on_event=listen)
-    result = await resume(journal, machine=FakeMachine(9, SLOW_OUTSIDE, default=OUTSIDE))
-    assert result.measured == 9 and result.default is None and not default_line(result)
-
-
-async def test_merged_journals_keep_the_baseline(tmp_path: Path) -> None:
-    for number, (default, budget) in enumerate([(None, 4), (OUTSIDE, 4), (OUTSIDE, 8)]):
-        machine = FakeMachine(8, FAST_OUTSIDE, default=default)
-        await tune(machine=machine, journal=tmp_path / f"{number}", budget=budget, strategy="exhaustive")
-    for paths in ([0, 1], [1, 2], [1, 0, 2]):
-        result = merge([tmp_path / f"{number}" for number in paths], tmp_path / "".join(map(str, ["m", *paths])))
-        assert result.best_config == OUTSIDE and result.default_wins and result.measured == max(4, 8 * (2 in paths))
-
-
-def test_a_stranger_may_write_a_baseline_without_a_default(tmp_path: Path) -> None:
-    events: list[Any] = []
-
-    def add(kind: type[Event], **fields: Any) -> None:
-        events.append(kind(seq=len(events), time=1.7e9, mono=0.0, **fields))
-
-    add(RunStarted, schema=1, workload="toy", origin="", fingerprint="f", space="5", total=1, arguments={},
-        target={"kind": "c", "arch": ""}, devices=(), strategy="exhaustive", settings={}, versions={})  # fmt: skip
-    add(CandidateProposed, index=BASELINE, key="k", config={"x": 1})
-    write_journal(str(tmp_path / "j"), events)
-    result = replay(tmp_path / "j")
-    assert result.default is None and result.remaining == 1 and not default_line(result)
 
 
 # ---- the figures

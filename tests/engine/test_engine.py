@@ -19,7 +19,7 @@ from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
 from atune.engine.search.interface import Searched
 from atune.engine.search.strategies import LARGE, NEIGHBOURHOOD, Exhaustive
-from atune.errors import DevicesLost, NoWinner, UsageError, WorkloadError
+from atune.errors import DevicesLost, NoWinner, WorkloadError
 from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.events import (
     ArtifactBuilt,
@@ -199,13 +199,6 @@ async def test_where_all_are_likely_losers_they_are_tried() -> None:
     assert len(run.measured()) == 4
 
 
-async def test_a_block_that_waits_for_registers_for_ever_is_pruned() -> None:
-    script = Script(facts=lambda c: StaticFacts(lacking_registers=1024 if c["x"] == 1 else 0))
-    run = await finish(FakeMachine(4, script))
-    assert [(e.index, e.likely) for e in run.of(CandidatePruned)] == [(1, False)]
-    assert "setmaxnreg" in run.result.untried[0].reason
-
-
 @pytest.mark.parametrize("kind", ["fault", "worker_lost"])
 async def test_a_device_lost_by_a_candidate_comes_back(kind: Any) -> None:
     machine = FakeMachine(10, Script(fails={3: kind}))
@@ -258,19 +251,6 @@ async def test_devices_make_inputs_and_time_the_reference_while_the_first_librar
     assert all((reference.seq < first.seq) == pipeline for reference in references)
 
 
-async def test_where_nothing_can_be_lowered_no_inputs_are_made(tmp_path: Path) -> None:
-    machine = FakeMachine(4, Script(fails=dict.fromkeys(range(4), "lower")))
-    with pytest.raises(NoWinner):
-        await tune(machine=machine, journal=tmp_path / "j")
-    assert not any(isinstance(event, ReferenceMeasured) for event in read(tmp_path / "j"))
-
-
-async def test_without_a_reference_nothing_is_checked() -> None:
-    run = await finish(FakeMachine(script=Script(reference_ms=None)))
-    assert not run.of(ReferenceMeasured) and run.result.reference_ms is None
-    assert not any(e.checked for e in run.of(CandidateMeasured))
-
-
 async def test_two_devices_share_the_work_and_the_faster_does_more() -> None:
     machine = FakeMachine(60, Script(lower_s=0.01, compile_s=0.01, measure_s=1.0), devices=2, speeds=[1, 3])
     run = await finish(machine)
@@ -291,11 +271,6 @@ async def test_the_final_times_the_best_the_default_and_the_slowest() -> None:
     assert run.result.best_index == 11 and run.result.latency_ms == 0.5
     assert all(len(e.timing.samples_us) == 8 for e in run.of(FinalOrdered)[0].entries)
     assert run.result.speedup_over_default is not None and run.result.speedup_over_default[0] > 1
-
-
-async def test_the_final_can_be_left_out() -> None:
-    run = await finish(FakeMachine(), benchmark=BenchmarkSettings(n_final=0))
-    assert not run.of(FinalOrdered) and run.result.best_index is not None
 
 
 async def test_a_budget_in_candidates() -> None:
@@ -410,13 +385,6 @@ async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment
     assert again == events
 
 
-async def test_a_run_cancelled_before_its_header_leaves_no_journal(tmp_path: Path) -> None:
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await tune(machine=FakeMachine(), journal=tmp_path / "run.jsonl")
-    assert not (tmp_path / "run.jsonl").exists()
-
-
 async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
     """The run goes on, and everyone else gets all events in order."""
     calls: list[int] = []
@@ -483,21 +451,8 @@ async def test_the_winners_library_is_kept_in_the_cache() -> None:
     assert Path(kept.path).is_relative_to(os.environ["XDG_CACHE_HOME"])
 
 
-async def test_a_machine_or_a_workload_is_needed() -> None:
-    with pytest.raises(UsageError, match=r"FILE\.py:NAME"):
-        await tune()
-
-
 async def test_run_inside_a_running_loop() -> None:
     assert run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
-
-
-def test_run_in_a_thread() -> None:
-    results: list[Result] = []
-    thread = threading.Thread(target=lambda: results.append(run(machine=FakeMachine(6))))
-    thread.start()
-    thread.join(10)
-    assert results[0].measured == 6
 
 
 def test_run_errors_are_raised_as_they_are() -> None:

@@ -11,9 +11,7 @@ import pytest
 from atune import resume, tune
 from atune.errors import JournalError, SpaceError
 from atune.journal.events import CandidateProposed, Event, RunStarted, Warned
-from atune.journal.merge import merge
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.space import Space
 from atune.testing import FakeMachine, Script
@@ -124,14 +122,3 @@ async def test_constraints_may_leave_few_or_nothing(tmp_path: Path, monkeypatch:
     for options in ({}, {"d6": list(range(100))}):
         with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
             await tune(machine=large(lambda d0: False, axes | options), budget=10)
-
-
-async def test_journals_of_one_draw_are_merged(tmp_path: Path) -> None:
-    for name, strategy in (("a", "random"), ("b", "exhaustive"), ("c", "random")):
-        await tune(machine=large(), budget=20, strategy=strategy, seed=int(name == "c"), journal=tmp_path / name)
-    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
-    both = dict(proposed(tmp_path / "both"))
-    assert both == dict(proposed(tmp_path / "a")) | dict(proposed(tmp_path / "b"))
-    assert (await resume(tmp_path / "both", machine=large(), budget=50)).measured == 50
-    with pytest.raises(JournalError, match="the space is another one"):
-        merge([tmp_path / "a", tmp_path / "c"])

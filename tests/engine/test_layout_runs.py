@@ -51,11 +51,6 @@ async def test_the_report_says_which_layouts_were_preferred_and_why() -> None:
     assert "passed over" not in page_of((await finish(machine())).events)
 
 
-async def test_a_layout_that_does_not_lower_falls_out() -> None:
-    run = await finish(machine(fails={5: ("lower", "lower")}), compile=ONE)
-    assert run.measured() == [2, 4, 8]
-
-
 async def test_layouts_of_the_same_code_are_one_alternative() -> None:
     same = {"vector2": "narrow", "vector8": "narrow"}
     found = machine(

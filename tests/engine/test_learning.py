@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
-from event_streams import write
 from own_strategy import Own
 
 from atune import resume, tune
 from atune.errors import StrategyError, UsageError
-from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.events import CandidateProposed, Event
+from atune.journal.reader import read, replay
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.device import DeviceLimits
 from atune.testing import FakeMachine, Script
@@ -55,18 +51,6 @@ async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and
     )
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_a_candidate_with_the_code_of_a_later_one_is_no_failure(workers: int) -> None:
-    own = Own()
-    own.begin = lambda searched: setattr(own, "_left", deque(reversed(searched.configs)))  # type: ignore[method-assign]
-    machine = FakeMachine(
-        8, Script(latency_ms=lambda c: 1.0 + c["x"] % 4, code_key=lambda c: c["x"] % 4), workers=workers
-    )
-    await tune(machine=machine, strategy=own)
-    assert sorted(own.outcomes) == list(range(8)) and own.outcomes[7] == (4.0, "")
-    assert all(outcome in ((1.0 + x % 4, ""), (None, "duplicate")) for x, outcome in own.outcomes.items())
-
-
 async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> None:
     """Also what is pruned. What is likely to spill is measured, and told with its latency."""
     own, kinds = Own(), [kind for kind in get_args(FailureKind) if kind != "suspect"]
@@ -84,21 +68,6 @@ async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> Non
     assert [own.outcomes[index] for index in range(len(kinds))] == [(None, kind) for kind in kinds]
     assert own.outcomes[len(kinds)] == (None, "pruned")
     assert own.outcomes[len(kinds) + 1] == (latency(spilling), "")
-
-
-async def test_a_suspect_reaches_the_strategy_of_the_part_that_gives_it_up(tmp_path: Path) -> None:
-    """The journal is one of a program that died twice while candidate 5 was being measured."""
-    own, journal = Own(), tmp_path / "j"
-    await tune(machine=fake(), strategy=Own(), budget=10, journal=journal)
-    events = read(journal)
-    begun = next(n for n, event in enumerate(events) if isinstance(event, BenchmarkStarted) and event.index == 5)
-    twice = [*events[: begun + 1], RunResumed(seq=0, time=0, mono=9.0, part=1, versions={"fake": "1"}), events[begun]]
-    journal.unlink()
-    mono = [min(event.mono, 9.0) for event in twice]
-    numbered = [msgspec.structs.replace(e, seq=n, mono=mono[n]) for n, e in enumerate(twice)]
-    write(journal, numbered)
-    await resume(journal, machine=fake(), strategy=own, budget=12)
-    assert own.outcomes[5] == (None, "suspect")
 
 
 class Forgetful(Own):

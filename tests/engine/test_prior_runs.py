@@ -12,17 +12,11 @@ import pytest
 
 from atune import resume, tune
 from atune.engine import proposing
-from atune.engine.proposing import CHUNK, MOST, Survey, drawn
-from atune.frontends.api.cached_tune import history
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
-from atune.journal.state import State
-from atune.journal.writer import line_of
 from atune.model.artifact import Access, BlockWork, StaticFacts
-from atune.model.candidate import Candidate
 from atune.model.settings import Budget
-from atune.testing import FakeClock, FakeMachine, Script
-from atune.workers.storage.result_cache import known_of
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -141,27 +135,6 @@ async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypa
     assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
 
 
-async def history_of(journal: Path, first: Path, budget: int) -> None:
-    """Lay a journal that has behind it what the run in `first` measured, as the result cache does."""
-    state = State()
-    for event in read(first):
-        state.apply(event)
-    assert state.header is not None
-    settings = {**state.header.settings, "budget": msgspec.to_builtins(Budget(candidates=budget))}
-    header = msgspec.structs.replace(state.header, strategy="prior", settings=settings)
-    known = known_of(state)
-    journal.write_bytes(b"".join(map(line_of, history(header, {x: {"x": x} for x in range(N)}, known))))
-
-
-async def test_what_earlier_runs_measured_is_not_failed_by_the_survey(tmp_path: Path) -> None:
-    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
-    known = proposed(read(tmp_path / "first"))[0]
-    await history_of(tmp_path / "j", tmp_path / "first", budget=9)
-    result = await resume(tmp_path / "j", machine=fake(fails={known: ("elaborate", "lower")}))
-    assert result.failed == 0 and result.measured == 9
-    assert set(proposed(read(tmp_path / "j"))[3:]) <= set(BEST)  # the prior's first of the rest
-
-
 # ---- what goes wrong in it
 
 
@@ -186,18 +159,6 @@ async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(
     assert set(surveyed.indices) == set(range(N)) - {5} and proposed(read(tmp_path / "j")) == BEST[:4]
 
 
-async def test_workers_end_a_survey_together(anyio_backend: Any) -> None:
-    """Chunks shrink with what is left: none waits long for the last one."""
-    machine = FakeMachine(288, Script(elaborate_s=1.0), clock=(clock := FakeClock()), workers=16)
-    found = Survey([Candidate(index, str(index), {"x": index}) for index in range(288)], going_on=lambda: True)
-    async with machine.open():
-        workers = machine.compile_workers()
-        began = clock.now
-        await found.run(workers)
-    assert len(found.facts) == 288 and len(workers) == 16
-    assert clock.now - began <= 288 / 16 + 1 and max(map(len, machine.elaborated)) <= CHUNK
-
-
 async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of no seconds the share is none: nothing is known, and the run goes on without."""
     monkeypatch.setattr("atune.engine.proposing.SHARE_OF_TIME", 0.0)
@@ -205,14 +166,6 @@ async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch
     result = await tune(machine=machine, budget=Budget(seconds=3600, candidates=12), journal=tmp_path / "j")
     assert not machine.elaborated and result.measured == 12
     assert kept(tmp_path / "j", SpaceSurveyed)[0].indices == ()
-
-
-def test_of_a_long_space_a_part_is_surveyed_that_the_seed_spreads() -> None:
-    space = [Candidate(index, str(index), {"x": index}) for index in range(4 * MOST)]
-    some = drawn(space, 1)
-    assert len(some) == MOST and some == drawn(space, 1) != drawn(space, 2)
-    quarters = [sum(candidate.index // MOST == quarter for candidate in some) for quarter in range(4)]
-    assert min(quarters) > 0.8 * MOST / 4
 
 
 # ---- going on

@@ -26,8 +26,7 @@ from atune.journal.events import (
     RunResumed,
     Warned,
 )
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.journal.writer import Journal
 from atune.model.artifact import Roles, StaticFacts
 from atune.model.device import DeviceLimits

@@ -92,12 +92,6 @@ def test_groups_are_a_share_of_what_is_left_within_bounds(total: int, expected: 
     assert len(indices(one.next_job())) == expected
 
 
-def test_groups_grow_while_devices_wait_for_results() -> None:
-    one = state(ready=200, workers=4, waiting=3, total=1000, seen=200)
-    sizes = [len(indices(one.next_job())) for _ in range(14)]
-    assert sizes == [FIRST_GROUP, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, MAX_GROUP, MAX_GROUP]
-
-
 def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     """`total` is a bound: a strategy may have no more to propose before."""
     one = state(ready=6, waiting=1, total=1000, seen=6, groups=9)
@@ -150,10 +144,6 @@ def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
     assert indices(few.next_job()) == [0, 1]  # 18 for 16
     alone = state(ready=3, waiting=9, workers=16, total=18, seen=3, groups=5, building=14, busy=14)
     assert isinstance(alone.next_job(), Lower)  # groups of four are not too large for two
-
-
-def test_the_first_group_is_one_candidate_where_workers_are_as_many() -> None:
-    assert indices(state(ready=1, workers=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
 
 
 def test_a_far_longer_source_stands_alone() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 from fake_runs import finish
-from idle import InstantClock
 
 from atune import tune
-from atune.engine.scheduler import CompileState
 from atune.journal.events import ArtifactBuilt
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -38,22 +33,6 @@ async def test_few_candidates_are_compiled_each_alone_and_at_once(total: int, bu
     assert sorted(map(len, machine.groups)) == [1] * candidates
     assert len({event.worker for event in run.of(ArtifactBuilt)}) == candidates == machine.most_at_once["build"]
     assert machine.compared == []
-
-
-@pytest.mark.parametrize("workers", [2, 128])
-async def test_idle_workers_do_not_all_look_for_work_at_each_change(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted, ask = Counter[str](), CompileState.next_job
-
-    def next_job(state: CompileState) -> Any:
-        counted["looks"] += 1
-        return ask(state)
-
-    monkeypatch.setattr(CompileState, "next_job", next_job)
-    machine = FakeMachine(N, Script(), workers=workers, devices=2, clock=InstantClock())
-    assert (await tune(machine=machine)).measured == N
-    assert counted["looks"] < LOOKS * N
 
 
 async def test_all_idle_workers_begin_where_there_is_work_for_all() -> None:

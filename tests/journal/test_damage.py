@@ -15,8 +15,7 @@ from processes import environment
 
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
-from atune.journal.reader import MAX_DEPTH, JournalReader, read
-from atune.journal.replay import replay
+from atune.journal.reader import MAX_DEPTH, JournalReader, read, replay
 from atune.journal.result import Result
 from atune.reporting.export import table
 from atune.reporting.summary import summary
@@ -112,7 +111,7 @@ def test_a_long_line_takes_bounded_memory(path: Path) -> None:
     code = """
 import resource, sys
 from atune.errors import JournalError
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.reporting.summary import summary
 from atune.reporting.export import table
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

@@ -8,7 +8,6 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -138,17 +137,6 @@ async def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="it was removed, or its file system went away"):
         await tune(machine=machine, journal=folder / "j", on_event=remove)
     assert machine.closed == 1 and machine.running == 0
-
-
-async def test_a_folder_that_becomes_read_only_is_refused_at_the_start(tmp_path: Path, monkeypatch: Any) -> None:
-    def read_only(*_: object) -> int:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr("atune.journal.writer.os.open", read_only)
-    machine = FakeMachine()
-    with pytest.raises(JournalError, match="read-only: give another path"):
-        await tune(machine=machine, journal=tmp_path / "j")
-    assert machine.opened == 0
 
 
 def test_a_writer_that_ends_as_another_opens_its_empty_file_leaves_nothing_behind(

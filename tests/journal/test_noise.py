@@ -9,8 +9,8 @@ import pytest
 from event_streams import Stream, write
 
 from atune.journal.events import Warned
+from atune.journal.reader import replay
 from atune.journal.record import noise_of
-from atune.journal.replay import replay
 from atune.journal.result import Result
 from atune.model.measurement import DISTURBS, Conditions, Timing
 from atune.reporting.report import report

@@ -25,7 +25,7 @@ from atune.journal.events import (
     decode,
     encode,
 )
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Artifact, MachineFacts, StaticFacts

@@ -16,8 +16,7 @@ from atune.errors import MachineError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, Warned
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.model.settings import CompileSettings
 from atune.workers.local import retry as patience
 

@@ -28,8 +28,7 @@ from atune.journal.events import (
     GroupSplit,
     Warned,
 )
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings

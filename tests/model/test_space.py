@@ -13,7 +13,7 @@ import pytest
 from event_streams import Stream, write
 
 from atune.errors import SpaceError
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, thaw
 from atune.model.space import Space
 from atune.workload.workload import Workload, candidates_of, describe

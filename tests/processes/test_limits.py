@@ -20,7 +20,7 @@ from processes import environment
 
 from atune.errors import MachineError, UsageError, WorkerLost
 from atune.frontends.api.tuner import tune
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.testing import FakeMachine
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import finish
 
 from atune import Space, layout
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.model.artifact import StaticFacts
 from atune.model.jobs import Explained
 from atune.model.layouts import Layouts, LoopFacts

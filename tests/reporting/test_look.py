@@ -24,8 +24,7 @@ from atune.frontends.api.tuner import tune
 from atune.frontends.cli.main import main
 from atune.journal.events import RunFinished, RunInterrupted
 from atune.journal.merge import merge
-from atune.journal.reader import read
-from atune.journal.replay import follow, replay
+from atune.journal.reader import follow, read, replay
 from atune.reporting.export import export
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
@@ -133,7 +132,7 @@ def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, ca
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at a journal that is followed every millisecond."""
-    monkeypatch.setattr("atune.journal.replay.POLL_S", 0.001)
+    monkeypatch.setattr("atune.journal.reader.POLL_S", 0.001)
 
 
 @pytest.mark.usefixtures("quick_looks")

@@ -18,7 +18,7 @@ import pytest
 from event_streams import Stream
 
 import atune
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.reporting.progress import Progress
 from atune.reporting.summary import summary, summary_text

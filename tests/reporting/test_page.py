@@ -19,8 +19,7 @@ from reporting.test_look import DATA, GPU_JOURNALS, RESULTS
 from atune.frontends.cli.help import Parser
 from atune.frontends.cli.parsing import add_options, with_flags
 from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceReady, RunStarted
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.journal.result import Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE

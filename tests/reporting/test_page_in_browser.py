@@ -18,8 +18,7 @@ from reporting.test_look import DATA, GPU_JOURNALS
 from reporting.test_page import LAYOUTS, data_of, hostile, parts_of
 
 from atune.frontends.cli.main import main
-from atune.journal.reader import read
-from atune.journal.replay import replay
+from atune.journal.reader import read, replay
 from atune.reporting.report import page_of, report
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from atune.engine.search import prior
-from atune.engine.search.devices import ARCHITECTURES, SHEETS, Figures, figures_of
+from atune.engine.search.devices import SHEETS, Figures, figures_of
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo, DeviceLimits
 
@@ -83,30 +83,12 @@ def test_a_product_is_not_faster_than_tensor_cores_nor_a_copy_than_memory() -> N
     assert ms(copy) >= 65536 * 32768 / 4.8e12 * 1e3
 
 
-def test_what_many_blocks_read_comes_from_memory_once() -> None:
-    facts = product()
-    assert facts.work is not None
-    shared = prior.distinct_bytes(facts.work, facts.grid, 128, figures())
-    apart = msgspec.structs.replace(
-        facts.work, reads=tuple(msgspec.structs.replace(read, axes="xy") for read in facts.work.reads)
-    )
-    assert shared < prior.distinct_bytes(apart, facts.grid, 128, figures())
-
-
 def test_panels_of_blocks_are_read_in_their_order() -> None:
     grid = (64, 64, 1)
     assert prior.neighbourhood(grid, 128, "") == {"x": 64, "y": 2, "z": 1}
     assert prior.neighbourhood(grid, 128, "rasterization2DRow 8") == {"x": 16, "y": 8, "z": 1}
     assert prior.neighbourhood(grid, 128, "rasterization2DColumn 8") == {"x": 8, "y": 16, "z": 1}
     assert prior.neighbourhood((4, 4, 8), 32, "") == {"x": 4, "y": 4, "z": 2}
-
-
-def test_an_sm_holds_as_many_blocks_as_its_resources_let_it() -> None:
-    work, of = BlockWork(threads=128, fragment_registers=8), figures()
-    facts = StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
-    assert prior.residency(facts, work, of) == 65536 // (128 * (8 + prior.OTHER_REGISTERS))
-    assert prior.residency(msgspec.structs.replace(facts, smem_bytes=100 << 10), work, of) == 2
-    assert prior.residency(msgspec.structs.replace(facts, threads=1024), work, of) == 1
 
 
 @pytest.mark.parametrize("lacking", [{"work": None}, {"grid": ()}, {"threads": None}])
@@ -184,18 +166,6 @@ def test_a_device_has_the_figures_of_its_sheet(name: str, arch: str, sheet: str)
         expected.clock_hz,
         expected.memory_bytes_s,
     )
-
-
-def test_what_a_device_says_of_itself_wins_over_its_sheet() -> None:
-    found = figures(msgspec.structs.replace(H200, sms=60, clock_hz=1.98e9, memory_bytes_s=4.9e12))
-    assert (found.sms, found.clock_hz, found.memory_bytes_s) == (60, 1.98e9, 4.9e12)
-
-
-@pytest.mark.parametrize(("name", "tflops"), [("H200", 989), ("A100", 312), ("RTX 4090", 165), ("L40S", 362)])
-def test_peaks_of_tensor_cores_are_those_of_the_data_sheets(name: str, tflops: float) -> None:
-    sheet = SHEETS[name]
-    flops = sheet.tensor_flops or ARCHITECTURES[sheet.capability].tensor_flops
-    assert sheet.sms * sheet.clock_hz * flops / 1e12 == pytest.approx(tflops, rel=0.02)
 
 
 def test_a_device_without_figures_of_its_own_architecture() -> None:

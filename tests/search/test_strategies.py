@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -119,12 +118,6 @@ def test_a_prior_orders_the_first_batch() -> None:
     assert asked is not None and CONFIGS[asked] == BEST
 
 
-@pytest.mark.parametrize("estimate", [float("nan"), float("inf"), 0.0, -1.0])
-def test_a_prior_that_tells_nothing_apart_stops_nothing(estimate: float) -> None:
-    asked = [what for call, what in play(made("forest", prior=dict.fromkeys(CONFIGS, estimate)), 30) if call == "ask"]
-    assert len(set(asked)) == 30
-
-
 def test_failures_and_duplicates_alone_do_not_stop_the_forest() -> None:
     strategy = made("forest")
     for n in range(40):
@@ -144,26 +137,6 @@ def test_the_forest_learns_what_fails_next_to_the_best(seed: int) -> None:
         sizes.append(size := sum(configs[index].values()))
         strategy.tell(index, None if size > 21 else 1.0 / size, "compile" if size > 21 else "")
     assert sum(size > 21 for size in sizes[40:]) <= 16 and 21 in sizes
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) -> None:
-    """Eight that are drawn blindly leave out one or two of six values, and of five, in most cases."""
-    strategy = made("forest", seed, budget=50)
-    first = [CONFIGS[index] for index in (strategy.ask() for _ in range(8)) if index is not None]
-    assert {len({config[name] for config in first}) for name in ("tile", "stages")} <= {5, 6}
-    for name, values in (("policy", 3), ("swizzle", 2)):
-        counts = Counter(config[name] for config in first)
-        assert len(counts) == values and max(counts.values()) <= 8 / values + 1.5
-
-
-@pytest.mark.parametrize("lengths", [[2] * 16, [16] * 4, [256, 256], [2, 4, 8, 16, 64]])
-def test_ten_of_65536_touch_the_values_of_each_axis_evenly(lengths: list[int]) -> None:
-    points = list(itertools.product(*map(range, lengths)))
-    ten = [points[position] for position in islice(spread_order(points, lengths, 7), 10)]
-    for axis, length in enumerate(lengths):
-        counts = Counter(digits[axis] for digits in ten)
-        assert len(counts) == min(10, length) and max(counts.values()) == -(-10 // length)
 
 
 def test_each_place_comes_once_and_constraints_leave_draws_spread() -> None:

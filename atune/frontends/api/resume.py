@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.engine.plan import check_parts, finished
+from atune.engine.start import check_parts, finished
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.blocking import run_blocking, winning
 from atune.frontends.api.options import RunOptions, named

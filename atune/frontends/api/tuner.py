@@ -22,10 +22,9 @@ import msgspec
 
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
-from atune.engine.plan import check_parts
 from atune.engine.run_state import Listener, Recorder
 from atune.engine.search.strategies import check_given
-from atune.engine.start import CacheUse, EngineSettings, Recall
+from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.options import TuneOptions, completed, named, shows_progress

@@ -11,7 +11,7 @@ from itertools import islice
 from atune.engine.start import Advise, Recall, Recalled
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
-from atune.journal.replay import replay
+from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.model.candidate import Advice, Config, config_key
 from atune.model.device import DeviceInfo

@@ -41,7 +41,7 @@ def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _results(journal: str) -> list[Result]:
     """Return the result of a journal, or those of a set's problems that have a winner."""
     from atune.frontends.cli.output import print_message
-    from atune.journal.replay import replay
+    from atune.journal.reader import replay
 
     if not os.path.isdir(journal):
         return [replay(journal)]

@@ -133,7 +133,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
     from atune.frontends.api.resume import origin_of
-    from atune.journal.replay import replay
+    from atune.journal.reader import replay
     from atune.reporting.explanation import choice_of, not_tried
 
     result = replay(path)

@@ -84,7 +84,7 @@ def _percentage(text: str) -> float:
 
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.engine.plan import check_parts, finished
+    from atune.engine.start import check_parts, finished
     from atune.frontends.api.resume import options_of, origin_of, read_state, resume
     from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive
@@ -119,7 +119,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.main import show
-    from atune.journal.replay import replay
+    from atune.journal.reader import replay
 
     if os.path.isdir(arguments.journal):
         from atune.frontends.api.tune_set import read_set
@@ -137,7 +137,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.frontends.cli.main import show
     from atune.frontends.cli.output import print_message
-    from atune.journal.replay import follow
+    from atune.journal.reader import follow
     from atune.journal.result import Result
     from atune.journal.state import State
     from atune.journal.writer import is_written

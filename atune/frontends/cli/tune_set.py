@@ -20,7 +20,7 @@ from atune.frontends.api.tune_set import SetResult, read_set, resume_set, tune_s
 from atune.frontends.cli.main import INTERRUPTED, OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out, report_error
 from atune.frontends.cli.tune import interruptible
-from atune.journal.replay import POLL_S
+from atune.journal.reader import POLL_S
 from atune.journal.set_folder import header_of_set, is_ended, is_set, is_set_written, journals_in, listed, tuned_problem
 from atune.model.candidate import printable
 from atune.reporting.set_table import row_line, set_data, set_lines

@@ -194,7 +194,7 @@ def _status(header: RunStarted, state: State, result: Result) -> Status:
     if result.best is None:
         return "no winner"
     if state.resumed is not None and result.reason == "budget":
-        from atune.engine.plan import finished
+        from atune.engine.start import finished
 
         if not finished(state, msgspec.convert(header.settings["budget"], Budget)):
             return "shortened"
