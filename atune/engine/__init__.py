@@ -1,1 +1,5 @@
-"""One run: proposals, compile and benchmark stages, scheduling and the final, over the protocols in `interfaces`."""
+"""One run: it proposes, compiles, measures and holds the final, over the protocols in `interfaces`.
+
+It imports `model`, `workload`, `journal`, and no tilelang, torch or CUDA. Processes and devices are in `workers`, which
+implements the protocols; what a kernel is made of and how it is timed is in `stages`.
+"""
