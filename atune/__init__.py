@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from atune.workers.processes.server import warm as warm
 
     # Kernels that tune themselves
-    from atune.frontends.decorator.decorator import autotune as autotune
-    from atune.frontends.decorator.decorator import tunings as tunings
+    from atune.frontends.decorator.autotuned import autotune as autotune
+    from atune.frontends.decorator.autotuned import tunings as tunings
 
     # Results
     from atune.errors import NoWinner as NoWinner
@@ -66,7 +66,7 @@ _HOME = {
     "atune.frontends.api.problems": ("Problems",),
     "atune.frontends.api.tune_set": ("run_set", "tune_set"),
     "atune.workers.processes.server": ("shutdown", "warm"),
-    "atune.frontends.decorator.decorator": ("autotune", "tunings"),
+    "atune.frontends.decorator.autotuned": ("autotune", "tunings"),
     "atune.errors": ("NoWinner",),
     "atune.journal.reader": ("replay",),
     "atune.journal.result": ("TuneResult",),

@@ -352,7 +352,7 @@ def child_retime(job: dict[str, Any]) -> None:
         )
         if arguments is None:
             roles = roles_of(function, work.out_idx, work.zero)
-            arguments = KernelArguments(work, kernel_parameters(function), roles, device, input_seed=0)
+            arguments = KernelArguments(work, kernel_parameters(function), roles, device)
             expected = expected_outputs(work, arguments) if work.reference is not None else None
         arguments.fill_outputs(POISONS[0])
         kernel(*arguments.values)

@@ -183,9 +183,6 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Make the inputs once per device and use them for every candidate. False makes them for each one.",
         measured=True,
     )] = True
-    input_seed: Annotated[int, Option(
-        "Seeds torch before inputs are made.", measured=True,
-    )] = 0
     n_final: Annotated[Natural, Option(
         "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
         page="concepts.md#final",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,12 @@ import anyio.lowlevel
 import pytest
 from processes import environment
 
-from atune.engine.run_state import AT_ONCE, Recorder
 from atune.errors import JournalError, WorkloadError
 from atune.frontends.api.tuner import tune
 from atune.journal import writer
-from atune.journal.events import Warned
 from atune.journal.reader import read
 from atune.journal.writer import Journal
 from atune.testing import FakeMachine
-from atune.workers.processes.server_main import FRAME
-from atune.workers.processes.worker import SLICE_BYTES, receive, send
-from atune.workers.system.locks import Deadline
 from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
@@ -51,23 +44,6 @@ class LoopGoesOn:
         while not self.begun.is_set():
             await anyio.sleep(0.001)
         self.seen.set()
-
-
-async def turns_during(work: Callable[[], Any]) -> int:
-    """Return how often another task had its turn while `work` was awaited."""
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await anyio.lowlevel.checkpoint()
-            turns += 1
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(others)
-        await work()
-        tasks.cancel_scope.cancel()
-    return turns
 
 
 async def test_a_workload_is_pickled_beside_the_loop() -> None:
@@ -135,29 +111,3 @@ async def test_a_run_that_is_cancelled_while_its_journal_is_opened_leaves_no_loc
                 break
     journal.close()
     assert not (tmp_path / "j").exists()
-
-
-async def test_a_long_past_is_folded_in_slices() -> None:
-    past = [Warned(seq=i, time=0.0, mono=0.0, message="") for i in range(10 * AT_ONCE)]
-    recorder = Recorder()
-    assert await turns_during(lambda: recorder.go_on(past)) >= 5
-    assert recorder.state.last_seq == len(past) - 1
-
-
-async def test_a_large_message_is_moved_in_slices() -> None:
-    """Also where the socket never has to be waited for."""
-
-    class Ready(socket.socket):
-        def send(self, data: Any, *_: Any) -> int:
-            return min(len(data), SLICE_BYTES // 4)
-
-        def recv_into(self, buffer: Any, *_: Any) -> int:
-            size = min(len(buffer), SLICE_BYTES // 4)
-            buffer[:size] = (header + bytes(size))[:size] if len(buffer) == len(header) else bytes(size)
-            return size
-
-    header = FRAME.pack(1, 0, 0, 10 * SLICE_BYTES)
-    with Ready() as ready:
-        data = bytes(10 * SLICE_BYTES)
-        assert await turns_during(lambda: send(ready, Deadline(None), 1, b"", b"", data)) >= 5
-        assert await turns_during(lambda: receive(ready, Deadline(None), 1)) >= 5

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
 import pydoc
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
 
 import atune
@@ -133,13 +130,6 @@ def test_help_of_a_function_shows_its_options() -> None:
 def test_an_editor_completes_the_strategies_that_there_are() -> None:
     assert get_args(StrategyName) == SHOWN
     assert [parse_target(name) is None for name in get_args(TargetName)] == [True, False, False]
-
-
-def test_settings_are_copied_and_decoded_as_any_struct() -> None:
-    settings = atune.CompileSettings(workers=2, flags=("-O1",))
-    assert copy.copy(settings) == pickle.loads(pickle.dumps(settings)) == settings
-    assert msgspec.convert(msgspec.to_builtins(settings), atune.CompileSettings) == settings
-    assert msgspec.json.decode(msgspec.json.encode(settings), type=atune.CompileSettings) == settings
 
 
 @pytest.mark.anyio

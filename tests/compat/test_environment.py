@@ -105,14 +105,6 @@ def test_the_fork_server_gets_a_cache_folder_where_the_home_cannot_be_written(
     assert "TILELANG_CACHE_DIR" not in server_env()
 
 
-def test_the_fork_server_uses_tilelangs_own_folder_in_a_home_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
-    assert "TILELANG_CACHE_DIR" not in server_env() and not list(tmp_path.iterdir())
-
-
 PROGRAM = """
 import atune.compat.tilelang
 atune.compat.tilelang.install()
@@ -138,12 +130,6 @@ def test_a_program_tunes_where_the_home_cannot_be_written(tmp_path: Path) -> Non
 
 
 # ---- backends and host targets
-
-
-@pytest.mark.parametrize(("target", "name"), [("sm_90a", "auto"), ("sm_90a", "tvm_ffi"), ("c", "cython")])
-def test_the_usual_backends_warn_of_nothing(target: str, name: str, recwarn: pytest.WarningsRecorder) -> None:
-    plan(CompileArgs(target=target, execution_backend=name), ProfileArgs(), {})
-    assert not [warning for warning in recwarn if issubclass(warning.category, CompatWarning)]
 
 
 @pytest.mark.parametrize("host", ["c", {"kind": "c"}, tilelang.tvm.target.Target("c")], ids=["text", "dict", "target"])

@@ -320,18 +320,6 @@ def test_a_half_written_folder_is_left_out_with_a_warning(tmp_path: Path) -> Non
     assert AutotuneResult.load_from_disk(folder, args) is not None
 
 
-def test_configurations_may_be_generated() -> None:
-    def generated(n: int) -> Any:
-        for block in (8, 16, 32):
-            if n % block == 0:
-                yield {"block": block}
-
-    for configs in (generated(48), [{"block": 8}, {"block": 16}, {"block": 8}], lambda: generated(48)):
-        made = tuner(picky, configs, ref_prog=doubled)
-        for _ in range(2):  # a generator object, too, is good for a second run
-            assert made.run().tuning.total == 2
-
-
 def test_no_file_appears_in_the_working_folder_and_errors_reach_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,25 +119,6 @@ def test_where_nothing_is_tuned_the_kernel_has_the_values_that_it_was_made_with(
     assert kernel(64, 3.0, 16).config == {"factor": 3.0, "block": 16} and found.config["block"] == 8
 
 
-@autotune(configs=BLOCKS, warmup=1, rep=5, do_not_specialize=["block"])
-@tilelang.jit(target="c")
-def eager(A, factor: float = 2.0, block: int = 16):
-    n = T.const("n")
-    A: T.Tensor[[n], T.float32]
-    B = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] * factor
-    return B
-
-
-def test_an_eager_kernel_runs_with_what_was_tuned() -> None:
-    A = torch.randn(64)
-    assert torch.equal(eager(A, block=8), A * 2) and torch.equal(eager(A, 3.0, 4), A * 3)
-    kernel = eager.compile(A, block=8)
-    assert kernel.config in BLOCKS and kernel is eager(A, 2.0, 4, __return_kernel=True)
-
-
 def test_configurations_are_asked_for_with_what_tilelang_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, with the kernel's defaults, and without what does not specialize."""
     monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import tilelang
 import tilelang.language as T
@@ -230,17 +229,6 @@ def test_threads_that_call_at_once(tuned: Any) -> None:
         thread.join()
     assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
     assert len(kernel.known()) == 1 and len(kernel._kernels) == 1
-
-
-def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
-    """As in a notebook."""
-    kernel = tuned(shift, {"block": [16]}, reference=plus_one)
-
-    async def main() -> None:
-        A = torch.randn(64)
-        assert torch.equal(kernel(A), A + 1)
-
-    anyio.run(main)
 
 
 # On a GPU

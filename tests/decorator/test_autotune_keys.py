@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from stand_in_engine import Engine
 
 import atune
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
-from atune.frontends.decorator import decorator
+from atune.frontends.decorator import autotuned
 from atune.frontends.decorator.call import raw_key
 from atune.frontends.decorator.options import PRESETS, tuning_options
 from atune.journal.result import Result
@@ -127,7 +126,7 @@ def test_a_kernel_that_may_tune_starts_the_processes(
     tuned: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(decorator, "warm_early", lambda: asked.append(True))
+    monkeypatch.setattr(autotuned, "warm_early", lambda: asked.append(True))
 
     def starts(**options: Any) -> bool:
         asked.clear()
@@ -220,8 +219,8 @@ def test_presets_and_options() -> None:
     assert tuning_options(None)["benchmark"] == atune.BenchmarkSettings()
     quick = tuning_options("quick")["benchmark"]
     assert quick.n_repeat == PRESETS["quick"]["n_repeat"]
-    found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4, "input_seed": 3})
-    assert (found["benchmark"].n_repeat, found["benchmark"].input_seed, found["compile"].workers) == (9, 3, 1)
+    found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4})
+    assert (found["benchmark"].n_repeat, found["compile"].workers) == (9, 1)
     assert found["budget"] == Budget(candidates=4)
     assert found["benchmark"].n_warmup == quick.n_warmup
     for name in PRESETS:
@@ -287,45 +286,6 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
         shipped().best_config(64)
 
 
-EDITED = """\
-import tilelang.language as T
-
-
-def scale(n, block=16):
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * 2
-
-    return main
-"""
-
-
-def edited(folder: Path, text: str) -> Any:
-    """Return the kernel of a module with this text: each time another file, as an edited one is to a new program."""
-    path = folder / f"scale_{len(list(folder.glob('scale_*.py')))}.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("scale_module", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.scale
-
-
-def test_a_comment_leaves_known_and_shipped_results_where_they_are(tuned: Any, engine: Engine, tmp_path: Path) -> None:
-    kernel = tuned(edited(tmp_path, EDITED), target="c")
-    assert not kernel.tune(64).cache_hit
-    file = tmp_path / "shipped.json"
-    file.write_bytes(kernel.options.cache.export())
-    commented = EDITED.replace("    @T.prim", '    """Doubles."""\n\n    # one block each\n    @T.prim')
-    again = tuned(edited(tmp_path, commented), target="c")
-    assert again.tune(64).cache_hit
-    shipped = tuned(edited(tmp_path, commented), target="c", cache=False, shipped=file, on_miss="default")
-    assert shipped.best_config(64) == {"block": 64}
-    assert len(engine.runs) == 1
-
-
 def test_clear_cache(tuned: Any, engine: Engine) -> None:
     kernel, other = tuned(), tuned(shift)
     kernel.tune(64), kernel.tune(128), other.tune(torch.zeros(64))
@@ -359,21 +319,6 @@ def test_tunings_are_a_table_of_what_kernels_use(tuned: Any, engine: Engine) -> 
 
 
 # Who tunes
-
-
-def test_one_thread_tunes_and_the_others_wait(tuned: Any, engine: Engine) -> None:
-    engine.seconds = 0.3
-    kernel = tuned()
-    results: list[Result] = []
-    threads = [threading.Thread(target=lambda: results.append(kernel.tune(64))) for _ in range(6)]
-    threads += [threading.Thread(target=lambda: kernel.best_config(64)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(engine.runs) == 1
-    assert sorted(result.cache_hit for result in results) in ([False] + [True] * 5, [True] * 6)
-    assert {result.best_index for result in results} == {1}
 
 
 def test_one_task_tunes_and_the_others_await_it(tuned: Any, engine: Engine, anyio_backend: str) -> None:

@@ -17,7 +17,7 @@ import atune
 from atune.engine.search import forest
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.cli.main import main
-from atune.frontends.decorator.decorator import decorators_of
+from atune.frontends.decorator.autotuned import decorators_of
 
 
 def without_addresses(value: object) -> str:
@@ -107,12 +107,6 @@ def test_autotune_above_jit_and_alone_are_what_they_should_be() -> None:
 
     assert alone.__name__ == "alone" and above.__name__ == "above"
     assert decorators_of(above.__wrapped__) == ["autotune", "jit"]
-
-
-def test_a_function_without_source_has_no_decorators() -> None:
-    space: dict[str, Any] = {}
-    exec("def made(N, block=16): ...", space)
-    assert decorators_of(space["made"]) == decorators_of(len) == []
 
 
 def test_a_workload_of_a_decorated_kernel_is_refused() -> None:

@@ -12,11 +12,13 @@ from atune.workers.processes.server import warm_early
 
 warm_early()  # it imports tilelang while the program does
 
-from atune.compat.tilelang.arguments import ArgumentError, CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, autotune
 from atune.compat.tilelang.environment import (
+    ArgumentError,
     CompatWarning,
+    CompileArgs,
     ConfigError,
+    ProfileArgs,
     TuningFailed,
     install,
     uninstall,

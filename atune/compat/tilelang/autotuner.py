@@ -17,20 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang import environment
-from atune.compat.tilelang.arguments import (
+from atune.compat.tilelang.environment import (
     PROFILE,
     ArgumentError,
+    CompatWarning,
     CompileArgs,
+    ConfigError,
     Function,
     ProfileArgs,
-    checked,
-)
-from atune.compat.tilelang.environment import (
-    CompatWarning,
-    ConfigError,
     ScalarMissing,
     TuningFailed,
     backend_of,
+    checked,
     original,
     plan,
     resolved_target,

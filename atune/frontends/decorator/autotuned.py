@@ -1,13 +1,16 @@
-"""The self-tuning kernel that `@atune.autotune` returns, and what a call of one form does once its kernel is known."""
+"""The decorator `autotune`, the self-tuning kernel that it returns, and `tunings`, what such kernels use."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import re
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Unpack, overload
 
 import anyio.to_thread
 import msgspec
@@ -16,14 +19,16 @@ from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import with_library
 from atune.frontends.api.options import ListenOptions
-from atune.frontends.decorator.call import Call, Entry, TunableKernel, direct, giver, launcher, raw_key, text_of
-from atune.frontends.decorator.options import ON_MISS, OnMiss, Options
+from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key, text_of
+from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
-from atune.model.candidate import PASS_CONFIGS, Config, config_key
-from atune.model.options import converted
-from atune.workers.storage.result_key import CacheEntry, same_problem
+from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable
+from atune.model.options import converted, documents, refuse_unknown
+from atune.reporting.export import aligned
+from atune.workers.processes.server import warm_early
+from atune.workers.storage.result_key import CacheEntry, open_sizes, same_problem
 from atune.workload.fingerprint import function_of, kernel_fingerprint
 from atune.workload.workload import Workload, outputs_named
 
@@ -181,7 +186,9 @@ class TunedKernel(TunableKernel):
 
     def launched(self, call: Call, kernel: Any) -> Entry:
         """Return what calls of the form of `call` do with its `kernel`."""
-        return launcher(kernel, call.names, self.signature, call.given.args) if call.eager else giver(kernel)
+        if call.eager:
+            return launcher(kernel, call.names, self.signature, call.given.args)
+        return lambda args, kwargs: kernel  # a lazy kernel gives it
 
     # Kernels
 
@@ -297,7 +304,7 @@ class Autotuned(TunedKernel):
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         result = await self.winners.tuned(tuning, refresh)
         if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
-            with suppress(AtuneError):  # the call will report it
+            with suppress(Exception):  # the call will report it
                 await anyio.to_thread.run_sync(self.kernel_of, call, winner, abandon_on_cancel=True)
         return result
 
@@ -347,5 +354,117 @@ class Autotuned(TunedKernel):
 
     def entry_of(self, call: Call) -> Entry:
         if call.explicit:
-            return direct(self.kernel)
+            return lambda args, kwargs: self.kernel(*args, **kwargs)
         return self.launched(call, self.chosen(call)[1])
+
+
+_all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
+"""The decorated kernels of this program."""
+_ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
+"""How to write options that belong in `tuning`, by name."""
+
+
+@overload
+def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callable[[Callable[..., Any]], Autotuned]: ...
+
+
+@overload
+def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
+
+
+@documents(AutotuneOptions)
+def autotune(kernel: Any = None, **options: Any) -> Any:
+    """Tune a kernel when it is called. Put this above `@tilelang.jit`.
+
+    The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
+    a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
+
+    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
+
+    Parameters
+    ----------
+    kernel
+        The kernel, or None for a decorator. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be
+        repeated.
+    {options}
+    """
+    refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
+    known = checked_options(options)
+
+    def decorate(kernel: Any) -> Autotuned:
+        if not callable(kernel) or isinstance(kernel, Autotuned):
+            raise UsageError(
+                f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
+            )
+        _refuse_jit_above(kernel)
+        autotuned = Autotuned(kernel, known)
+        autotuned.check_names(known.names)
+        _all.add(autotuned)
+        if known.on_miss == "tune" and not autotuned.has_result():
+            warm_early()
+        return autotuned
+
+    return decorate if kernel is None else decorate(kernel)
+
+
+class Tuned(Winner, frozen=True, kw_only=True):
+    """A winner that a decorated kernel uses in this program.
+
+    `kernel`: its name. `key`: what the tuning is remembered under, arguments by name. `source`: ``tuned`` here, or from
+    the result ``cache`` or a ``shipped`` file. `result`: the whole tuning, where it is known.
+    """
+
+    kernel: str
+    key: Any
+
+
+class TunedTable(tuple[Tuned, ...]):
+    """Winners, by kernel and key. Printed, they are a table."""
+
+    def __repr__(self) -> str:
+        rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
+        for one in self:
+            times = ("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
+            key = describe_config(one.key) if isinstance(one.key, dict) else printable(repr(one.key))
+            if tuned := open_sizes(one.key, one.tuned_for):
+                key += f" (tuned for {describe_config(tuned)})"
+            rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
+        return aligned(rows)
+
+
+def tunings() -> TunedTable:
+    """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
+    found = [
+        Tuned(
+            kernel=kernel.options.workload.get("name") or kernel.__name__,
+            key=msgspec.json.decode(key),
+            **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
+        )
+        for kernel in list(_all)
+        for (key, _), winner in kernel.known().items()
+    ]
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, text_of(one.key))))
+
+
+def _refuse_jit_above(function: Any) -> None:
+    """Raise `UsageError` where the source of `function` has `@tilelang.jit` above `@atune.autotune`.
+
+    tilelang would answer with an error about source files.
+    """
+    names = decorators_of(function)
+    ours = names.index("autotune") if "autotune" in names else 0
+    if above := [name for name in names[:ours] if name in ("jit", "lazy_jit")]:
+        raise UsageError(
+            f"autotune: @tilelang.{above[0]} stands above @atune.autotune of {function.__name__!r}: swap the two, "
+            "since autotune tunes what jit makes"
+        )
+
+
+def decorators_of(function: Any) -> list[str]:
+    """Return the names of a function's decorators, from above, without their modules; none where it has no source."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return []
+    above = re.split(r"^\s*def ", source, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^\s*@(?:\w+\.)*(\w+)", above, re.MULTILINE)

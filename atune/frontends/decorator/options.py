@@ -10,7 +10,6 @@ import msgspec
 
 from atune.engine.search.strategies import check_known
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.frontends.api.cached_tune import Concurrent
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
@@ -84,10 +83,6 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     cache: Annotated[bool | PathLike, Option(
         "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
     )]
-    concurrent: Annotated[Concurrent, Option(
-        "While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.",
-        default="wait", must="must be 'wait' or 'tune'",
-    )]
     on_miss: Annotated[OnMiss, Option(
         "If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).",
         default="tune", must=ON_MISS,
@@ -126,7 +121,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None
     devices: tuple[str, ...]
     cache: ResultCache | None
-    concurrent: Concurrent = "wait"
     on_miss: OnMiss = "tune"
     shipped: tuple[str, ...] = ()
 
@@ -156,7 +150,6 @@ def checked_options(given: Mapping[str, Any]) -> Options:
         target=options["target"],
         devices=device_names(options["devices"]),
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
-        concurrent=options["concurrent"],
         on_miss=options["on_miss"],
         shipped=_paths("shipped", options["shipped"]),
     )

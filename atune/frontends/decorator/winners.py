@@ -280,7 +280,7 @@ class Winners:
             if cache is None:
                 result = await tune_apart(work.workload, **work.options)
             else:
-                result = await tune_work(work, cache, concurrent=call.options.concurrent, refresh=refresh)
+                result = await tune_work(work, cache, refresh=refresh)
         finally:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()

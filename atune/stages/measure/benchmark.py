@@ -156,7 +156,7 @@ def final(payload: bytes) -> bytes:
 def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
     _device.arguments = _device.expected = None  # their memory is free before new ones are made
-    arguments = KernelArguments(workload(), params, roles, device, session().benchmark.input_seed)
+    arguments = KernelArguments(workload(), params, roles, device)
     _device.arguments = arguments
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), arguments)

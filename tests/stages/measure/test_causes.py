@@ -22,7 +22,7 @@ def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelPara
     """Return what is wrong with `kernel`, called as a candidate is, with the likely causes."""
     work = Workload(lambda x: None, [{"x": 1}], reference=reference, **options)
     outputs = (len(params) - 1,) if work.out_idx is None else work.out_idx
-    arguments = KernelArguments(work, params, Roles(outputs, work.zero), "cpu", 0)
+    arguments = KernelArguments(work, params, Roles(outputs, work.zero), "cpu")
     expected = expected_outputs(work, arguments)
     arguments.fill_outputs(POISONS[0])
     kernel(*arguments.values)
@@ -119,7 +119,7 @@ def test_without_memory_to_look_for_a_cause_the_mismatch_stays(monkeypatch: pyte
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     work = Workload(lambda x: None, [{"x": 1}], reference=lambda x: x * 2)
-    arguments = KernelArguments(work, (X, X), Roles((1,)), "cpu", 0)
+    arguments = KernelArguments(work, (X, X), Roles((1,)), "cpu")
     monkeypatch.setattr(benchmark, "workload", lambda: work)
     monkeypatch.setattr(benchmark, "with_cause", raises)
     monkeypatch.setattr(benchmark._device, "arguments", arguments)

@@ -30,7 +30,7 @@ def workload(**options: Any) -> Workload:
 
 def arguments(work: Workload, *params: KernelParam, writes: tuple[int, ...] = ()) -> KernelArguments:
     outputs = (len(params) - 1,) if work.out_idx is None else work.out_idx
-    return KernelArguments(work, params, Roles(outputs, work.zero, writes), "cpu", 0)
+    return KernelArguments(work, params, Roles(outputs, work.zero, writes), "cpu")
 
 
 def judge(

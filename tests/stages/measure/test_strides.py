@@ -27,7 +27,7 @@ OUTPUT = Roles((1,))
 def arguments(given: torch.Tensor | None, *params: KernelParam, **options: Any) -> KernelArguments:
     inputs = None if given is None else [given]
     work = Workload(lambda x: None, [{"x": 1}], inputs=inputs, **options)
-    return KernelArguments(load(ship(work)), params, OUTPUT, "cpu", 0)
+    return KernelArguments(load(ship(work)), params, OUTPUT, "cpu")
 
 
 def rows(stride: int) -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_generated_inputs_and_outputs_have_the_declared_strides() -> None:
     with pytest.raises(WorkloadError, match="dimension 'row' is symbolic, and nothing says its size: give tensors"):
         arguments(None, ROWS, OUT)
     from_arguments = Workload(lambda x, row: None, [{"x": 1}], arguments={"row": 9})
-    assert KernelArguments(from_arguments, (ROWS, OUT), OUTPUT, "cpu", 0).values[0].stride() == (9, 1)
+    assert KernelArguments(from_arguments, (ROWS, OUT), OUTPUT, "cpu").values[0].stride() == (9, 1)
 
 
 def test_a_parameter_without_strides_gets_a_contiguous_copy() -> None:
@@ -80,7 +80,7 @@ def test_strides_that_the_kernel_does_not_take_are_named() -> None:
     both = (ROWS, KernelParam("float32", (4, 8), ("row", 1)), OUT)
     work = Workload(lambda x: None, [{"x": 1}], inputs=[rows(11), rows(9)])
     with pytest.raises(WorkloadError, match=r"input 1 has the strides \[9, 1\]; row is 11 elsewhere"):
-        KernelArguments(work, both, Roles((2,)), "cpu", 0)
+        KernelArguments(work, both, Roles((2,)), "cpu")
     assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
 
 
