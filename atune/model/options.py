@@ -138,8 +138,8 @@ def wanted(wrong: msgspec.ValidationError) -> str:
 
 
 def path(name: str, value: Any) -> Any:
-    """Return `value`. Raises `UsageError` unless `value` is a path as a text or a `Path`, or None."""
-    if value is not None and not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
+    """Return `value`. Raises `UsageError` unless `value` is a path as a text or a `Path`."""
+    if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
         raise UsageError(f"{name} must be a path, got {value!r}")
     return value
 

@@ -94,7 +94,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("autotune", "cache", 3, "cache must be a path, got 3"),
     ("autotune", "cache", None, "cache must be True for the user's, False for none, or a folder, got None"),
     ("autotune", "shipped", 3, "shipped must be a path, got 3"),
-    ("autotune", "shipped", [None], "shipped must be a path, or a list of paths, got None"),
+    ("autotune", "shipped", [None], "shipped must be a path, got None"),
     ("autotune", "progress", "yes", "progress must be True or False, got 'yes'"),
     ("autotune", "on_event", 3, "on_event must be a function of an event, got 3"),
     ("autotune", "on_miss", "guess", "on_miss must be 'tune', 'default' or 'error', got 'guess'"),

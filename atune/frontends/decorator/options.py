@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Required, cast
+from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
@@ -228,15 +228,10 @@ def names_in(option: str, value: Any) -> tuple[str, ...]:
     return names
 
 
-def _paths(name: str, given: object) -> tuple[str, ...]:
+def _paths(name: str, given: Any) -> tuple[str, ...]:
     """Return one path, or several, as texts. Raises `UsageError`, naming the option, for anything else."""
     one = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
-    several: list[Any] = [given] if one else list(cast(Iterable[Any], given))
-    for each in several:
-        if each is None:
-            raise UsageError(f"{name} must be a path, or a list of paths, got None")
-        path(name, each)
-    return tuple(os.fspath(each) for each in several)
+    return tuple(os.fspath(path(name, each)) for each in ((given,) if one else given))
 
 
 PRESETS: dict[str, dict[str, Any]] = {
