@@ -435,7 +435,7 @@ def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
     benchmark = kernel.call_of((64,), {}).options.run["benchmark"]
     assert (benchmark.n_repeat, benchmark.early_stop_factor) == (7, 3.0)
     kernel.rep = 0
-    with pytest.raises(ArgumentError, match=r"^rep must be a whole number above zero, got 0"):
+    with pytest.raises(ArgumentError, match=r"^rep must be a whole number >= 1, got 0"):
         kernel(64)
 
 

@@ -112,7 +112,9 @@ class TunedKernel(TunableKernel):
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Entry] = {}
         self._kernels: dict[str, Any] = {}
-        self.winners = Winners(self.__name__, self._entries.clear)  # they may not be the best any more
+        self._uses_default = False
+        """Whether calls use the default configuration until a tuning finishes."""
+        self.winners = Winners(self.__name__, self._tuned_again)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
@@ -238,6 +240,12 @@ class TunedKernel(TunableKernel):
             use = functools.partial(made, call, winner)
             return self._keep(name, with_library(workload, call.target, call.compile, use))
 
+    def _tuned_again(self, refresh: bool) -> None:
+        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
+        if refresh or self._uses_default:
+            self._entries.clear()
+            self._uses_default = False
+
     def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:
             return self._kernels.setdefault(name, kernel)
@@ -355,7 +363,9 @@ class Autotuned(TunedKernel):
     def entry_of(self, call: Call) -> Entry:
         if call.explicit:
             return lambda args, kwargs: self.kernel(*args, **kwargs)
-        return self.launched(call, self.chosen(call)[1])
+        winner, kernel = self.chosen(call)
+        self._uses_default |= winner.source == "default"
+        return self.launched(call, kernel)
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()

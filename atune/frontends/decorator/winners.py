@@ -103,8 +103,8 @@ class Winners:
     A winner that the space refuses for a call's sizes, or that cannot be used, is passed over for the next best.
     """
 
-    def __init__(self, name: str, tuned: Callable[[], None]) -> None:
-        """`name`: the kernel's. `tuned` is called after each tuning."""
+    def __init__(self, name: str, tuned: Callable[[bool], None]) -> None:
+        """`name`: the kernel's. `tuned` is called after each tuning, with whether it was asked for again."""
         self._name, self._tuned = name, tuned
         self.known: dict[str, dict[str, Winner]] = {}
         """The winners in memory, by key and then by the problem that they were found for, as texts."""
@@ -284,7 +284,7 @@ class Winners:
         finally:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
-        self._tuned()
+        self._tuned(refresh)
         return winner_of(result)
 
 
