@@ -508,16 +508,6 @@ def test_a_process_that_dies_while_it_tunes_loses_its_turn_and_nothing_measured(
     assert list(cache.journals.iterdir()) == [journal] and result.journal == str(journal)
 
 
-def test_going_on_while_another_tunes(cache: ResultCache) -> None:
-    work = CachedWork(workload(), target="c", benchmark=QUICK)
-    begun = cache.begin(work.header)
-    assert begun is not None and begun[0] is not None and cache.begin(work.header) is None
-    with begun[0]:
-        result = run_here(cache, concurrent="tune")
-    assert not result.cache_hit and result.journal != begun[0].path
-    assert run_here(cache).cache_hit
-
-
 def test_the_journal_of_other_sizes_with_the_same_key_is_not_taken_up(cache: ResultCache) -> None:
     first, other = (workload(n=n) for n in (256, 320))
     for one in (first, other):

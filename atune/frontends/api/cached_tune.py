@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -26,8 +26,6 @@ from atune.workers.storage.result_cache import Begun, Known, ResultCache
 from atune.workers.storage.result_key import ResultKey, result_key
 from atune.workload.workload import Workload, WorkloadSpec, describe
 
-Concurrent = Literal["wait", "tune"]
-"""What to do while another process tunes the same work: wait for its result, or tune at the same time."""
 POLL_S = 0.1
 """Seconds between two checks whether the other process has finished."""
 
@@ -95,15 +93,13 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
     return events
 
 
-async def tune_work(
-    work: CachedWork, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
-) -> TuneResult:
+async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
     """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and keep the journal there.
 
     Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
     earlier run may have had another space. After an interrupted tuning, the next call resumes it.
 
-    `concurrent`: what to do while another process tunes the same work. `refresh`: tune even if the result is known.
+    `refresh`: tune even if the result is known.
 
     Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
     """
@@ -113,7 +109,7 @@ async def tune_work(
         return None if run is None else cache.result(run, work.header)
 
     def begin() -> Begun | None:
-        return cache.begin(work.header, again=refresh, wait=concurrent == "wait")
+        return cache.begin(work.header, again=refresh)
 
     begun = None
     while begun is None:

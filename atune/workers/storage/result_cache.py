@@ -230,11 +230,11 @@ class ResultCache:
         row = IndexedRun(path=os.path.abspath(path), time=time.time())
         self._use(lambda db: _write(db, row, "IGNORE"), None)
 
-    def begin(self, header: RunStarted, *, again: bool = False, wait: bool = True) -> Begun | None:
+    def begin(self, header: RunStarted, *, again: bool = False) -> Begun | None:
         """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
         or new. None where another process writes one. The journal is None where the folder cannot be written.
 
-        `again`: begin a new one though there is an interrupted one. `wait`: False begins a new one beside others.
+        `again`: begin a new one though there is an interrupted one.
         """
         key = result_key(header)
         assert key is not None, "this atune records all of a key's parts"
@@ -252,9 +252,8 @@ class ResultCache:
                     journal, past = Journal.reopen(run.path)
                 except JournalError as error:
                     if isinstance(error.__cause__, BlockingIOError):
-                        if wait:
-                            return None
-                    elif os.path.getsize(run.path):  # else it was killed before its first event
+                        return None
+                    if os.path.getsize(run.path):  # else it was killed before its first event
                         self._drop(db, run, str(error))
                     continue
                 if not again and _continues(past, header):
