@@ -77,7 +77,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("autotune", "space", [32, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [32, 64]"),
     ("autotune", "space", [{"block": 16}, {"blok": 64}], "kernel takes no argument 'blok'"),
     ("autotune", "space", {"blok": [16]}, "kernel takes no argument 'blok'; it takes M, block (did you mean 'block'?)"),
-    ("autotune", "space", {"occupancy": [1, 2]}, "that takes it annotates its launch bounds: T.annotate_min_blocks"),
     ("autotune", "where", 3, "where: a constraint must be callable, got 3"),
     ("autotune", "where", [None], "where: a constraint must be callable, got None"),
     ("autotune", "key", 3, "key: give names of arguments, such as ['M', 'N'], got 3"),

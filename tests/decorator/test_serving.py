@@ -251,6 +251,11 @@ def a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield
 
 
+def keep_winner(tuned: Any, compiler: Compiler, space: Any) -> None:
+    tuned(space=space).tune(96)
+    compiler.tried.clear()
+
+
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_a_kept_winner_that_cannot_be_used_is_said_once_and_the_next_best_used(
@@ -271,7 +276,7 @@ def test_a_kept_winner_that_cannot_be_used_is_said_once_and_the_next_best_used(
 def test_where_no_kept_one_can_be_used_on_miss_decides_and_nothing_is_tuned_for_ever(
     tuned: Any, engine: Engine, compiler: Compiler, on_miss: Any, failure: Any
 ) -> None:
-    tuned(space=AXES).tune(96)
+    keep_winner(tuned, compiler, AXES)
     kernel = tuned(space=AXES, on_miss=on_miss, default={"block": 8})
     compiler.bad, compiler.error = set(BLOCKS), failure
     raised = CacheMiss if on_miss == "error" else type(failure({"block": 32}))
@@ -296,7 +301,7 @@ def test_where_no_kept_one_can_be_used_on_miss_decides_and_nothing_is_tuned_for_
 def test_a_tuning_that_fails_where_the_winner_cannot_be_used_is_not_repeated(
     tuned: Any, engine: Engine, compiler: Compiler
 ) -> None:
-    tuned(space=AXES).tune(96)
+    keep_winner(tuned, compiler, AXES)
     compiler.bad, compiler.error = set(BLOCKS), refused
     kernel = tuned(space=AXES)
     engine.error = NoWinner("none worked", Result.from_events([]))
@@ -311,7 +316,7 @@ def test_a_tuning_that_fails_where_the_winner_cannot_be_used_is_not_repeated(
 def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, compiler: Compiler) -> None:
     """More fail than are tried. Another program then finds the winner of the new tuning."""
     many = {"block": [*range(1, 7)]}
-    tuned(space=many).tune(96)
+    keep_winner(tuned, compiler, many)
     compiler.bad, compiler.error = {3, 4, 5, 6}, refused
     engine.refuses = compiler.bad
     kernel = tuned(space=many)

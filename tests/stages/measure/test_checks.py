@@ -292,7 +292,7 @@ def test_an_infinite_tolerance_is_refused() -> None:
     """Whether it is given, or comes of what is given and the reference's values."""
     for name in ("rtol", "atol"):
         for value in (math.inf, math.nan, 10**400):
-            with pytest.raises(WorkloadError, match=f"{name} must be a number, zero or more, got (inf|nan|1000)"):
+            with pytest.raises(WorkloadError, match=f"{name} must be .*, got (inf|nan|1000)"):
                 workload(**{name: value})
     for options in ({"rtol": 1e300}, {"rtol": 1e300, "atol": 0.0}):
         wrong = compared(made("float64", 1e9), made("float64", 1e9), **options)
