@@ -18,6 +18,7 @@ from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
 from atune.workers.local.workers import process_folders
 from atune.workers.processes.server import server_env
+from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system import inherited_state
 
 pytestmark = pytest.mark.timeout(170)
@@ -56,7 +57,7 @@ def test_tilelangs_cache_folder_moves_results_and_libraries(tmp_path: Path, monk
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(own))
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(theirs))
     first = tuned(192)
-    assert len(codes(theirs / "atune")) == 2 and (theirs / "atune" / "results.sqlite3").exists()
+    assert len(codes(theirs / "atune")) == 2 and len(ResultCache(theirs / "atune").entries()) == 1
     assert not own.exists()
     assert Path(first.tuning.artifact.path).is_relative_to(theirs)
     again = tuned(192)
@@ -69,18 +70,18 @@ def test_libraries_in_tilelangs_cache_folder_are_used_again(tmp_path: Path, monk
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TILELANG_AUTO_TUNING_DISABLE_CACHE", "1")
     tuned(224)
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "atune" / "artifacts" / "codes").iterdir()}
+    before = {file: file.stat().st_ino for file in (tmp_path / "atune" / "artifacts" / "codes").iterdir()}
     tuned(224)
-    assert before == {file: file.stat().st_mtime_ns for file in before}, "nothing was compiled and kept again"
+    assert before == {file: file.stat().st_ino for file in before}, "nothing was compiled and kept again"
     assert len(before) == 2
-    assert not (tmp_path / "atune" / "results.sqlite3").exists()
+    assert ResultCache(tmp_path / "atune").entries() == []
 
 
 def test_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "atune"))
     monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     found = tuned(160)
-    assert codes(tmp_path / "atune") == set() and not (tmp_path / "atune" / "results.sqlite3").exists()
+    assert codes(tmp_path / "atune") == set() and ResultCache(tmp_path / "atune").entries() == []
     A = torch.randn(160)
     assert torch.equal(found.kernel(A), A * 2)
 
