@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -12,11 +12,8 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from atune.engine.run_state import background
-from atune.model.device import DeviceInfo
-from atune.model.jobs import Job, Started
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.messages import Library, NodeFound, Opening, Reply
-from atune.workers.cluster.nodes import NodeLost
+from atune.workers.cluster.nodes import NodeLost, Opening, Reply
 
 
 class LoopbackAgent:
@@ -31,10 +28,11 @@ class LoopbackAgent:
         self._died = anyio.Event()
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
-    async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
-        self.asked.append(job.name)
-        self.on_ask(self, job.name)
-        asked = pickle.loads(pickle.dumps((job, worker, libraries)))
+    async def ask(self, what: str, *given: Any) -> Reply:
+        name = given[0].name if what == "run" else what
+        self.asked.append(name)
+        self.on_ask(self, name)
+        asked = pickle.loads(pickle.dumps((what, *given)))
         answers, done, scope, ended = list[Reply](), anyio.Event(), anyio.CancelScope(), anyio.Event()
 
         async def call() -> None:
@@ -77,35 +75,11 @@ class LoopbackAgent:
             self._end()
 
 
-class Posing(NodeAgent):
-    """An agent that says of its CPU that it is of another `model`."""
-
-    def __init__(self, opening: Opening, model: str) -> None:
-        super().__init__(opening)
-        self._model = model
-
-    async def run(self, job: Job[Any], worker: int | str) -> Any:
-        answer = await super().run(job, worker)
-        if isinstance(answer, NodeFound):
-            devices = tuple(map(self._posed, answer.discovery.devices))
-            return NodeFound(msgspec.structs.replace(answer.discovery, devices=devices), answer.compilers)
-        if isinstance(answer, Started):
-            return msgspec.structs.replace(answer, device=self._posed(answer.device))
-        return answer
-
-    def _posed(self, info: DeviceInfo) -> DeviceInfo:
-        return msgspec.structs.replace(info, name=self._model or info.name)
-
-
 class Loopback:
-    """What `ClusterMachine` takes: `count` nodes in this process. `agents`: those of the last run.
+    """What `ClusterMachine` takes: `count` nodes in this process. `agents`: those of the last run."""
 
-    `models`: of the nodes' devices, in place of their own.
-    """
-
-    def __init__(self, count: int = 1, left_out: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> None:
+    def __init__(self, count: int = 1, left_out: tuple[str, ...] = ()) -> None:
         self.count, self.left_out = count, left_out
-        self.models = models or ("",) * count
         self.agents: list[LoopbackAgent] = []
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
@@ -123,7 +97,7 @@ class Loopback:
     async def _node(self, name: str, opening: Opening, *, task_status: Any) -> None:
         with anyio.CancelScope() as scope, suppress(BaseExceptionGroup):
             own = msgspec.structs.replace(opening, cores=2)
-            async with background() as tasks, Posing(own, self.models[int(name[-1])]) as node:
+            async with background() as tasks, NodeAgent(own) as node:
                 agent = LoopbackAgent(name, node, tasks, scope.cancel)
                 agent.on_ask = lambda agent, entry: self.on_ask(agent, entry)
                 task_status.started(agent)

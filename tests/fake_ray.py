@@ -84,7 +84,7 @@ class Idle(NodeAgent):
 
 def in_place(ray: FakeRay, patch: pytest.MonkeyPatch) -> FakeRay:
     """Put `ray` in Ray's place. Agents start no processes then, and end none."""
-    patch.setattr(ray_cluster, "_ray", lambda address: ray)
+    patch.setattr(ray_cluster, "optional", lambda use, name: ray)
     patch.setattr(ray_cluster, "_join", lambda ray, address: True)
     patch.setattr(ray_cluster, "_nodes", lambda ray: ray.nodes())
     patch.setattr(agent, "NodeAgent", Idle)

@@ -56,26 +56,6 @@ def end(payload: bytes) -> bytes:
     os._exit(int(payload))
 
 
-def close_replies_and_go_on(payload: bytes) -> bytes:
-    os.closerange(3, 256)
-    return payload
-
-
-def kill_itself(payload: bytes) -> bytes:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return b""
-
-
-def fork_and_go_on(payload: bytes) -> bytes:
-    """Return in two processes, in the new one also by raising."""
-    child = os.fork() == 0
-    if child and payload == b"raise":
-        raise ValueError("in the child")
-    if payload == b"child first" and not child:
-        time.sleep(0.1)
-    return str(os.getpid()).encode()
-
-
 def answer(payload: bytes) -> bytes:
     """Send what `payload` says in hexadecimal through the reply socket, before the true answer."""
     for entry in os.listdir("/proc/self/fd"):

@@ -17,10 +17,7 @@ DURATIONS = TESTS / "durations.txt"
 """Lines of seconds and a test's key: its module and name, with its parameters where others of it are quick."""
 PROMISES = TESTS.parent / "docs" / "design" / "promises.md"
 """Its tests run in every tier."""
-ASKED = (
-    "test_bench", "test_compat_examples", "test_compiler_settings", "test_isolation",
-    "test_resume_real", "test_throughput",
-)  # fmt: skip
+ASKED = ("test_bench", "test_compat_examples", "test_throughput")
 """Modules that compile for minutes, or that time the engine: as if each of their tests were marked «asked»."""
 QUICK_S = 0.5
 """A test that takes less is quick."""

@@ -16,7 +16,7 @@ from atune.workload.workload import WorkloadSpec
 class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
-    builds: Literal["all", "first", "none"] = "all"
+    builds: Literal["all", "first"] = "all"
     """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper."""
     resting: int = 0
     """How many workers start nothing new, because measuring devices need their cores."""

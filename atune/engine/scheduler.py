@@ -150,7 +150,7 @@ class CompileState:
     def _build_ready(self) -> Build | None:
         """Return the next group of likely winners; None if it is too early for one."""
         ready, builds = self.queues.ready, self.hints.builds
-        if builds != "none" and self.pipeline and self.counts.groups < self.devices and self.group_size is None:
+        if self.pipeline and self.counts.groups < self.devices and self.group_size is None:
             size = min(FIRST_GROUP, self._even(), self.total)
             if len(ready) >= size:
                 return self._build(ready, size, "small: a device waits")

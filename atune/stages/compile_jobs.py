@@ -28,7 +28,7 @@ from atune.stages.compile.facts import foreseen
 from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated, roles_of
-from atune.stages.session import devices
+from atune.stages.session.session import discover as find_devices
 from atune.stages.session.session import session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
@@ -49,7 +49,7 @@ def discover(payload: bytes) -> bytes:
     what atune takes from it.
     """
     text, wanted, settings = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], CompileSettings])
-    found = devices.discover(text, wanted)
+    found = find_devices(text, wanted)
     tools, why = client.tools_or_why(found.target) if settings.cicc else ("", SWITCHED_OFF)
     found = msgspec.structs.replace(found, tools=tools, no_cicc=why, untested=tilelang.untested())
     return msgspec.msgpack.encode(found)

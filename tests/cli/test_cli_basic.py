@@ -190,7 +190,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
         ("--seed -1", "--seed: must be a whole number >= 0, got '-1'"),
         ("--quiet --verbose", "--quiet: --verbose logs every event on stderr: leave one of them out"),
-        ("--dry-run --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
+        ("--dry-run --cluster auto", "--cluster: --dry-run and --compile-only look at this machine alone"),
         ("--compile-only --dry-run", "--compile-only: --dry-run compiles nothing: leave one of them out"),
         ("--compile-only --journal j.jsonl", "--journal: --compile-only measures nothing and writes no journal"),
     ],

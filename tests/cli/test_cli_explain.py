@@ -54,7 +54,7 @@ def test_who_asks_without_a_gpu_is_told_that_the_cpu_answers(
     async def explain(*_: object, **__: object) -> tuple[bool, list[Failure]]:
         return True, [Failure(0, "lower", "no layout", detail)]
 
-    monkeypatch.setattr("atune.workers.local.workload_queries.explain", explain)
+    monkeypatch.setattr("atune.workers.local.space_worker.explain", explain)
     assert main(["explain", WEIGHTED]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "atune: warning: no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a",

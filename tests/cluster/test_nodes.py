@@ -6,10 +6,9 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
-import msgspec
 import pytest
 from cluster_agents import Loopback, LoopbackAgent
 from processes import marked, wait_until
@@ -24,7 +23,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import nodes, ray_cluster
 from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine
-from atune.workers.cluster.messages import Library, Opening, known
+from atune.workers.cluster.nodes import Opening, known
 from atune.workers.processes import server as servers
 from atune.workload.pickling import parse_file_ref
 
@@ -75,11 +74,8 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, mark
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
-    wait_until(
-        lambda: marked(mark).keys() <= servers.parked.pids(),
-        5,  # type: ignore[attr-defined]
-        "the nodes' processes are gone",
-    )
+    idle = cast(Any, servers.parked).pids()
+    wait_until(lambda: marked(mark).keys() <= idle, 5, "the nodes' processes are gone")
 
 
 async def test_a_final_whose_node_is_lost_is_held_on_another() -> None:
@@ -130,21 +126,6 @@ async def test_a_cancelled_run_leaves_no_process_on_any_node(mark: str) -> None:
     wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
 
 
-async def test_nodes_that_are_left_out_are_named() -> None:
-    events: list[Event] = []
-    why = "node far is left out: it has torch 2.11 and not 2.13: install the same versions there"
-    await tune(machine=machine(Loopback(1, left_out=(why,))), budget=1, on_event=events.append)
-    assert why in [e.message for e in events if isinstance(e, Warned)]
-
-
-async def test_a_library_that_arrives_damaged_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.so").write_bytes(b"code")
-    library = Library.read(str(tmp_path / "a.so"), ["main"])
-    assert Path(library.write(str(tmp_path))).read_bytes() == b"code"
-    with pytest.raises(WorkerError, match="arrived damaged"):
-        msgspec.structs.replace(library, data=b"c0de").write(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -175,10 +156,10 @@ def test_a_cluster_is_named_by_its_address(wrong: Any) -> None:
         run(SCALED, cluster=wrong)
 
 
-def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"a cluster needs ray, which .* cannot import .*: pip install ray$"):
-        ray_cluster._ray("auto")
+        await tune(SCALED, cluster="auto")
 
 
 def test_a_node_with_other_versions_is_told_which() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from processes import MARK, environment, marked, new_mark, wait_until
+from processes import MARK, marked, new_mark, wait_until
 from rays import ray_cluster
 
 from atune.errors import UsageError
@@ -94,19 +92,3 @@ async def test_a_cancelled_run_leaves_no_process_on_any_node(cluster: Any, mark:
 async def test_a_cluster_that_is_not_there_is_a_clear_error() -> None:
     with pytest.raises(UsageError, match=r"cluster '127.0.0.1:1' cannot be joined: .*ray start --head"):
         await tune(SCALED, cluster="127.0.0.1:1", **QUICK)
-
-
-def test_a_local_cluster_from_the_command_line_has_a_token_and_ends(tmp_path: Path, mark: str) -> None:
-    own = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "atune", "tune", SCALED, "--target", "c", "--cluster", "local", "--json"]
-    done = subprocess.run(
-        [*command, "--journal", str(tmp_path / "j")],
-        env={**own, MARK: mark},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"measured": 5' in done.stdout or '"measured":5' in done.stdout
-    assert "Auth" not in done.stderr and "SIGTERM handler" not in done.stderr
-    wait_until(lambda: not marked(mark), ALL_GONE_S, "Ray and the nodes' workers are gone")

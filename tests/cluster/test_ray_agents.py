@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -16,8 +14,7 @@ from fake_ray import FakeRay, Idle, in_place
 from atune.errors import MachineError
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import agent, ray_cluster
-from atune.workers.cluster.messages import NoticesJob, Opening
-from atune.workers.cluster.nodes import NodeLost
+from atune.workers.cluster.nodes import NodeLost, Opening
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.pickling import FileRef
 
@@ -40,7 +37,7 @@ async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed(monk
 
     async def ask() -> None:
         with pytest.raises(NodeLost, match="its agent was killed"):
-            await lost.ask(NoticesJob(), "", ())
+            await lost.ask("notices")
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -67,15 +64,6 @@ async def test_ray_is_left_only_after_all_was_killed(monkeypatch: pytest.MonkeyP
         async with ray_agents(OPENING, address="auto"):
             raise ZeroDivisionError
     assert sorted(ray.log[-3:-1]) == ["killed a", "killed b"] and ray.log[-1] == "shutdown"
-
-
-def test_joining_leaves_rays_logger_as_it_was() -> None:
-    """The program may log what Ray says after that."""
-    logger, levels = logging.getLogger("ray._private.worker"), list[int]()
-    before = logger.level
-    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **options: levels.append(logger.level))
-    assert ray_cluster._join(ray, "auto")
-    assert (levels, logger.level) == ([logging.ERROR], before)
 
 
 async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,26 +96,10 @@ async def test_an_agent_that_nobody_asks_any_more_ends(monkeypatch: pytest.Monke
 
     async def ask() -> None:
         await anyio.sleep(0.2)
-        await node.answer(NoticesJob(), "")
+        await node.answer("notices")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
         with pytest.raises(MachineError, match=r"has asked nothing for 0\.3 s"):
             await node.end_if_left()
     assert anyio.current_time() - begun >= 0.5
-
-
-async def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Idle):
-        @asynccontextmanager
-        async def __asynccontextmanager__(self) -> AsyncGenerator[Any, None]:
-            await anyio.lowlevel.checkpoint()
-            raise OSError("no fork server")
-            yield self
-
-    ray = in_place(FakeRay(()), monkeypatch)
-    monkeypatch.setattr(agent, "NodeAgent", Broken)
-    with pytest.raises(OSError, match="no fork server"):
-        await agent.Actor().open(OPENING)
-    await anyio.lowlevel.checkpoint()
-    assert ray.log == []

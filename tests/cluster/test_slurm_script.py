@@ -5,14 +5,84 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import MARK, marked, new_mark, wait_until
-from slurm import allocation, job, stand_ins
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "slurm" / "tune.sbatch"
+
+SCONTROL = """
+echo "scontrol $*" >>"$CALLS"
+tr ',' '\\n' <<<"$3"
+"""
+HOSTNAME = "echo 127.0.0.1 10.0.0.1"
+SRUN = """
+# Starts the command once for each of --nodes, and passes SIGTERM on to all processes of a task, as Slurm does.
+echo "srun $*" >>"$CALLS"
+set -m
+tasks=() nodes=1
+while [[ $1 == --* ]]; do
+    [[ $1 == --nodes=* ]] && nodes=${1#*=}
+    shift
+done
+trap 'for group in "${tasks[@]}"; do kill -TERM -- "-$group"; done' TERM
+for ((node = 0; node < nodes; node++)); do
+    "$@" &
+    tasks+=($!)
+done
+for task in "${tasks[@]}"; do
+    while wait "$task"; kill -0 "$task" 2>/dev/null; do :; done
+done
+"""
+"""`while wait`: a signal ends a wait before its task is over."""
+
+
+def stand_ins(folder: Path, **programs: str) -> None:
+    """Write bash programs for Slurm's commands and for `programs` to `folder`, which goes first in the PATH."""
+    folder.mkdir()
+    for name, text in {"scontrol": SCONTROL, "hostname": HOSTNAME, "srun": SRUN, **programs}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def allocation(folder: Path, nodes: int, **more: str) -> dict[str, str]:
+    """Return the environment of a job with `nodes` nodes, whose commands are in `folder`, and which notes its calls."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_"))}
+    return {
+        **own,
+        "PATH": f"{folder}:{own['PATH']}",
+        "CALLS": str(folder / "calls"),
+        "SLURM_JOB_NODELIST": ",".join(f"node{number}" for number in range(1, nodes + 1)),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        **more,
+    }
+
+
+@contextmanager
+def job(environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run the script as a batch job, with Slurm's signal to the script alone. What is left of it is killed."""
+    process = subprocess.Popen(
+        ["bash", str(SCRIPT)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdout is not None:
+            process.stdout.close()  # its steps may hold the other end for long
+        process.wait()
+
 
 RAY = """
 trap 'echo "ended ray $2" >>"$CALLS"; exit' TERM
@@ -24,10 +94,6 @@ PYTHON = """
 cat >/dev/null
 until (($(grep -c '^ray start' "$CALLS") == $2)); do sleep 0.02; done
 echo "joined $2 at $RAY_ADDRESS" >>"$CALLS"
-"""
-PYTHON_UNTIL_TOLD = """
-echo waits >>"$CALLS"
-until [[ -e $CALLS.go ]]; do sleep 0.02; done
 """
 ATUNE = """
 echo "atune $*" >>"$CALLS"
@@ -108,13 +174,6 @@ def test_nodes_share_a_token_that_no_command_line_shows(allocated: Allocation) -
     assert not any(re.search("[0-9a-f]{64}", call) for call in allocated.calls())
 
 
-@pytest.mark.parametrize(("port", "address"), [("", "127.0.0.1:6379"), ("7001", "127.0.0.1:7001")])
-def test_one_node_has_a_head_alone(allocated: Allocation, port: str, address: str) -> None:
-    ended(allocated.start(nodes=1, PORT=port), 0)
-    assert sum(call.startswith("ray start") for call in allocated.calls()) == 1
-    assert allocated.call(f"joined 1 at {address}")
-
-
 def test_a_later_job_goes_on_with_the_journal(allocated: Allocation) -> None:
     allocated.journal.write_text("{}\n")
     ended(allocated.start(OPTIONS="--budget 10%"), 0)
@@ -133,15 +192,6 @@ def test_slurms_signal_ends_the_run_in_order_before_ray(allocated: Allocation) -
     ended(process, 130)
     assert allocated.calls()[-3:] == ["atune got SIGHUP", "ended ray --address=127.0.0.1:6379", "ended ray --head"]
     wait_until(lambda: not marked(allocated.mark), WITHIN_S, "Ray has ended on all nodes")
-
-
-def test_a_signal_before_the_run_starts_none(allocated: Allocation) -> None:
-    process = allocated.start(python=PYTHON_UNTIL_TOLD)
-    wait_until(lambda: allocated.called("waits"), WITHIN_S, "the script waits for nodes")
-    os.kill(process.pid, signal.SIGTERM)
-    (allocated.commands / "calls.go").touch()
-    ended(process, 130)
-    assert not allocated.called("atune")
 
 
 @pytest.mark.parametrize("name", ["WORKLOAD", "JOURNAL"])

@@ -16,10 +16,9 @@ from guide_kernels import few_blocks, scaled
 from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, ProfileArgs, autotune, environment
 from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
+from atune.model.folders import before_import
 from atune.workers.local.workers import process_folders
-from atune.workers.processes.server import server_env
 from atune.workers.storage.result_cache import ResultCache
-from atune.workers.system import inherited_state
 
 pytestmark = pytest.mark.timeout(170)
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,6 @@ NO_HOME = "/dev/null/home"
 @pytest.fixture(autouse=True)
 def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     environment._warned.clear()
-    monkeypatch.setattr(inherited_state, "_warned", False)
 
 
 def tuned(n: int, target_host: Any = None) -> Any:
@@ -89,21 +87,16 @@ def test_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkey
 # ---- a home folder that cannot be written
 
 
-def test_the_fork_server_gets_a_cache_folder_where_the_home_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_the_home_cannot_be_written_tilelang_gets_a_folder_and_atunes_files_stay(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOME", NO_HOME)
-    monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
-    with pytest.warns(
-        RuntimeWarning, match="tilelang/cache cannot be written, so tilelang keeps its files in"
-    ) as warned:
-        folder, again = server_env()["TILELANG_CACHE_DIR"], server_env()["TILELANG_CACHE_DIR"]
-    assert folder == again and len(warned) == 1
-    assert Path(folder).is_relative_to(os.environ["TMPDIR"]) and str(os.getuid()) in folder
-    monkeypatch.setenv("TILELANG_CACHE_DIR", folder)
-    assert environment.cache_root() is None, "atune's own files stay where they are"
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
-    assert "TILELANG_CACHE_DIR" not in server_env()
+    monkeypatch.setenv("TILELANG_CACHE_DIR", "")
+    monkeypatch.delitem(sys.modules, "tilelang")
+    with pytest.warns(RuntimeWarning, match="tilelang/cache cannot be written, so tilelang keeps its files in"):
+        before_import()
+    assert Path(os.environ["TILELANG_CACHE_DIR"]).is_relative_to(os.environ["TMPDIR"])
+    assert environment.cache_root() is None
 
 
 PROGRAM = """

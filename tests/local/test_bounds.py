@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import built_by
 
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
 from atune.model.artifact import Roles
-from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
-from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import NOT_ALONE
-from atune.workers.local.machine import LocalMachine
-from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))
 
@@ -96,27 +91,3 @@ def test_what_does_not_load_where_another_spoilt_the_process_is_measured_in_a_fr
     )
     assert result.measured == 4 and not result.failures
     assert repeated_for_others(events) == [2]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("target", TARGETS)
-async def test_each_finalist_is_checked_once_it_was_timed(target: str) -> None:
-    """Three finalists that no one measured before: one is right in its first call alone, one writes past the end."""
-    name, device = ("CALLING", "cpu") if target == "c" else ("CALLING_GPU", "0")
-    settings = CompileSettings(workers=1, store=False)
-    machine = LocalMachine(parse_file_ref(f"{KERNELS}:{name}"), target=target, devices=[device], compile=settings)
-    async with machine.open():
-        await machine.discover()
-        compiler, [worker] = machine.compile_workers()[0], machine.device_workers()
-        modes = ("good 1", "once", "past the end")
-        good, once, past = await built_by(compiler, *({"mode": mode} for mode in modes))
-        await worker.run(StartJob())
-        await worker.run(PrepareJob(good.params, OUT))
-        [failure] = (await worker.run(FinalJob((good, once), OUT, 4))).failures
-        assert worker.alive and (failure.index, failure.kind) == (1, "unwritten")
-        assert "once it had been timed" in failure.message
-        [failure] = (await worker.run(FinalJob((good, past), OUT, 4))).failures
-        assert not worker.alive and (failure.index, failure.kind) == (2, "out_of_bounds")
-        assert "parameter 1" in failure.message
-        await worker.run(StartJob())
-        assert isinstance(await worker.run(MeasureJob(good, OUT)), Measurement)

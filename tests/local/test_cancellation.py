@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -215,20 +214,3 @@ def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(
     assert took < END_S
     wait_until(lambda: not run.others(), 0.2, f"the end of {before}")
     assert program.poll() is None
-
-
-def nvcc_alive(run: Run) -> bool:
-    """One of the programs that nvcc starts runs, the deepest ones."""
-    return any(command.split()[0].endswith(("cicc", "ptxas")) for command in run.others().values())
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_a_real_nvcc_ends_with_its_run(run: Run) -> None:
-    where = f"{ROOT / 'tests' / 'contract_kernels.py'}:SCALED_GPU"
-    options = ("--target", "sm_90a", "--compile-only", "--no-cicc", "--workers", "1", "--quiet")
-    program = run.start("-m", "atune", "tune", where, *options)
-    wait_until(lambda: nvcc_alive(run), 100, "nvcc")
-    before = run.others()
-    program.send_signal(signal.SIGINT)
-    wait_until(lambda: not run.others(), END_S, f"the end of {before}")
-    assert program.wait(5) == 130

@@ -78,30 +78,19 @@ def with_service() -> tuple[LocalMachine, Tasks]:
     return one, tasks
 
 
-async def test_building_waits_for_a_service_that_will_soon_be_there() -> None:
-    """Headers that were being parsed before the first candidate are awaited; else one group is built at once."""
-    for early, builds in ((True, "none"), (False, "first")):
-        one, tasks = with_service()
-        if early:
-            one.service._begin("sm_90a")
-        assert one.hints(0).builds == "all" and one.service.why == ""
-        one.service.saw(LOWERED, FOUND.target)
-        one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
-        assert tasks.begun == 1 and one.service._wanted.is_set()
-        assert one.hints(0).builds == builds
-        one.service._answered(ServiceReady(True, header_s=1.25))
-        assert one.hints(0).builds == "all" and one.service.ready
-        assert one.service.why == "headers parsed in 1.2 s"
-
-
-async def test_a_service_that_does_not_compile_is_the_reason_for_nvcc() -> None:
-    one, _ = with_service()
-    one.service._begin("sm_90a")
-    one.service._answered(ServiceReady(False, "cicc ended"))
-    assert one.service.why == ""  # nothing is compiled yet
+@pytest.mark.parametrize("early", [True, False])
+async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool) -> None:
+    one, tasks = with_service()
+    if early:
+        one.service._begin("sm_90a")
+    assert one.hints(0).builds == "all" and one.service.why == ""
     one.service.saw(LOWERED, FOUND.target)
-    assert one.service.why == "nvcc, because cicc ended" and not one.service._wanted.is_set()
-    assert one.hints(0).builds == "all"
+    one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
+    assert tasks.begun == 1 and one.service._wanted.is_set()
+    assert one.hints(0).builds == "first"
+    one.service._answered(ServiceReady(True, header_s=1.25))
+    assert one.hints(0).builds == "all" and one.service.ready
+    assert one.service.why == "headers parsed in 1.2 s"
 
 
 async def test_few_candidates_end_a_service_that_has_begun() -> None:

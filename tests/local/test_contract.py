@@ -7,7 +7,7 @@ import shutil
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from services import artifacts, lowered_by
 from stand_in_compiler import stand_in
 
 from atune.engine.interfaces import CompileHints
-from atune.model.artifact import Artifact, Compared, Elaborated, Failure, Lowered, Roles
+from atune.model.artifact import Artifact, Compared, Failure, Lowered, Roles
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import (
     BuildJob,
@@ -42,7 +42,7 @@ from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.nodes import ClusterDeviceWorker
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
+from atune.workers.local.device_worker import DeviceContext
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
@@ -78,6 +78,7 @@ class Bench:
         self.kind, self.machine = kind, machine
         self.compiler, self.device = machine.compile_workers()[0], machine.device_workers()[0]
         self._lowered: dict[int, Lowered] = {}
+        self._artifacts: dict[Any, Artifact] = {}
 
     @contextmanager
     def hasty(self) -> Iterator[None]:
@@ -109,9 +110,11 @@ class Bench:
         return found
 
     async def artifact(self, name: Any) -> Artifact:
-        [artifact] = await self.compiler.run(BuildJob(tuple(await self.lowered(name))))
-        assert isinstance(artifact, Artifact), artifact
-        return artifact
+        if name not in self._artifacts:
+            [artifact] = await self.compiler.run(BuildJob(tuple(await self.lowered(name))))
+            assert isinstance(artifact, Artifact), artifact
+            self._artifacts[name] = artifact
+        return self._artifacts[name]
 
     async def started(self, worker: Any) -> Any:
         if not worker.alive:
@@ -233,7 +236,7 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
 async def test_hints_leave_a_worker_to_go_on(scaled: Bench) -> None:
     hints = scaled.machine.hints(0)
     assert isinstance(hints, CompileHints) and hints.resting == 0
-    assert hints.builds in ("all", "first", "none")
+    assert hints.builds in ("all", "first")
 
 
 async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> None:
@@ -283,151 +286,110 @@ async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:
     assert finals.reference is not None and len(finals.reference.samples_us) == 6
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("wrong", "mismatch"), ("nan", "non_finite"), ("skip", "unwritten")])
-async def test_wrong_outputs_are_told_apart(moody: Bench, mode: str, kind: str) -> None:
-    artifact = await moody.artifact(mode)
-    device = await moody.started(moody.device)
-    answer = await device.run(MeasureJob(artifact, OUT))
+async def lower(bench: Bench, mode: str) -> Any:
+    return await bench.compiler.run(LowerJob(bench.candidate(mode)))
+
+
+async def elaborate(bench: Bench, mode: str) -> Any:
+    [answer] = await bench.compiler.run(ElaborateJob((bench.candidate(mode),)))
+    return answer
+
+
+async def build(bench: Bench, mode: str) -> Any:
+    [answer] = await bench.compiler.run(BuildJob(tuple(await bench.lowered(mode))))
+    return answer
+
+
+async def build_soon(bench: Bench, mode: str) -> Any:
+    [answer] = await bench.compiler.run(BuildJob(tuple(await bench.lowered(mode)), limit_s=LIMIT_S / 2))
+    return answer
+
+
+async def measure(bench: Bench, mode: str) -> Any:
+    artifact = await bench.artifact(mode)
+    device = await bench.started(bench.device)
+    await device.run(PrepareJob(artifact.params, OUT))
+    return await device.run(MeasureJob(artifact, OUT))
+
+
+FAULTS = [
+    (measure, "wrong", "mismatch", ""), (measure, "nan", "non_finite", ""), (measure, "skip", "unwritten", ""),
+    (measure, "crash", "fault", ""), (measure, "loop", "timeout", f"benchmark_timeout_s={LIMIT_S:g}"),
+    (lower, "raise", "lower", "the kernel does not like 'raise'"), (lower, "slow lower", "timeout", ""),
+    (elaborate, "raise", "lower", "the kernel does not like 'raise'"), (elaborate, "slow lower", "timeout", ""),
+    (build, "refused", "compile", "no_such_function"), (build, "slow", "timeout", ""),
+    (build_soon, "slow", "hopeless", "far longer than the others' compiles took"),
+]  # fmt: skip
+"""By stage: a candidate, how it fails, and what that says."""
+
+
+def skip_what_is_not_there(bench: Bench, stage: Any, mode: str) -> None:
+    if bench.kind == "cuda" and mode == "slow":
+        pytest.skip(reason="the slow compiler stands in for g++")
+    if bench.kind == "fake" and stage is elaborate:
+        pytest.skip(reason="its script raises and ends when it lowers")
+
+
+@pytest.mark.parametrize(
+    ("stage", "mode", "kind", "says"), FAULTS, ids=[f"{stage.__name__}-{mode}" for stage, mode, *_ in FAULTS]
+)
+async def test_a_fault_costs_one_candidate_and_its_worker_goes_on(
+    moody: Bench, stage: Any, mode: str, kind: str, says: str
+) -> None:
+    """What hangs is killed in time, with what it started."""
+    skip_what_is_not_there(moody, stage, mode)
+    around = build if stage is build_soon else stage
+    assert not isinstance(await around(moody, "ok"), Failure)  # its process is there now
+    if mode in ("refused", "slow") or stage is measure:
+        await moody.lowered(mode)
+        await moody.artifact(mode) if stage is measure else None
+    process = getattr(moody.device if stage is measure else moody.compiler, "_worker", None)
+    started = time.monotonic()
+    with moody.hasty() if kind == "timeout" else nullcontext():
+        answer = await stage(moody, mode)
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)
-    assert answer.message and device.alive
+    assert answer.message and (says in answer.message + answer.detail or moody.kind == "fake")
+    if kind in ("timeout", "hopeless", "fault"):
+        assert time.monotonic() - started < LIMIT_S + 2 and (process is None or not in_groups([process.pid]))
+        assert stage is not measure or not moody.device.alive
+    assert not isinstance(await around(moody, "ok"), Failure)
 
 
-async def test_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
-    answer = await moody.compiler.run(LowerJob(moody.candidate("raise")))
-    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (7, "lower")
-    if moody.kind != "fake":
-        assert "the kernel does not like 'raise'" in answer.message
+@pytest.mark.parametrize(("stage", "mode"), [(measure, "loop"), (build, "slow")], ids=["measure", "build"])
+async def test_what_is_cancelled_is_killed_and_its_worker_goes_on(moody: Bench, stage: Any, mode: str) -> None:
+    skip_what_is_not_there(moody, stage, mode)
+    await moody.lowered(mode)
+    await moody.artifact(mode) if stage is measure else None
+    assert not isinstance(await stage(moody, "ok"), Failure)
+    scope = anyio.CancelScope()
 
-
-async def test_a_refused_member_fails_alone_and_a_group_with_it_as_a_whole(moody: Bench) -> None:
-    good, refused = await moody.lowered("ok", "refused")
-    assert isinstance(await moody.compiler.run(BuildJob((good, refused))), GroupFailed)
-    [answer] = await moody.compiler.run(BuildJob((refused,)))
-    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (8, "compile")
-    if moody.kind != "fake":
-        assert "no_such_function" in answer.message + answer.detail
-    [artifact] = await moody.compiler.run(BuildJob((good,)))
-    assert isinstance(artifact, Artifact)
-
-
-async def test_a_crash_costs_one_candidate_and_the_worker_starts_again(moody: Bench) -> None:
-    crash, ok = await moody.artifact("crash"), await moody.artifact("ok")
-    device = await moody.started(moody.device)
-    answer = await device.run(MeasureJob(crash, OUT))
-    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (5, "fault")
-    assert not device.alive
-    await device.run(StartJob())
-    assert device.alive and isinstance(await device.run(MeasureJob(ok, OUT)), Measurement)
-
-
-async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(moody: Bench) -> None:
-    loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
-    device = await moody.started(moody.device)
-    await device.run(PrepareJob(ok.params, OUT))
-    group = device._worker.pid if isinstance(device, LocalDeviceWorker) else 0
-    started = time.monotonic()
-    with moody.hasty():
-        answer = await device.run(MeasureJob(loop, OUT))
-    assert time.monotonic() - started < LIMIT_S + 1
-    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (6, "timeout")
-    assert f"benchmark_timeout_s={LIMIT_S:g}" in answer.message and not device.alive
-    assert not group or not in_groups([group])
-    await device.run(StartJob())
-    assert isinstance(await device.run(MeasureJob(ok, OUT)), Measurement)
-
-
-async def test_a_cancelled_measurement_is_killed_and_the_worker_starts_again(moody: Bench) -> None:
-    loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
-    device = await moody.started(moody.device)
-    await device.run(PrepareJob(ok.params, OUT))
-    started = time.monotonic()
-    with anyio.move_on_after(0.3) as scope:
-        await device.run(MeasureJob(loop, OUT))
-    assert scope.cancelled_caught and time.monotonic() - started < 1.3
-    await device.run(StartJob())
-    assert isinstance(await device.run(MeasureJob(ok, OUT)), Measurement)
-
-
-async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
-    if moody.kind == "cuda":
-        pytest.skip(reason="the slow compiler stands in for g++")
-    slow, ok = await moody.lowered("slow", "ok")
-    worker = moody.compiler
-    await worker.run(BuildJob((ok,)))  # its worker is there now
-    group = worker._worker.pid if isinstance(worker, LocalCompileWorker) else 0
-    started = time.monotonic()
-    with moody.hasty():
-        [answer] = await worker.run(BuildJob((slow,)))
-    assert time.monotonic() - started < LIMIT_S + 1
-    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (9, "timeout")
-    assert not group or not in_groups([group])  # the compiler too
-    with moody.hasty():
-        assert isinstance(await worker.run(BuildJob((slow, ok))), GroupFailed)
-    [hopeless] = await worker.run(BuildJob((slow,), limit_s=0.5))
-    assert isinstance(hopeless, Failure) and hopeless.kind == "hopeless" and not compiling_slowly()
-    [artifact] = await worker.run(BuildJob((ok,)))
-    assert isinstance(artifact, Artifact)
-
-
-async def test_a_cancelled_compile_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
-    if moody.kind == "cuda":
-        pytest.skip(reason="the slow compiler stands in for g++")
-    slow, ok = await moody.lowered("slow", "ok")
-    worker, scope = moody.compiler, anyio.CancelScope()
-
-    async def build() -> None:
+    async def work() -> None:
         with scope:
-            await worker.run(BuildJob((slow,)))
+            await stage(moody, mode)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(build)
-        with anyio.fail_after(20):
-            await anyio.sleep(0.02)
-            while moody.kind != "fake" and not compiling_slowly():
+        tasks.start_soon(work)
+        if stage is build:
+            with anyio.fail_after(20):
                 await anyio.sleep(0.02)
+                while moody.kind != "fake" and not compiling_slowly():
+                    await anyio.sleep(0.02)
+        else:
+            await anyio.sleep(0.3)
         started = time.monotonic()
         scope.cancel()
     assert scope.cancelled_caught and time.monotonic() - started < 1.3
     assert not compiling_slowly()
-    [artifact] = await worker.run(BuildJob((ok,)))
-    assert isinstance(artifact, Artifact)
+    assert not isinstance(await stage(moody, "ok"), Failure)
 
 
-async def test_lowering_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
-    worker = moody.compiler
-    await worker.run(LowerJob(moody.candidate("ok")))  # its worker is there now
-    started = time.monotonic()
-    with moody.hasty():
-        answer = await worker.run(LowerJob(moody.candidate("slow lower")))
-    assert time.monotonic() - started < LIMIT_S + 2
-    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (10, "timeout")
-    assert isinstance(await worker.run(LowerJob(moody.candidate("ok"))), Lowered)
-
-
-async def test_elaborating_answers_for_each_and_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
-    asked = [moody.candidate(mode) for mode in ("ok", "raise", "also ok")]
-    answers: list[Elaborated | Failure] = []
-    while len(answers) < len(asked):
-        new = await moody.compiler.run(ElaborateJob(tuple(asked[len(answers) :])))
-        assert new
-        answers += new
-    assert [answer.index for answer in answers] == [one.index for one in asked]
-    assert isinstance(answers[0], Elaborated) and isinstance(answers[2], Elaborated)
-    if moody.kind != "fake":  # its script raises when it lowers
-        assert isinstance(answers[1], Failure) and answers[1].kind == "lower"
-        assert "the kernel does not like 'raise'" in answers[1].message
-
-
-async def test_elaborating_that_does_not_end_is_killed_and_is_one_candidates_fault(moody: Bench) -> None:
-    if moody.kind == "fake":
-        pytest.skip(reason="its script ends when it elaborates")
-    worker, slow, ok = moody.compiler, moody.candidate("slow lower"), moody.candidate("ok")
-    with moody.hasty():
-        assert isinstance(await worker.run(ElaborateJob((slow, ok))), GroupFailed)
-        [answer] = await worker.run(ElaborateJob((slow,)))
-    assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.doubt) == (10, "timeout", "")
-    [answer] = await worker.run(ElaborateJob((ok,)))
-    assert isinstance(answer, Elaborated) and answer.index == 0
+async def test_a_group_with_a_fault_fails_as_a_whole(moody: Bench) -> None:
+    good, refused = await moody.lowered("ok", "refused")
+    assert isinstance(await moody.compiler.run(BuildJob((good, refused))), GroupFailed)
+    if moody.kind != "fake":
+        with moody.hasty():
+            slow, ok = moody.candidate("slow lower"), moody.candidate("ok")
+            assert isinstance(await moody.compiler.run(ElaborateJob((slow, ok))), GroupFailed)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

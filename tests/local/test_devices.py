@@ -12,15 +12,11 @@ import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
 
-from atune.engine.benchmark_stage import implausible, speed_outliers
-from atune.engine.final import final_order, finalists, unsettled
-from atune.engine.run_state import Recorder
-from atune.errors import DevicesLost, NoWinner, ServerLost, WorkerError
+from atune.errors import DevicesLost, ServerLost, WorkerError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
-    BestChanged,
     CandidateMeasured,
     DeviceExcluded,
     DeviceLost,
@@ -31,8 +27,7 @@ from atune.journal.events import (
 )
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.device import DeviceInfo, fastest_ms
-from atune.model.measurement import Timing
+from atune.model.device import DeviceInfo
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeDeviceWorker, FakeMachine, Script
@@ -84,12 +79,6 @@ async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_n
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
-async def test_the_only_two_finalists_that_are_wrong_leave_no_winner() -> None:
-    machine = FakeMachine(2, Script(final_fails={0: "mismatch", 1: "mismatch"}))
-    with pytest.raises(NoWinner, match="2 failed"):
-        await tune(machine=machine)
-
-
 @pytest.mark.parametrize("index", [3, 7])
 async def test_a_process_that_ends_between_two_candidates_blames_none(index: int) -> None:
     run = await finish(FakeMachine(8, Script(dies_after={index: 1}), workers=1))
@@ -113,26 +102,6 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
-async def test_no_best_is_reported_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The syncs hang until the last device has come and shows that the first is too fast."""
-    sync = Recorder.sync
-
-    async def late(recorder: Recorder) -> None:
-        while not recorder.state.warnings:
-            await anyio.lowlevel.checkpoint()
-        await sync(recorder)
-
-    monkeypatch.setattr(Recorder, "sync", late)
-    script = Script(slowdown={"fake-0": 0.9}, start_failures={"fake-2": 1}, lower_s=0.01, compile_s=0.01)
-    run = await finish(FakeMachine(24, script, devices=3), journal=tmp_path / "j")
-    [excluded] = run.of(DeviceExcluded)
-    before = [e for e in run.of(CandidateMeasured) if e.seq < excluded.seq and e.device == "fake-0"]
-    assert before and excluded.device == "fake-0"
-    assert run.of(BestChanged) and all(e.worker != "fake-0" for e in run.of(BestChanged))
-
-
 async def test_devices_that_differ_by_less_than_five_percent_all_work() -> None:
     run = await finish(FakeMachine(24, Script(slowdown={"fake-0": 1.04}), devices=2))
     assert not run.of(DeviceExcluded) and {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
@@ -149,23 +118,6 @@ async def test_the_winner_is_found_also_where_the_slower_device_measured_it() ->
         on_the_slower.append(measured.device == slow)
         assert run.result.best_index == 9
     assert any(on_the_slower)
-
-
-def test_finalists_are_the_fastest_by_their_timings_and_by_those_of_their_devices() -> None:
-    def one(index: int, device: str, latency_ms: float) -> CandidateMeasured:
-        time = {"seq": 0, "time": 0.0, "mono": 0.0}
-        return CandidateMeasured(index=index, device=device, timing=timing(latency_ms), checked=True, **time)
-
-    measured = [one(0, "a", 1.0), one(1, "a", 1.01), one(2, "b", 1.03), one(3, "b", 1.2)]
-    chosen = finalists(measured, {"a": 2.0, "b": 2.08}, 2)
-    assert [found.index for found in chosen] == [0, 1, 2]
-    assert [found.index for found in finalists(measured, {"a": 2.0}, 2)] == [0, 1]
-
-
-def test_the_standard_is_the_device_in_the_middle() -> None:
-    assert speed_outliers({"a": 1.0}) == {} == speed_outliers({"a": 1.0, "b": 1.049})
-    assert speed_outliers({"a": 1.0, "b": 1.1}) == {"b": pytest.approx(1.1)}
-    assert speed_outliers({"a": 1.0, "b": 1.1, "c": 1.1}) == {"a": pytest.approx(1 / 1.1)}
 
 
 async def test_the_best_so_far_is_known_to_whoever_measures_next() -> None:
@@ -185,25 +137,6 @@ async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process
     assert [e.timing.latency_ms for e in run.of(CandidateMeasured) if e.index == 7] == [6.0]
     run = await finish(FakeMachine(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), workers=1))
     assert [e.index for e in run.of(BenchmarkRepeated)] == [7] and run.result.best_index == 7  # it was confirmed
-
-
-def test_a_figure_below_the_devices_peak_is_not_believed() -> None:
-    floor = fastest_ms("NVIDIA H200", flops=2 * 4096**3, n_bytes=3 * 2 * 4096**2)
-    assert floor is not None and 0.05 < floor < 0.1754  # cuBLAS takes 0.1755 ms
-    assert "peak" in implausible(0.03, {"x": 1}, [], floor)
-    assert not implausible(0.18, {"x": 1}, [], floor)
-    assert fastest_ms("some device", 1e12, None) is None is fastest_ms("NVIDIA H200", None, None)
-    assert fastest_ms("NVIDIA H20", 1e12, None) is None is fastest_ms("NVIDIA GH200 480GB", 1e12, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "bf16_flops", "memory"),
-    [("NVIDIA H200", 989e12, 4.8e12), ("NVIDIA H100 NVL", 835e12, 3.9e12), ("NVIDIA L4", 121e12, 300e9)],
-)
-def test_no_bf16_kernel_at_the_data_sheets_peak_is_doubted(name: str, bf16_flops: float, memory: float) -> None:
-    by_flops, by_bytes = fastest_ms(name, bf16_flops, None), fastest_ms(name, None, memory)
-    assert by_flops is not None and by_bytes is not None
-    assert 100 < by_flops < 1000 and 700 < by_bytes < 1000
 
 
 def noisy(spread: float) -> Any:
@@ -321,20 +254,3 @@ async def test_a_final_whose_device_is_lost_is_held_again() -> None:
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceReady)) == 2 and not run.of(Warned)
     run = await finish(FakeMachine(6, Script(final_losses=2, latency_ms=valley(2))))
     assert not run.of(FinalOrdered) and "no final" in run.of(Warned)[0].message and run.result.best_index == 2
-
-
-def timing(latency: float, *noise: float) -> Timing:
-    return Timing.of([latency * 1e3 * (1 + n) for n in noise or (0.0,) * 20], "perf_counter")
-
-
-def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> None:
-    timings = {0: timing(1.0), 1: timing(1.3), 2: timing(1.001)}
-    assert unsettled(timings, [0, 1, 2], looks=10) == []
-    keys = {0: "b", 1: "a", 2: "a"}
-    assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10)] == [2, 0, 1]  # 2 is as fast, by 0.1 %
-    assert [e.index for e in final_order({0: timing(1.0), 1: timing(1.004)}, [0, 1], {0: "b", 1: "a"}, 10)] == [0, 1]
-    preferred = final_order(timings, [0, 1, 2], keys, 10, default=0)  # among equals
-    assert [e.index for e in preferred] == [0, 2, 1]
-    assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10, default=1)] == [2, 0, 1]  # it is slower
-    wide = [0.0, 0.1] * 10
-    assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]

@@ -18,7 +18,7 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, Warned
 from atune.journal.reader import read, replay
 from atune.model.settings import CompileSettings
-from atune.workers.local import retry as patience
+from atune.workers.local import workers as patience
 
 pytestmark = pytest.mark.anyio
 KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"

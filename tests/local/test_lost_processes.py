@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_agents import Loopback
 from fake_runs import Run
 from lost_kernels import DYING, TOTAL
 from stand_in_compiler import stand_in
@@ -34,7 +33,6 @@ from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 from atune.testing.script import Stage
-from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
@@ -93,8 +91,6 @@ class Deaths:
         machine: Any
         if kind == "fake":
             machine = FakeMachine(TOTAL, Script(latency_ms=lambda c: 1.0 + c["x"], kills=self.script), workers=1)
-        elif kind == "agents":
-            machine = ClusterMachine(Loopback(1), parse_file_ref(KERNELS), target="c", compile=TOGETHER)
         else:
             machine = machine_for(compile=TOGETHER)
         return await finished(machine, TOGETHER, strategy="exhaustive", **options)
@@ -135,7 +131,7 @@ async def test_a_candidate_that_is_killed_twice_while_it_is_lowered_fails_alone(
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        ("fake", "kill -KILL $PPID"), ("cpu", "kill -KILL $PPID"), ("agents", "kill -KILL $PPID"),
+        ("fake", "kill -KILL $PPID"), ("cpu", "kill -KILL $PPID"),
         ("cpu", "kill -TERM $PPID"), ("cpu", "kill -KILL $$"),
     ],
 )  # fmt: skip
@@ -161,12 +157,6 @@ async def test_one_that_is_killed_each_time_is_found_by_halves(
     [failed] = run.of(BuildFailed)
     assert (failed.index, failed.kind) == (5, failure) and run.of(GroupSplit)
     assert bool(run.of(CompileRepeated)) == (failure == "worker_lost") and run.measured() == all_but(5)
-
-
-async def test_all_killed_at_once_are_all_tried_again(deaths: Deaths) -> None:
-    deaths.script = dict.fromkeys(range(TOTAL), ("lower", 1))
-    run = await deaths.run("fake")
-    assert run.measured() == all_but() and not run.of(BuildFailed)
 
 
 async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
@@ -227,18 +217,3 @@ async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: 
     measured = [e for e in read(journal) if isinstance(e, CandidateMeasured)]
     assert kept.items() <= {e.index: e.timing for e in measured}.items() and len(measured) == TOTAL
     assert replay(journal).best_index == 0
-
-
-async def test_fewer_workers_go_on_after_kills_for_want_of_memory(
-    deaths: Deaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel counts, then kills; here a file counts, and two workers are killed."""
-    kills = tmp_path / "kills"
-    kills.mkdir()
-    monkeypatch.setattr("atune.workers.local.machine.oom_kills", lambda: len(list(kills.iterdir())))
-    deaths.compiler(f"{{ mkdir {kills}/1 || mkdir {kills}/2; }} 2>/dev/null && kill -KILL $PPID && sleep 300\n")
-    settings = CompileSettings(workers=4, group_size=1, store=False)
-    run = await finished(machine_for(compile=settings), settings)
-    assert run.measured() == all_but() and not run.of(BuildFailed)
-    warnings = [e.message for e in run.of(Warned)]
-    assert [f"{n} at once" in message for n, message in zip((2, 1), warnings, strict=True)] == [True, True]

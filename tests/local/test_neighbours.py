@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -68,12 +67,6 @@ def running(*pids: int) -> list[Any]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=MEMORY) for pid in pids]
 
 
-def test_a_stranger_is_named_with_its_memory(stranger: Stranger) -> None:
-    pid = stranger()
-    [found] = others(running(os.getpid(), pid), os.getpid())
-    assert str(found) == f"process {pid} (sleep, 300 MiB)"
-
-
 def test_nobody_is_named_where_nobody_else_is_sure_to_compute(stranger: Stranger) -> None:
     """Of what descends from this program, of what has ended, and in a container, where the numbers are the host's."""
     with subprocess.Popen(["true"]) as ended:
@@ -93,14 +86,6 @@ def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
     same = stranger(**{SERVER_FOLDER: f"{tmp_path}/atune-0/server-2"})
     other = stranger(**{SERVER_FOLDER: f"{tmp_path}/elsewhere/atune-0/server-3"})
     assert [one.pid for one in others(running(os.getpid(), same, other), os.getpid())] == [other]
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="starts a process of another user")
-def test_another_users_process_is_named_with_its_user(stranger: Stranger) -> None:
-    nobody = pwd.getpwnam("nobody")
-    pid = stranger(user=nobody.pw_uid, **{SERVER_FOLDER: "/tmp/atune-65534/server-1"})
-    [found] = others(running(os.getpid(), pid), os.getpid())
-    assert str(found) == f"process {pid} of user nobody (sleep, 300 MiB)"
 
 
 class OnAGpu(LocalMachine):

@@ -19,7 +19,7 @@ from processes import MARK, environment, marked, new_mark, wait_until
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess
-from atune.workers.processes.server_main import children_of, parent_of
+from atune.workers.processes.server_main import children_of
 from atune.workers.processes.worker import Worker
 
 pytestmark = pytest.mark.anyio
@@ -102,16 +102,19 @@ async def test_a_worker_that_crashes_runs_late_or_raises_takes_its_daemon_along(
         await until_gone(mark)
 
 
-@pytest.mark.parametrize("how", ["ends", "is left warm", "fails"])
+@pytest.mark.parametrize("how", ["ends", "is left warm", "fails", "loses its server"])
 async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -> None:
     parked: list[ForkServerProcess] = []
+    with suppress(ZeroDivisionError):
+        async with fork_server(run_dir, park=parked.append if how == "is left warm" else None) as server:
+            await with_daemon(server, mark)
+            if how == "loses its server":
+                os.kill(server.pids()[0], signal.SIGKILL)
+                await until_gone(mark)
+            if how == "fails":
+                raise ZeroDivisionError
+    assert len(parked) == (how == "is left warm")
     try:
-        with suppress(ZeroDivisionError):
-            async with fork_server(run_dir, park=parked.append if how == "is left warm" else None) as server:
-                await with_daemon(server, mark)
-                if how == "fails":
-                    raise ZeroDivisionError
-        assert len(parked) == (how == "is left warm")
         await until_gone(mark)
     finally:
         for process in parked:
@@ -132,13 +135,6 @@ async def test_no_daemon_is_left_when_a_run_is_cancelled(stopped: bool, run_dir:
     await until_gone(mark)
 
 
-async def test_no_daemon_is_left_when_the_server_is_killed(run_dir: str, mark: str) -> None:
-    async with fork_server(run_dir) as server:
-        await with_daemon(server, mark)
-        os.kill(server.pids()[0], signal.SIGKILL)
-        await until_gone(mark)
-
-
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("mode", ["daemon", "daemon-forked", "daemon, server stopped"])
 def test_no_daemon_is_left_when_the_program_is_killed(run_dir: str, mark: str, mode: str, anyio_backend: str) -> None:
@@ -157,23 +153,3 @@ def test_no_daemon_is_left_when_the_program_is_killed(run_dir: str, mark: str, m
         finally:
             if child:
                 os.kill(child, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_children_are_found_without_the_kernels_list(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some kernels have no file of a task's children."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert parent_of(child.pid) == os.getpid()
-        listed = children_of(os.getpid())
-        monkeypatch.setattr("builtins.open", without_lists(open))
-        assert child.pid in children_of(os.getpid()) >= listed
-        child.kill()
-
-
-def without_lists(real: object) -> object:
-    def opened(path: str, *rest: object, **named: object) -> object:
-        if str(path).endswith("/children"):
-            raise FileNotFoundError(path)
-        return real(path, *rest, **named)  # type: ignore[operator]
-
-    return opened

@@ -10,7 +10,7 @@ from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.local import machine as local
 from atune.workers.processes.messages import Discovery
-from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes, workers_that_fit
+from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes
 from atune.workload.pickling import FileRef
 
 GIB = 1 << 30
@@ -48,22 +48,6 @@ def test_the_tightest_cgroup_around_the_process_counts(machine: Path) -> None:
     assert usable(machine) == 3 * GIB
     limit(machine, "jobs", 8 * GIB, 8 * GIB, inactive_file=6 * GIB)
     assert usable(machine) == 6 * GIB
-
-
-def test_nothing_is_known_where_nothing_tells(tmp_path: Path) -> None:
-    assert usable_memory_bytes(tmp_path / "no", tmp_path / "none") is None
-    assert workers_that_fit(7, None) == 7
-
-
-def test_a_worker_that_would_not_fit_is_not_started() -> None:
-    assert workers_that_fit(16, 64 * WORKER_BYTES) == 16
-    assert workers_that_fit(16, 5 * WORKER_BYTES + 1) == 5
-    assert workers_that_fit(16, 10) == 1
-
-
-def test_this_machine_tells() -> None:
-    found = usable_memory_bytes()
-    assert found is not None and found > 0
 
 
 def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -22,8 +21,6 @@ from processes import in_groups, wait_until
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import shutdown
-from atune.workers.processes.server_main import FRAME
-from atune.workers.processes.worker import Worker
 
 HERE = Path(__file__).parents[1]
 UVLOOP = ("asyncio", {"use_uvloop": True})
@@ -39,10 +36,9 @@ def targets_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Modules whose import holds the GIL in native code, waits at the pipe `gate`, fails or crashes."""
+    """Modules whose import holds the GIL in native code, fails or crashes."""
     for name, text in {
         "gil_at_import": "import ctypes\nprint('holding the GIL', flush=True)\nctypes.PyDLL(None).sleep(30)",
-        "waiting_at_import": f"open({str(tmp_path / 'gate')!r}).read()",
         "fail_at_import": "raise RuntimeError('broken install')",
         "handles_faults": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.signal(11, libc.pause)",
         "crash_at_import": "import os\nprint('about to crash', flush=True)\nos.kill(os.getpid(), 11)",
@@ -116,15 +112,6 @@ async def until(condition: Callable[[], object], timeout_s: float = 2.0) -> bool
     return bool(condition())
 
 
-async def call_compiler(worker: Worker, *, task_status: anyio.abc.TaskStatus[int]) -> None:
-    """Cancel-only: run g++ under the worker and report when its processes are up."""
-    async with anyio.create_task_group() as tasks:
-        group = worker.pid
-        tasks.start_soon(worker.call, "pool_targets:run_compiler", b"")
-        assert await until(lambda: {"cc1plus", "sleep"} <= set(in_groups([group]).values()))
-        task_status.started(group)
-
-
 @every_loop
 async def test_round_trip(run_dir: str) -> None:
     big = os.urandom(5_000_000)
@@ -196,59 +183,6 @@ async def test_crash_names_the_signal_and_keeps_the_output(run_dir: str) -> None
             await other.call("pool_targets:end", b"7")
 
 
-async def test_a_worker_without_its_socket_is_named_whether_it_goes_on_or_ends(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        for _ in range(10):
-            worker = await server.spawn("test")
-            group = worker.pid
-            with anyio.fail_after(2), pytest.raises(WorkerLost, match="closed the socket that its answers go through"):
-                await worker.call("pool_targets:close_replies_and_go_on", b"")
-            assert not in_groups([group])
-            worker = await server.spawn("test")
-            with anyio.fail_after(2), pytest.raises(WorkerLost, match="killed by SIGKILL"):
-                await worker.call("pool_targets:kill_itself", b"")
-
-
-@pytest.mark.parametrize("how", [b"", b"raise", b"child first"])
-async def test_fork_that_returns_twice_is_answered_once(run_dir: str, how: bytes) -> None:
-    """The new process ends, and its answer is nobody's."""
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        for _ in range(5):
-            assert await worker.call("pool_targets:fork_and_go_on", how) == str(worker.pid).encode()
-            assert await worker.call("pool_targets:echo", b"x") == b"x"
-        assert await until(lambda: list(in_groups([worker.pid])) == [worker.pid])
-
-
-async def test_reply_to_an_earlier_request_is_passed_over(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        false = FRAME.pack(1, 0, 0, 5) + b"false"
-        assert await worker.call("pool_targets:answer", false.hex().encode()) == b"false"
-        assert await worker.call("pool_targets:echo", b"mine") == b"mine"
-        assert await worker.call("pool_targets:answer", false.hex().encode()) == b"the true answer"
-
-
-@pytest.mark.parametrize("data", [FRAME.pack(2, 0, 0, 0), b"some bytes, and some more", FRAME.pack(1, 0, 0, 1 << 62)])
-async def test_reply_out_of_turn_is_named(run_dir: str, data: bytes) -> None:
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        message = "answered out of turn in pool_targets:answer: something wrote to the socket"
-        with anyio.fail_after(2), pytest.raises(WorkerLost, match=message):
-            await worker.call("pool_targets:answer", data.hex().encode())
-        assert not worker.alive
-
-
-async def test_idle_worker_killed_from_outside(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        os.kill(worker.pid, signal.SIGKILL)
-        assert await until(lambda: not worker.alive)
-        with pytest.raises(WorkerLost, match="out of memory, or from outside"):
-            await worker.call("pool_targets:echo", b"")
-        await worker.kill()
-
-
 async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str) -> None:
     async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
@@ -295,20 +229,6 @@ async def test_timeout_has_the_tail_and_beats_the_gil(run_dir: str) -> None:
 
 
 @every_loop
-async def test_cancel_during_call(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        async with anyio.create_task_group() as tasks:
-            group = await tasks.start(lambda task_status: call_compiler(worker, task_status=task_status))
-            start = time.monotonic()
-            tasks.cancel_scope.cancel()
-        assert time.monotonic() - start < 0.5
-        assert not worker.alive
-        assert await until(lambda: not in_groups([group]), 0.5)
-        assert await (await server.spawn("next")).call("pool_targets:echo", b"x") == b"x"
-
-
-@every_loop
 @pytest.mark.parametrize(
     ("entry", "begun"), [("hold_gil", "holding the GIL"), ("run_compiler", ""), ("sleep", "going to sleep")]
 )
@@ -347,17 +267,6 @@ async def test_cancel_during_preload_that_holds_the_gil(run_dir: str, slow_modul
             os.kill(group, 0)
 
 
-async def test_cancel_during_spawn(run_dir: str) -> None:
-    """Cancelled at any moment of the fork, no worker is left."""
-    async with fork_server(run_dir, ["json"]) as server:
-        await (await server.spawn("warm")).kill()
-        for delay in (0, 0.0005, 0.001, 0.002, 0.003):
-            with anyio.move_on_after(delay):
-                await (await server.spawn("test")).kill()
-            assert await until(lambda: len(server.pids()) == 1)
-            assert Path(f"/proc/{server.pids()[0]}/task/{server.pids()[0]}/children").read_text() == ""
-
-
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param(UVLOOP, id="uvloop")])
 @pytest.mark.parametrize("delay", [0, 0.002, 0.3])
 async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float) -> None:
@@ -383,41 +292,6 @@ async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float)
     assert await until(lambda: childless() and descriptors() == before)  # the server is reaped behind the task
 
 
-async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_modules: str) -> None:
-    """The preload is held at a pipe's other end until the server was entered and the loop has ticked for a while."""
-    gate = Path(slow_modules, "gate")
-    os.mkfifo(gate)
-    writers: list[int] = []
-    workers: list[Worker] = []
-
-    def importing() -> bool:
-        with suppress(OSError):  # nobody reads yet
-            if not writers:
-                writers.append(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(writers)
-
-    with anyio.fail_after(30):
-        start = time.monotonic()
-        async with fork_server(run_dir, ["waiting_at_import"]) as server:
-            async with anyio.create_task_group() as spawning:
-
-                async def spawn() -> None:
-                    workers.append(await server.spawn("test"))
-
-                spawning.start_soon(spawn)
-                assert await until(importing)
-                begun = time.monotonic()
-                for _ in range(20):
-                    before = time.monotonic()
-                    await anyio.sleep(0.005)
-                    assert time.monotonic() - before < 0.1
-                assert not workers and server.preload_s is None
-                held = time.monotonic() - begun
-                os.close(writers[0])
-            assert server.preload_s is not None and held < server.preload_s < time.monotonic() - start
-            assert await workers[0].call("pool_targets:echo", b"x") == b"x"
-
-
 @pytest.mark.parametrize(
     ("module", "message", "tail"),
     [
@@ -431,39 +305,6 @@ async def test_preload_that_fails(run_dir: str, slow_modules: str, module: str, 
             with pytest.raises(WorkerError, match=message) as caught:
                 await server.spawn("test")
             assert tail in caught.value.detail
-
-
-@every_loop
-async def test_server_killed_from_outside(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        workers = [await server.spawn("test") for _ in range(3)]
-        groups = server.pids()
-
-        async def expect_lost(worker: Worker, entry: str) -> None:
-            with pytest.raises(WorkerLost):
-                await worker.call(entry, b"60")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(expect_lost, workers[0], "pool_targets:hold_gil")
-            tasks.start_soon(expect_lost, workers[1], "pool_targets:sleep")
-            assert await until(lambda: printed(run_dir, "holding the GIL") == printed(run_dir, "going to sleep") == 1)
-            start = time.monotonic()
-            os.kill(groups[0], signal.SIGKILL)
-        assert time.monotonic() - start < 1
-        assert await until(lambda: not in_groups(groups))
-        assert await until(lambda: not server.pids())
-        assert not any(worker.alive for worker in workers)
-        with pytest.raises(WorkerError, match="fork server ended: killed by SIGKILL"):
-            await server.spawn("test")
-
-
-async def test_server_that_hangs_does_not_delay_the_exit(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        await server.spawn("test")
-        groups, start = server.pids(), time.monotonic()
-        os.kill(groups[0], signal.SIGSTOP)
-    assert time.monotonic() - start < 1
-    assert await until(lambda: not in_groups(groups))
 
 
 async def test_native_noise_does_not_touch_the_protocol(run_dir: str) -> None:
@@ -515,34 +356,8 @@ async def test_settings_are_applied(run_dir: str, monkeypatch: pytest.MonkeyPatc
         assert "sched_setaffinity" in caught.value.detail
 
 
-async def test_error_of_the_body_comes_out_bare(run_dir: str) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with fork_server(run_dir) as server:
-            await server.spawn("test")
-            raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError):
-        async with fork_server(run_dir):
-            raise ZeroDivisionError
-
-
-async def test_no_descriptor_is_left_while_the_server_runs(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        await (await server.spawn("warm")).kill()
-        before = descriptors()
-        for _ in range(5):
-            worker = await server.spawn("test")
-            await worker.call("pool_targets:echo", b"x")
-            await worker.kill()
-            worker = await server.spawn("test")
-            with pytest.raises(WorkerLost):
-                await worker.call("pool_targets:end", b"0")
-        assert descriptors() == before
-        server_fds = f"/proc/{server.pids()[0]}/fd"
-        assert len(os.listdir(server_fds)) < 12
-
-
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("mode", ["idle", "gil", "preload", "compiler", "idle-forked", "gil-forked", "compiler-forked"])
+@pytest.mark.parametrize("mode", ["idle", "preload", "gil-forked", "compiler-forked"])
 def test_sigkill_of_the_parent(run_dir: str, slow_modules: str, mode: str, anyio_backend: str) -> None:
     """Everything is gone within two seconds, also when a process forked off the parent holds the lifeline open."""
     path = os.pathsep.join([str(HERE), str(HERE.parent), slow_modules])

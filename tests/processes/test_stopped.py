@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -20,7 +19,6 @@ from processes import environment, wait_until
 
 from atune.errors import WorkerError
 from atune.workers.processes.server import ForkServerProcess
-from atune.workers.system import locks
 from atune.workers.system.locks import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
@@ -32,45 +30,6 @@ LIMIT_S = 1.0
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(HERE))
     return str(tmp_path / "run")
-
-
-class Clock:
-    """A clock that moves on while something is waited for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: self.now))
-
-    async def ticks(self, seconds: float | None, *took: float) -> int:
-        """Return how many ticks of `took` seconds each, the last repeated, a deadline of `seconds` has."""
-        lengths, count, waiting = list(took), 0, Deadline(seconds)
-
-        async def nothing() -> None:
-            self.now += lengths.pop(0) if len(lengths) > 1 else lengths[0]
-
-        with suppress(TimeoutError):
-            while count < 1000:
-                await waiting.wait(nothing)
-                count += 1
-        return count
-
-
-async def test_a_deadline_ends_after_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    assert await clock.ticks(2.0, 0.5) == 4
-    assert await clock.ticks(2.0, 0.75) == 3, "a loaded machine's ticks are late, and count in full"
-    assert await clock.ticks(0.0, 0.5) == 0
-    assert await clock.ticks(None, 1e9) == 1000
-
-
-async def test_a_tick_in_which_the_program_was_stopped_counts_as_long_as_it_was_planned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(monkeypatch)
-    assert await clock.ticks(2.0, 3600.0, 0.5) == 4
-    assert await clock.ticks(2.0, 3600.0) == 4, "a loop that is always held up reaches its deadline, too"
-    assert await clock.ticks(0.125, 3600.0, 0.5) == 2, "what was stopped along gets a tick to end in"
-    assert await clock.ticks(0.125, 0.125) == 1
 
 
 async def test_what_came_in_the_last_tick_is_seen_before_the_deadline_is_told() -> None:

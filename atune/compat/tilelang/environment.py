@@ -23,10 +23,10 @@ from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_c
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.device import Target, parse_target
 from atune.model.options import Amount, Count, Natural, Share, converted
+from atune.model.folders import TILELANG_FOLDER, is_from_import
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages import tilelang
-from atune.stages.session.devices import visible_gpus
-from atune.workers.system.inherited_state import VARIABLE, is_own
+from atune.stages.session.session import visible_gpus
 from atune.workers.system.resources import usable_cores
 from atune.workload.options import SUPPLIES, supply_name
 
@@ -134,8 +134,8 @@ def storing() -> bool:
 
 def cache_root() -> Path | None:
     """Return the folder for results and libraries in `TILELANG_CACHE_DIR`; None if that is not set."""
-    named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() / "atune" if named and not is_own(named) else None
+    named = os.environ.get(TILELANG_FOLDER)
+    return Path(named).expanduser() / "atune" if named and not is_from_import(named) else None
 
 
 def compile_defaults(target: Any, execution_backend: str | None, verbose: bool | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import anyio.from_thread
 from atune.errors import AtuneError, NoWinner, UsageError
 from atune.journal.result import Result, TuneResult
 from atune.model.folders import cache_folder_at, chosen_cache_folder
-from atune.workers.local.retry import machine_error
+from atune.workers.local.workers import machine_error
 from atune.workers.system.resources import shortage_of
 
 

@@ -69,11 +69,11 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True, values=("all", "cpu", "0"),
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, Option(
-        "Run on the nodes of a Ray cluster: auto, local, or its address. Needs ``ray``. `devices` and "
+        "Run on the nodes of a Ray cluster: auto, or its address. Needs ``ray``. `devices` and "
         "`CompileSettings.workers` then hold for each node.",
-        must="must be auto, local, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
+        must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
-        group="where", values=("auto", "local"),
+        group="where", values=("auto",),
     )]
     budget: Annotated[int | str | Budget | None, Option(
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "

@@ -184,7 +184,7 @@ def _compiler(name: str, path: str | None, advice: str, pattern: str) -> Check:
 def _gpus() -> list[Check]:
     if importlib.util.find_spec("pynvml") is None:  # the package nvidia-ml-py
         return [Check("GPU", False, f"cannot be listed without {NVML}", f"pip install '{NVML}{REQUIRES[NVML]}'")]
-    gpus = importlib.import_module("atune.stages.session.devices").visible_gpus()
+    gpus = importlib.import_module("atune.stages.session.session").visible_gpus()
     if not gpus:
         advice = "needed for CUDA only: the CPU (--target c) can be tuned without a GPU"
         among = " among CUDA_VISIBLE_DEVICES" if "CUDA_VISIBLE_DEVICES" in os.environ else ""

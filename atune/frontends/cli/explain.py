@@ -94,7 +94,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.output import print_message
     from atune.model.artifact import Failure
     from atune.model.device import parse_target
-    from atune.workers.local.workload_queries import explain
+    from atune.workers.local.space_worker import explain
 
     ref, configs, target, choices = _asked(arguments)
     parse_target(target)

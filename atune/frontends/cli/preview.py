@@ -29,7 +29,7 @@ from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
-from atune.workers.local.workload_queries import discover, survey_space
+from atune.workers.local.space_worker import discover, survey_space
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Refusals, SpaceSurvey
 

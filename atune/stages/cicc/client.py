@@ -168,11 +168,10 @@ def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
     """Return a file with `includes` preprocessed as if they followed the parsed headers; made once for all workers."""
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
-    if not os.path.exists(path):
-        with open(f"{path}.lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(path):
-                _make_more(parsed, includes, path)
+    with open(f"{path}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path):
+            _make_more(parsed, includes, path)
     return path
 
 

@@ -2,7 +2,7 @@
  *
  * Preloaded into a cicc that compiles "#include <headers>, #include BODY". When cicc opens BODY, all headers are
  * parsed: here it stays, and forks for every request that comes to the socket. The child goes on in the folder that the
- * request names, with the BODY that lies there, and writes its output there, too; see cicc.py, which has the protocol.
+ * request names, with the BODY that lies there, and writes its output there, too; see server.py, which has the protocol.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -111,21 +111,16 @@ static void look(const char *path) {
     serve();
 }
 
-FILE *fopen(const char *path, const char *mode) {
-  static FILE *(*next)(const char *, const char *);
-  if (!next)
-    next = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, "fopen");
-  look(path);
-  return next(path, mode);
-}
+#define INTERPOSED(name)                                                       \
+  FILE *name(const char *path, const char *mode) {                             \
+    FILE *(*next)(const char *, const char *) =                                \
+        (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, #name);      \
+    look(path);                                                                \
+    return next(path, mode);                                                   \
+  }
 
-FILE *fopen64(const char *path, const char *mode) {
-  static FILE *(*next)(const char *, const char *);
-  if (!next)
-    next = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, "fopen64");
-  look(path);
-  return next(path, mode);
-}
+INTERPOSED(fopen)
+INTERPOSED(fopen64)
 
 int open(const char *path, int flags, ...) {
   static int (*next)(const char *, int, ...);

@@ -20,6 +20,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -29,7 +32,10 @@ import msgspec
 from atune.model.folders import short_path
 from atune.stages import tilelang
 from atune.stages.cicc import wgmma
-from atune.stages.compile.device_source import Flavour, guess, parts
+from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, parts
+from atune.stages.compile.lowering import Blob
+from atune.stages.session.session import visible_gpus
+from atune.workers.processes.messages import ServiceReady
 
 SERVER = Path(__file__).with_name("server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -303,3 +309,78 @@ def ask(server: str, body: str, folder: str) -> bytes:
         errors = [line for line in output.splitlines() if "error" in line]
         raise CiccError("cicc failed: " + ("\n".join(errors) or output[-300:]))
     return Path(folder, OUTPUT).read_bytes()
+
+
+# ---- the compile service: a process of a run that imports neither tilelang nor torch, and parses meanwhile
+
+
+_servers: list[Server] = []
+"""Those that this process has started. Each serves the runs whose sources fit it."""
+
+
+def header(payload: bytes) -> bytes:
+    """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
+
+    That needs no kernel. Without an arch it uses that of this machine's first GPU. Headers that are parsed serve all
+    runs.
+    """
+    arch = msgspec.msgpack.decode(payload, type=str)
+    ready = ServiceReady(True)
+    try:
+        if not _servers:
+            ready = ServiceReady(True, header_s=_parse(Flavour(arch or arch_of_this_machine())).header_s)
+    except (CiccError, OSError) as error:
+        ready = ServiceReady(False, str(error)[:500])
+    return msgspec.msgpack.encode(ready)
+
+
+def listen(payload: bytes) -> bytes:
+    """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → `ServiceReady`.
+
+    Afterwards the run's `folder` has the link that workers connect to. If the parsed headers do not fit the candidate,
+    the service parses those that its source includes.
+    """
+    data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
+    blob = msgspec.msgpack.decode(data, type=Blob)
+    ready, flavour = ServiceReady(True), flavour_of(arch, blob.pass_configs)
+    try:
+        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+            raise CiccError(reason)
+        server = next((one for one in _servers if one.fits(flavour, blob.source)), None)
+        if server is None:
+            first, includes, _ = parts(blob.source)
+            server = _parse(flavour, includes, first)
+            ready = ServiceReady(True, header_s=server.header_s)
+        server.link(folder)
+    except (CiccError, OSError, ValueError) as error:
+        ready = ServiceReady(False, str(error)[:500])
+    return msgspec.msgpack.encode(ready)
+
+
+def _end_with(server: Server) -> None:
+    """Wait for cicc's end, and then end this process, which is useless without it."""
+    print(f"cicc ended: {server.wait()}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _parse(flavour: Flavour, includes: Sequence[str] = (), first: str = "") -> Server:
+    """Parse `first`, `includes`, and the headers that most kernels include.
+
+    Raises `CiccError` or `OSError` if cicc cannot be driven.
+    """
+    folder = tempfile.mkdtemp(prefix="cicc-")
+    try:
+        server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder, first)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+    _servers.append(server)
+    return server
+
+
+def arch_of_this_machine() -> str:
+    gpus = visible_gpus()
+    if not gpus:
+        raise CiccError("there is no GPU")
+    return gpus[0].arch

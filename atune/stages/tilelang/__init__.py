@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from atune.errors import UsageError
+from atune.model.folders import before_import
 from atune.model.requirements import REQUIRES, is_tested
-from atune.workers.system.inherited_state import before_import
 
 NAMES: dict[str, tuple[str, ...]] = {
     "tilelang:": (

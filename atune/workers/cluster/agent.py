@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,21 +21,12 @@ from atune.engine.run_state import background
 from atune.errors import MachineError
 from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions
-from atune.workers.cluster.messages import (
-    DescribeJob,
-    DiscoverJob,
-    Library,
-    NodeFound,
-    NoticesJob,
-    Opening,
-    PlanJob,
-    Reply,
-    Shelf,
-    known,
-)
+from atune.workers.cluster.nodes import Library, Opening, Reply, arrived, known, libraries_of
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.messages import Discovery
+from atune.workload.workload import WorkloadSpec
 
 NOTICE_S = 5.0
 """Seconds after which an agent without messages answers all the same: so the engine knows that it lives."""
@@ -60,7 +51,6 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
         """Held by each worker's job. A cancelled one may still be ending when the next arrives."""
-        self._shelf = Shelf()
         self._asked = 0.0
         """When the last question came, by the event loop's clock."""
         self._notices: list[str] = []
@@ -69,7 +59,6 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
         async with self._machine.open(self._notice), background() as tasks:
-            self._shelf.run_dir = self._machine.run_dir
             tasks.start_soon(self.end_if_left)
             yield self
 
@@ -80,53 +69,56 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             await anyio.sleep(rest_s)
         raise MachineError(f"the engine has asked nothing for {LEFT_S:g} s")
 
-    async def answer(self, job: Job[Any], worker: int | str, libraries: Sequence[Library] = ()) -> Reply:
-        """Have `worker` do a job: a compile worker's number, a device's id, or empty for the node itself.
-
-        Cancelling it ends what it started. Raises nothing of its own. `libraries`: those of the job's artifacts.
-        """
+    async def answer(self, what: str, *given: Any) -> Reply:
+        """Call the method `what`. Cancelling it ends what that started. Raises nothing of its own."""
         self._asked = anyio.current_time()
         try:
-            answer = await self.run(await self._shelf.unpacked(job, libraries), worker)
-            answer, libraries = await self._shelf.packed(answer)
-            reply = Reply(answer, libraries)
+            answer = await getattr(self, what)(*given)
+            reply = Reply(answer, await libraries_of(answer))
         except Exception as error:
             reply = Reply(error=known(error))
-        device = self._devices.get(str(worker))
-        return msgspec.structs.replace(reply, alive=device is not None and device.alive)
+        return msgspec.structs.replace(reply, alive=tuple(name for name, one in self._devices.items() if one.alive))
 
-    async def run(self, job: Job[Any], worker: int | str) -> Any:
-        """Have a worker do `job`, or this node itself."""
-        if worker == "":
-            return await self._do(job)
+    async def describe(self, seed: int) -> WorkloadSpec:
+        return await self._machine.describe(seed=seed)
+
+    async def discover(
+        self, fingerprint: str, target: str = "", devices: tuple[str, ...] = ()
+    ) -> tuple[Discovery, int]:
+        """Find the node's devices, and the number of its compile workers.
+
+        `target`: the run's, with which only `devices` take part; empty: as in `Opening`. Workers that load work of
+        another `fingerprint` are refused.
+        """
+        machine = self._machine
+        machine.workers.expect(fingerprint)
+        if target:
+            machine.target_text, machine.device_names = target, devices
+        await machine.discover()
+        return machine.found, machine.most_workers()[0]
+
+    async def plan(self, no_cicc: str) -> None:
+        """Make the workers. `no_cicc`: why they do not use cicc; empty if they do."""
+        self._machine.use(no_cicc)
+        self._compilers = self._machine.compile_workers()
+        self._devices = {device.info.id: device for device in self._machine.device_workers()}
+
+    async def notices(self) -> list[str]:
+        """Return messages for the user, once there are some; after `NOTICE_S` at the latest."""
+        with anyio.move_on_after(NOTICE_S):
+            await self._noticed.wait()
+        notices, self._notices, self._noticed = self._notices, [], anyio.Event()
+        return notices
+
+    async def run(self, job: Job[Any], worker: int | str, libraries: Mapping[str, Library]) -> Any:
+        """Have a compile worker, by number, or a device, by id, do `job`, which came with `libraries`."""
+        job = await arrived(job, libraries, self._machine.run_dir)
         async with self._turns[worker]:
             if isinstance(worker, str):
                 return await self._devices[worker].run(job)
             if isinstance(job, LowerJob):  # another node may build it, so that its code must be in the answer
-                job = LowerJob(job.candidate, anew=True)
+                job = msgspec.structs.replace(job, anew=True)
             return await self._compilers[worker].run(job)
-
-    async def _do(self, job: Job[Any]) -> Any:
-        machine = self._machine
-        match job:
-            case DescribeJob():
-                return await machine.describe(seed=job.seed)
-            case DiscoverJob():
-                machine.workers.expect(job.fingerprint)
-                if job.target:
-                    machine.target_text, machine.device_names = job.target, job.devices
-                await machine.discover()
-                return NodeFound(machine.found, machine.most_workers()[0])
-            case PlanJob():
-                machine.use(job.no_cicc)
-                self._compilers = machine.compile_workers()
-                self._devices = {device.info.id: device for device in machine.device_workers()}
-            case NoticesJob():
-                with anyio.move_on_after(NOTICE_S):
-                    await self._noticed.wait()
-                notices, self._notices, self._noticed = self._notices, [], anyio.Event()
-                return notices
-        return None
 
     def _notice(self, message: str) -> None:
         self._notices.append(message)

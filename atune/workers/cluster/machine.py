@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -17,14 +16,13 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.cluster.messages import DescribeJob, DiscoverJob, Opening, PlanJob, Shelf
 from atune.workers.cluster.nodes import (
     Agent,
     ClusterCompileWorker,
     ClusterDeviceWorker,
     Node,
     NodeLost,
-    Slot,
+    Opening,
     none_left,
 )
 from atune.workers.local.machine import PLAIN, are_few, check_discovery, compile_hints
@@ -54,7 +52,6 @@ def shares(found: Mapping[str, Discovery]) -> tuple[Target, dict[str, tuple[str,
     return min(targets, key=str), {name: ids.get(name, ()) for name in found}
 
 
-T = TypeVar("T")
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
 """Starts an agent on every node; gives the agents, and why nodes were left out. Leaving ends the agents."""
 
@@ -80,7 +77,6 @@ class ClusterMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
-        self._shelf = Shelf()
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery
         self._fingerprint = ""
@@ -95,9 +91,8 @@ class ClusterMachine:
         """Start an agent on every node; end them, and with them every process, on leaving."""
         self._warn, self._wake = warn, wake
         with run_folder() as run_dir:
-            self._shelf.run_dir = run_dir
             async with self._connect(self._opening) as (agents, left_out), background() as tasks:
-                self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
+                self.nodes = [Node(agent, run_dir, self._lose) for agent in agents]
                 for why in left_out:
                     warn(why)
                 for node in self.nodes:
@@ -110,11 +105,14 @@ class ClusterMachine:
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         async with self._describing:  # `discover` asks at the same time
-            if not self._fingerprint:
-                spec = await self._first(lambda node: node.ask(DescribeJob(seed)))
-                self._fingerprint = spec.fingerprint
-                if self.spec is None or not self.spec.configs:
-                    self.spec = spec
+            while not self._fingerprint:
+                if not self._living:
+                    raise none_left(node.lost for node in self.nodes)
+                with suppress(NodeLost):  # another node describes it then
+                    spec: WorkloadSpec = await self._living[0].ask("describe", seed)
+                    self._fingerprint = spec.fingerprint
+                    if self.spec is None or not self.spec.configs:
+                        self.spec = spec
         assert self.spec is not None
         return self.spec
 
@@ -128,7 +126,7 @@ class ClusterMachine:
 
         async def ask(node: Node) -> None:
             try:
-                await node.discover(DiscoverJob(self._fingerprint))
+                await node.discover(self._fingerprint)
             except TargetError as error:
                 without[node.name] = error
 
@@ -160,7 +158,7 @@ class ClusterMachine:
                 return
             if not why and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
                 return
-            await node.discover(DiscoverJob(self._fingerprint, target.arch or target.kind, ids))
+            await node.discover(self._fingerprint, target.arch or target.kind, ids)
             if not node.found.nvcc:
                 self._leave_out(node, NO_NVCC)
             elif why:
@@ -177,14 +175,13 @@ class ClusterMachine:
     async def prepare(self, candidates: int) -> None:
         """Have the nodes make their workers, which use cicc if all of them can."""
         few = are_few(candidates, sum(node.compilers for node in self._living))
-        plan = PlanJob(PLAIN if few else self._found.no_cicc)
-        await self._everywhere(lambda node: node.ask(plan))
+        await self._everywhere(lambda node: node.ask("plan", PLAIN if few else self._found.no_cicc))
 
     def compile_workers(self) -> list[ClusterCompileWorker]:
         """Return one worker for each of the nodes'. Successive ones are of different nodes."""
-        slots = [Slot(node, number) for node in self._living for number in range(node.compilers)]
-        slots.sort(key=lambda slot: slot.number)
-        return [ClusterCompileWorker(f"compile-{i}", slot, slots) for i, slot in enumerate(slots)]
+        places = [(node, number) for node in self._living for number in range(node.compilers)]
+        places.sort(key=lambda place: place[1])
+        return [ClusterCompileWorker(index, places) for index in range(len(places))]
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
@@ -206,15 +203,6 @@ class ClusterMachine:
         rest = f"{left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
         self._warn(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
-
-    async def _first(self, ask: Callable[[Node], Awaitable[T]]) -> T:
-        """Ask one node, and another where that is lost. Raises `MachineError` where none is left."""
-        while living := self._living:
-            try:
-                return await ask(living[0])
-            except NodeLost:
-                continue
-        raise none_left(node.lost for node in self.nodes)
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
         """Ask all nodes at once; those that are lost meanwhile are left out. Raises the first node's mistake."""

@@ -1,22 +1,36 @@
-"""A node as the engine's program sees it: jobs for its agent, its loss, and its workers."""
+"""A node as the engine's program sees it: its agent, its loss, its workers, and the messages that travel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from atune.engine.run_state import background
-from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
+from atune.errors import (
+    AtuneError,
+    MachineError,
+    ServerLost,
+    WorkerError,
+    name_and_message,
+    traceback_of,
+)
+from atune.model.artifact import Artifact, source_path
 from atune.model.device import DeviceInfo
+from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import A, Job, Started, StartJob
-from atune.workers.cluster.messages import DiscoverJob, Library, NoticesJob, Reply, Shelf
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.locks import Deadline
+from atune.workload.pickling import WorkloadRef
 
+T = TypeVar("T")
 STALL_S = 30.0
 """Seconds without a sign of life after which a node counts as lost; its agent gives one every `agent.NOTICE_S`."""
 
@@ -38,8 +52,8 @@ class Agent(Protocol):
     name: str
     """The node's name, which no other node of the run has."""
 
-    async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
-        """Return the agent's reply. Raises `NodeLost`. Cancelling it ends the call there, and what that started."""
+    async def ask(self, what: str, *given: Any) -> Reply:
+        """Return the reply of the agent's method. Raises `NodeLost`. Cancelling it ends the call there."""
         ...
 
     def kill(self) -> None:
@@ -48,44 +62,43 @@ class Agent(Protocol):
 
 
 class Node:
-    """One node of a run. `found` and `compilers`: what it has, once it was asked."""
+    """One node of a run. `found` and `compilers`: what it has, once it was asked. `run_dir`: the engine's folder."""
 
-    def __init__(self, agent: Agent, shelf: Shelf, on_loss: Callable[[Node], None]) -> None:
+    def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
         self.lost = ""
         """Why it is used no more; empty while it is."""
         self.found: Discovery
         self.compilers = 0
-        self._shelf, self._on_loss = shelf, on_loss
-        self._sent: set[str] = set()
-        """Digests of the libraries that it has."""
-        self._alive: dict[str, bool] = {}
-        """Whether each device's process ran after its last job."""
+        self._run_dir, self._on_loss = run_dir, on_loss
+        self._alive: tuple[str, ...] = ()
         self._silence = Deadline(STALL_S)
 
-    async def ask(self, job: Job[A], worker: int | str = "") -> A:
-        """Have the agent do `job`. Raises `NodeLost`, and what was raised there."""
+    async def ask(self, what: str, *given: Any) -> Any:
+        """Call a method of the agent. Raises `NodeLost`, and what was raised there."""
         if self.lost:
             raise NodeLost(self.lost)
-        packed, libraries = await self._shelf.packed(job, self._sent)
         try:
-            reply = await self.agent.ask(packed, worker, libraries)
+            reply = await self.agent.ask(what, *given)
         except NodeLost as error:
             self.lose(str(error))
             raise NodeLost(self.lost) from error
-        self._alive[str(worker)] = reply.alive
+        self._alive = reply.alive
         if isinstance(reply.error, MachineError):  # it lacks disk or memory, which other nodes may have
             self.lose(str(reply.error))
             raise NodeLost(self.lost) from reply.error
-        if reply.error is not None:  # perhaps of writing the libraries: they are sent again
+        if reply.error is not None:
             raise reply.error
-        self._sent |= {library.digest for library in (*libraries, *reply.libraries)}
-        return await self._shelf.unpacked(cast(A, reply.answer), reply.libraries)
+        return await arrived(reply.answer, reply.libraries, self._run_dir)
 
-    async def discover(self, job: DiscoverJob) -> None:
+    async def run(self, job: Job[A], worker: int | str) -> A:
+        """Have a worker of the node do `job`."""
+        libraries = {} if self.lost else await libraries_of(job)
+        return cast(A, await self.ask("run", job, worker, libraries))
+
+    async def discover(self, *given: Any) -> None:
         """Have the agent find what the node has for the run."""
-        answer = await self.ask(job)
-        self.found, self.compilers = answer.discovery, answer.compilers
+        self.found, self.compilers = await self.ask("discover", *given)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on the agent's messages, until the node is lost, also by keeping silent for `STALL_S`.
@@ -104,7 +117,7 @@ class Node:
         with suppress(NodeLost):
             while True:
                 self._silence = Deadline(STALL_S)
-                for message in await self.ask(NoticesJob()):
+                for message in await self.ask("notices"):
                     notice(f"{self.name}: {message}")
 
     def lose(self, why: str) -> None:
@@ -115,48 +128,38 @@ class Node:
             self._on_loss(self)
 
     def alive(self, device: str) -> bool:
-        """Tell whether a device's process ran after its last job."""
-        return not self.lost and self._alive.get(device, False)
+        """Tell whether a device's process ran when the node last answered."""
+        return not self.lost and device in self._alive
 
     def named(self, info: DeviceInfo) -> DeviceInfo:
         """Return a device of the node under its name in the run, ``NODE/ID``."""
         return msgspec.structs.replace(info, id=f"{self.name}/{info.id}")
 
 
-class Slot:
-    """One compile worker of a node. Where other nodes were lost, several of the run's workers take turns at it."""
-
-    def __init__(self, node: Node, number: int) -> None:
-        self.node, self.number = node, number
-        self.turn = anyio.Lock()
-
-
 class ClusterCompileWorker:
     """One compile worker of a node; of another one, which repeats the job, once its node is lost.
 
-    `slots`: those of all nodes.
+    `places`: the node and number of all of the run's, of which this is the one at `index`.
     """
 
-    def __init__(self, name: str, slot: Slot, slots: Sequence[Slot]) -> None:
-        self.name, self._slot, self._slots = name, slot, slots
+    def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:
+        self.name, self._index, self._places = f"compile-{index}", index, places
 
     async def run(self, job: Job[A]) -> A:
         """Have the node do `job`. Raises what was raised there, and `MachineError` without a node."""
         while True:
-            slot = self._living_slot()
-            async with slot.turn:
-                try:
-                    return await slot.node.ask(job, slot.number)
-                except NodeLost:
-                    continue
+            node, number = self._place()
+            try:
+                return await node.run(job, number)
+            except NodeLost:
+                continue
 
-    def _living_slot(self) -> Slot:
-        if not self._slot.node.lost:
-            return self._slot
-        living = [slot for slot in self._slots if not slot.node.lost]
+    def _place(self) -> tuple[Node, int]:
+        own = self._places[self._index]
+        living = [place for place in self._places if not place[0].lost]
         if not living:
-            raise none_left(dict.fromkeys(slot.node.lost for slot in self._slots))
-        return min(living, key=lambda slot: (slot.turn.locked(), slot.turn.statistics().tasks_waiting))
+            raise none_left(dict.fromkeys(node.lost for node, _ in self._places))
+        return living[self._index % len(living)] if own[0].lost else own
 
 
 class ClusterDeviceWorker:
@@ -174,7 +177,7 @@ class ClusterDeviceWorker:
     async def run(self, job: Job[A]) -> A:
         """Have the device's process do `job`. If its node is lost, the candidate has no part in that."""
         try:
-            answer: Any = await self.node.ask(job, self._id)
+            answer: Any = await self.node.run(job, self._id)
         except NodeLost as error:
             lost = WorkerError if isinstance(job, StartJob) else ServerLost
             raise lost(str(error)) from error
@@ -182,3 +185,95 @@ class ClusterDeviceWorker:
             self.info = self.node.named(answer.device)
             answer = msgspec.structs.replace(answer, device=self.info)
         return cast(A, answer)
+
+
+# ---- what travels: Ray pickles it
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """The first message to an agent: the work, the settings, and how many of the node's cores it may use."""
+
+    workload: WorkloadRef
+    target: str
+    devices: tuple[str, ...]
+    compile: CompileSettings
+    benchmark: BenchmarkSettings
+    cores: int
+
+
+class Library(msgspec.Struct, frozen=True):
+    """A library that travels, with the sources of its members by symbol."""
+
+    data: bytes
+    sources: dict[str, bytes]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An agent's answer with its libraries by path, or the error that it ended with.
+
+    `alive`: the devices whose processes run.
+    """
+
+    answer: Any = None
+    libraries: dict[str, Library] = {}
+    error: AtuneError | None = None
+    alive: tuple[str, ...] = ()
+
+
+def known(error: Exception) -> AtuneError:
+    """Return `error` as it travels: a `WorkerError` with its traceback if atune has no such class."""
+    return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
+
+
+async def libraries_of(value: object) -> dict[str, Library]:
+    """Return the libraries of a job or an answer, by path. Raises `OSError`."""
+    found = list[Artifact]()
+
+    def note(artifact: Artifact) -> Artifact:
+        found.append(artifact)
+        return artifact
+
+    with_artifacts(value, note)
+    return await anyio.to_thread.run_sync(_read, found) if found else {}
+
+
+def _read(artifacts: list[Artifact]) -> dict[str, Library]:
+    sources: dict[str, dict[str, bytes]] = {}
+    for one in artifacts:
+        source, of_library = Path(source_path(one.path, one.symbol)), sources.setdefault(one.path, {})
+        if source.exists():
+            of_library[one.symbol] = source.read_bytes()
+    return {path: Library(Path(path).read_bytes(), texts) for path, texts in sources.items()}
+
+
+async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T:
+    """Write `libraries` below `run_dir`, and return the job or answer `value` with their paths there."""
+    if not libraries:
+        return value
+    folder = made_folder(run_dir, "libraries")
+    paths = await anyio.to_thread.run_sync(lambda: {path: _write(one, folder) for path, one in libraries.items()})
+    return with_artifacts(value, lambda one: msgspec.structs.replace(one, path=paths[one.path]))
+
+
+def _write(library: Library, folder: str) -> str:
+    """Write a library under the SHA-256 of its content, and return the path."""
+    path = Path(folder) / f"{hashlib.sha256(library.data).hexdigest()}.so"
+    named = (symbol for symbol in library.sources if symbol.isidentifier())  # a name, never a path elsewhere
+    files = {Path(source_path(str(path), symbol)): library.sources[symbol] for symbol in named}
+    for file, data in files.items() if path.exists() else (*files.items(), (path, library.data)):
+        with whole_file(file) as part:  # several messages may bring it at once
+            Path(part).write_bytes(data)
+    return str(path)
+
+
+def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
+    """Return a job or an answer with its artifacts changed."""
+    changed: Any = value
+    if isinstance(value, Artifact):
+        changed = change(value)
+    elif isinstance(value, list | tuple):
+        changed = type(value)(with_artifacts(one, change) for one in value)
+    elif isinstance(value, Job):
+        fields = {name: with_artifacts(getattr(value, name), change) for name in value.__struct_fields__}
+        changed = msgspec.structs.replace(value, **fields)
+    return cast(T, changed)

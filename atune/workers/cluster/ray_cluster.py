@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
-import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -25,11 +22,9 @@ import anyio.to_thread
 import msgspec
 
 from atune.errors import MachineError, UsageError, message_of
-from atune.model.jobs import Job
 from atune.model.requirements import optional
 from atune.workers.cluster.agent import Actor, versions_here
-from atune.workers.cluster.messages import Library, Opening, Reply
-from atune.workers.cluster.nodes import Agent, NodeLost
+from atune.workers.cluster.nodes import Agent, NodeLost, Opening, Reply
 
 READY_S = 60.0
 """Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""
@@ -39,9 +34,6 @@ CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
 SETTLE_S = 3.0
 """Seconds to wait for cores and GPUs that are taken: Ray tells late of those that an ended run gave back."""
-LOCAL = "local"
-OF_LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1", "RAY_AUTH_MODE": "token"}
-"""Environment of a cluster that is started here; what the user has set already stays."""
 
 
 class RayAgent:
@@ -53,8 +45,8 @@ class RayAgent:
         """Those under way. The event of one is set when it ends, or its agent is killed."""
         self.killing: threading.Thread | None = None
 
-    async def ask(self, job: Job[Any], worker: int | str, libraries: Sequence[Library]) -> Reply:
-        reference = self.actor.call.remote(job, worker, libraries)
+    async def ask(self, what: str, *given: Any) -> Reply:
+        reference = self.actor.call.remote(what, *given)
         try:
             return cast(Reply, await self.answered(reference))
         except anyio.get_cancelled_exc_class():
@@ -104,11 +96,11 @@ class RayAgent:
 async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[list[Agent], list[str]], None]:
     """Join the cluster at `address`, and start an agent on every node that can take part.
 
-    `address`: ``auto`` for the one that RAY_ADDRESS names or that runs here, ``local`` to start one here, or what
-    `ray.init` takes, such as ``ray://HOST:10001``. Raises `UsageError` where Ray or the cluster is not there, and
+    `address`: ``auto`` for the one that RAY_ADDRESS names or that runs here, or what `ray.init` takes, such as
+    ``ray://HOST:10001``. Raises `UsageError` where Ray or the cluster is not there, and
     `MachineError` where no node can take part.
     """
-    ray = _ray(address)
+    ray = optional("a cluster", "ray")
     joined = await anyio.to_thread.run_sync(_join, ray, address)
     started, agents, left_out = list[RayAgent](), list[RayAgent](), list[str]()
 
@@ -220,24 +212,19 @@ def _nodes(ray: Any) -> list[dict[str, Any]]:
 
 
 def _join(ray: Any, address: str) -> bool:
-    """Connect this program to a cluster, or start one; tell whether it was not connected before."""
+    """Connect this program to a cluster; tell whether it was not connected before."""
     if ray.is_initialized():
         return False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
-    if address == LOCAL:
-        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    else:
-        _reach(address)
+    _reach(address)
     worker = logging.getLogger("ray._private.worker")  # in a thread it warns that signals are not its own, as is wanted
     level = worker.level
     worker.setLevel(logging.ERROR)
     try:
-        ray.init(address=address, **options)
+        ray.init(address=address, log_to_driver=False, logging_level="error", configure_logging=False)
     except Exception as error:
         first_line = message_of(error).strip().partition("\n")[0]
         raise UsageError(
-            f"cluster {address!r} cannot be joined: {first_line}. Start Ray (`ray start --head`), give its "
-            "address, or take --cluster local to start one on this machine"
+            f"cluster {address!r} cannot be joined: {first_line}. Start Ray (`ray start --head`), or give its address"
         ) from error
     finally:
         worker.setLevel(level)
@@ -256,13 +243,3 @@ def _reach(address: str) -> None:
             f"cluster {address!r} cannot be joined: {host}:{port} cannot be reached ({error}). Start Ray there "
             "(`ray start --head`), or give the address that it printed"
         ) from error
-
-
-def _ray(address: str) -> Any:
-    """Import Ray, in an environment as is wanted where a cluster is started here. Raises `UsageError` without it."""
-    if address == LOCAL and "ray" not in sys.modules:  # which reads it once
-        for name, value in OF_LOCAL.items():
-            os.environ.setdefault(name, value)
-        if os.environ["RAY_AUTH_MODE"] == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return optional("a cluster", "ray")

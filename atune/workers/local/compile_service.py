@@ -24,14 +24,14 @@ from atune.workers.system.resources import usable_cores
 
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """Files of CUDA's driver: if the driver is installed, one of them exists."""
-PRELOAD = ("atune.stages.cicc.service",)
+PRELOAD = ("atune.stages.cicc.server",)
 PREPARE_TIMEOUT_S = 120.0
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
     """The process with the parsed headers: of one run, or of several at the same time. Forked at the first call.
 
-    It has a fork server of its own, which imports almost nothing; see `atune.stages.cicc.service`.
+    It has a fork server of its own, which imports almost nothing; see `atune.stages.cicc.server`.
     """
 
     def __init__(self, nice: int = 0) -> None:
@@ -86,8 +86,8 @@ class CompileService:
         self.process: ServiceProcess
         self._settings, self._target = settings, target
         self._run_dir = ""
-        self._asked = self._early = False
-        """Whether a candidate came that must be compiled, and whether headers were being parsed before."""
+        self._asked = False
+        """Whether a candidate came that must be compiled."""
         self._request: tuple[bytes, str, str]
         self._against: str | None = None
         """Why the run does without the service; empty if that needs no explanation, None if it does not."""
@@ -102,11 +102,6 @@ class CompileService:
     def warming(self) -> bool:
         """Whether the service will soon be `ready`."""
         return self._asked and not (self._parsed or self._broken or self._against is not None)
-
-    @property
-    def soon(self) -> bool:
-        """Whether waiting for the service takes less time than building a group without it."""
-        return self.warming and self._early
 
     @property
     def why(self) -> str:
@@ -144,8 +139,7 @@ class CompileService:
             return
         self._asked = True
         if not self._broken:
-            self._early = self._scope is not None
-            if not self._early:
+            if self._scope is None:
                 self._begin(None)
             self._request = (lowered.blob, target.arch, self._run_dir)
             self._wanted.set()

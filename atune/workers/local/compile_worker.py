@@ -29,8 +29,7 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.workers.local.compile_service import CompileService
-from atune.workers.local.retry import Patience, Room, shortage
-from atune.workers.local.workers import Workers, how_it_ended
+from atune.workers.local.workers import Patience, Room, Workers, how_it_ended, shortage
 from atune.workers.processes.messages import COMPILE, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore, key_in, recall
@@ -88,8 +87,6 @@ class LocalCompileWorker:
                 answer = await self._build(job)
             case CompareJob():
                 answer = await self._compare(job)
-            case _:
-                raise TypeError(f"no compile worker does {job.name}")
         return cast(A, answer)
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
@@ -118,18 +115,43 @@ class LocalCompileWorker:
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
         """Compile a group. An earlier run lowered the members without a blob; these come from the store."""
-        answers, group = dict[int, Built](), job.group
-        for lowered in group:
+        built = dict[int, Built]()
+        for lowered in job.group:
             if not lowered.blob:
                 gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
-                answers[lowered.index] = await self.context.store.find(lowered) or gone
-        if fresh := [lowered for lowered in group if lowered.blob]:
-            built = await self._compile(fresh, job)
-            if isinstance(built, GroupFailed):
-                return built
-            explain = self.context.service.explain
-            answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
-        return [answers[lowered.index] for lowered in group]
+                built[lowered.index] = await self.context.store.find(lowered) or gone
+        if fresh := [lowered for lowered in job.group if lowered.blob]:
+            answers = await self._compile(fresh, job)
+            if isinstance(answers, GroupFailed):
+                return answers
+            built.update((one.index, one) for one in answers)
+        return [built[lowered.index] for lowered in job.group]
+
+    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
+        """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
+        store, service = self.context.store, self.context.service
+        use_service = service.ready and not asked.plain
+        for lowered in group:
+            use_service = use_service and not await store.states.differs(lowered.use)
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
+        answers = await self._try(job, group[0].index, job.limit_s)
+        if isinstance(answers, Failure):
+            return _of_group(answers, len(group))
+        assert not isinstance(answers, GroupFailed), "a process raises"
+        built = [await self._known(one, lowered) for lowered, one in zip(group, answers, strict=True)]
+        await store.keep([one for one in built if isinstance(one, Artifact)])
+        for lowered, one in zip(group, built, strict=True):
+            if isinstance(one, Artifact) and one.store_key:
+                await store.keep_lowered(lowered, one.store_key)
+        return [service.explain(one) if isinstance(one, Artifact) else one for one in built]
+
+    async def _known(self, built: Built, lowered: Lowered) -> Built:
+        """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
+        if isinstance(built, Failure):
+            return built
+        compared = bool(built.state) and await self.context.store.states.equal(lowered.use) == built.state
+        key = built.store_key if lowered.storable else ""
+        return msgspec.structs.replace(built, store_key=key, compared=compared)
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
         """Compile a candidate by nvcc and compare. A crash or a timeout is a `Failure`.
@@ -140,33 +162,6 @@ class LocalCompileWorker:
         if isinstance(answer, Failure) and answer.doubt:
             raise WorkerLost(answer.message, answer.detail, outside=True)
         return answer
-
-    async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
-        if isinstance(built, Failure):
-            return built
-        compared = bool(built.state) and await self.context.store.states.equal(lowered.use) == built.state
-        key = built.store_key if lowered.storable else ""
-        return msgspec.structs.replace(built, store_key=key, compared=compared)
-
-    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
-        service = self.context.service.ready and not asked.plain
-        for lowered in group:
-            service = service and not await self.context.store.states.differs(lowered.use)
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=service)
-        answers = await self._try(job, group[0].index, job.limit_s)
-        if isinstance(answers, Failure):
-            return _of_group(answers, len(group))
-        assert not isinstance(answers, GroupFailed), "a process raises"
-        built = [await self._known(one, lowered) for lowered, one in zip(group, answers, strict=True)]
-        store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
-        await store.keep(good)
-        stored = {one.index: one.store_key for one in good if one.store_key}
-        for lowered in group:
-            if lowered.index in stored:
-                await store.keep_lowered(lowered, stored[lowered.index])
-        return built
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None) -> A | Failure:
         """Have the process do `job`. Return its answer, or why there is none, as a failure of candidate `index`.
@@ -192,30 +187,29 @@ class LocalCompileWorker:
             return Failure(index, "codegen", str(error), error.detail)
 
     async def _call(self, job: Job[A], limit_s: float | None = None) -> A:
-        """Call the process in its turn, for at most `limit_s` or the settings' deadline.
+        """Call the process when `Room` has a free place, for at most `limit_s` or the settings' deadline.
 
-        If the machine is short of a resource, this waits and retries with a new worker.
-
-        Raises `WorkerLost` also if a compiler was killed.
+        Waits and calls a new process if the machine is short of a resource or the server was lost. Raises `WorkerLost`
+        also if a compiler was killed.
         """
-        return decoded(job, await self.context.patience.until_it_works(lambda: self._call_with_room(job, limit_s)))
+        room, patience = self.context.room, self.context.patience
 
-    async def _call_with_room(self, job: Job[Any], limit_s: float | None) -> bytes:
-        """Call the worker when `Room` has a free place. Retry if it lacked memory or its server was lost."""
-        room = self.context.room
-        while True:
-            async with room.taken():
-                try:
-                    return await self._call_now(job, limit_s)
-                except ServerLost:
-                    continue  # a new server starts, or the next call raises the reason why not
-                except WorkerLost as error:
-                    if not (error.outside and room.made()):
-                        raise
+        async def attempt() -> bytes:
+            while True:
+                async with room.places:
+                    try:
+                        return await self._call_now(job, limit_s)
+                    except ServerLost:
+                        continue  # a new server starts, or the next call raises the reason why not
+                    except WorkerLost as error:
+                        if not (error.outside and room.made()):
+                            raise
+
+        return decoded(job, await patience.until_it_works(attempt))
 
     async def _call_now(self, job: Job[Any], limit_s: float | None) -> bytes:
+        context = self.context
         if self._worker is None or not self._worker.alive:
-            context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
         try:
@@ -227,7 +221,7 @@ class LocalCompileWorker:
                 await self._worker.kill()  # it may hold the missing resource
             raise
         except WorkerLost as error:
-            if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
+            if not error.outside and space_is_short(context.session.run_dir):  # such as SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
 

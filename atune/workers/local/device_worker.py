@@ -37,9 +37,8 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.local.retry import Patience
-from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
-from atune.workers.processes.messages import MEASURE, NEIGHBOURS, Around, Neighbours, Session
+from atune.workers.local.workers import LOAD_TIMEOUT_S, Patience, Workers, how_it_ended
+from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Around, Neighbours, Session
 from atune.workers.processes.worker import Worker
 from atune.workers.system.locks import DeviceLock
 
@@ -137,8 +136,12 @@ class LocalDeviceWorker:
             return Failure(index=index, kind="timeout", message=message, detail=error.detail, kill_s=late)
         except ServerLost:
             raise
-        except WorkerLost as error:
-            return _lost(index, error)
+        except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
+            message = f"the device's process died: {how_it_ended(error)}"
+            if not error.outside:
+                return Failure(index, "fault", message, error.detail)
+            doubt = "a signal that no kernel sends killed the device's process"
+            return Failure(index, "worker_lost", message, error.detail, doubt)
         except RemoteError as error:
             raise translated(error) from error
 
@@ -183,13 +186,10 @@ class LocalDeviceWorker:
     async def _new(self) -> Worker:
         """Fork a process, pin it to the device and make its context."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
-        return await self._begun(await self.context.workers.spawn(self._role, env=env, cpus=self.cpus))
-
-    async def _begun(self, worker: Worker) -> Worker:
-        """Send the session and the device to a process. Kills it if it refuses them."""
+        worker = await self.context.workers.spawn(self._role, env=env, cpus=self.cpus)
+        session = msgspec.structs.replace(self.context.session, device=self.info.id)
         try:
-            session = msgspec.structs.replace(self.context.session, device=self.info.id)
-            await self.context.workers.begin(worker, session)
+            await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
             async with self._lock.held() as waited_s:  # making a context may disturb a timing on the device
                 self._note(waited_s)
                 reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S)
@@ -234,21 +234,6 @@ class LocalDeviceWorker:
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None
-
-
-def _lost(index: int, error: WorkerLost) -> Failure:
-    """Return the failure of a candidate whose device process died.
-
-    SIGKILL and SIGTERM come from outside, or from Linux if memory ran out. The candidate itself causes SIGSEGV.
-    """
-    killed = error.outside
-    return Failure(
-        index=index,
-        kind="worker_lost" if killed else "fault",
-        message=f"the device's process died: {how_it_ended(error)}",
-        detail=error.detail,
-        doubt="a signal that no kernel sends killed the device's process" if killed else "",
-    )
 
 
 LOOK_S = 5.0

@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,9 +26,8 @@ from atune.version import installed_versions
 from atune.workers.local.compile_service import CompileService, ServiceProcess
 from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStates, RunStore
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
-from atune.workers.local.retry import Patience, Room
 from atune.workers.local.space_worker import described
-from atune.workers.local.workers import Workers, fork_server, process_folders
+from atune.workers.local.workers import Patience, Room, Workers, fork_server
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.storage.artifact_store import ArtifactStore
@@ -98,8 +97,6 @@ class LocalMachine:
         self.service = CompileService(self.compile, target)
         self.store = RunStore()
         self.run_dir = ""
-        self._compilers: list[LocalCompileWorker] = []
-        self._devices: list[LocalDeviceWorker] = []
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
         self._tools = ""
@@ -117,9 +114,10 @@ class LocalMachine:
         """
         self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
-            async with self._opened() as shared, background() as tasks:
+            processes = shared_processes(self._warned) if self.shared is None else nullcontext(self.shared)
+            async with processes as shared, background() as tasks:
                 self.server = shared.server
-                self.workers.attach(self.server, process_folders(self.run_dir), tasks, self._warned)
+                self.workers.attach(self.server, self.run_dir, tasks, self._warned)
                 early = self.shared is not None or self.server.preload_s is None  # importing uses only one core
                 self.service.start(shared.service, tasks, self.run_dir, early=early)
                 store = ArtifactStore() if self.compile.store else None
@@ -130,22 +128,12 @@ class LocalMachine:
                     yield
                 finally:
                     self._warn = ignored  # the run has ended and records no more events
+                    if self.shared is not None:
+                        await self.workers.end()
             # Skipped after an error or a cancellation, which must not wait.
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
             await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
-
-    @asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[Shared, None]:
-        """Yield the shared processes, or those for this run. The run's own processes end on leaving."""
-        if self.shared is None:
-            async with shared_processes(self._warned) as own:
-                yield own
-            return
-        try:
-            yield self.shared
-        finally:
-            await self.workers.end()
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
         """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
@@ -210,10 +198,9 @@ class LocalMachine:
             store=self.store,
             service=self.service,
             room=Room(n, self._warned, oom_kills),
-            patience=self._patience(),
+            patience=self._patience,
         )
-        self._compilers = [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
-        return self._compilers
+        return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
         """Return the number of compile workers, and a warning if memory limits it."""
@@ -230,11 +217,10 @@ class LocalMachine:
         # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
         cpus = self._cores[-1:] if self._on_cpu else None
         context = DeviceContext(
-            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience(),
+            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience,
             shared=self.shared is not None,
         )  # fmt: skip
-        self._devices = [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
-        return self._devices
+        return [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
 
     def _session(self) -> Session:
         return Session(
@@ -250,16 +236,15 @@ class LocalMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:
-            builds = "none" if self.service.soon else "first"
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
+        builds: Literal["all", "first"] = "first" if self.service.warming else "all"
         return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
 
     def _warned(self, message: str) -> None:
         """Pass a warning on, unless the run has ended."""
         self._warn(message)
 
+    @property
     def _patience(self) -> Patience:
         return Patience(self.run_dir, self._warned)
 

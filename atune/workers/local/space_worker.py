@@ -1,23 +1,50 @@
-"""The process that evaluates a workload's space. It isolates the user's file, constraints and generators."""
+"""The process that evaluates a workload's space, and answers the command line's questions about a file.
+
+It isolates the user's file, constraints and generators.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 import atune
-from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, WorkloadError
-from atune.model.candidate import Config, thaw
-from atune.workers.local.workers import Workers
-from atune.workers.processes.messages import LIST_SPACE, LOAD_SPACE, LoadSpace, SpacePart
+from atune.engine.run_state import background
+from atune.errors import (
+    RemoteError,
+    ServerLost,
+    SpaceError,
+    WorkerLost,
+    WorkerTimeout,
+    WorkloadError,
+    translated,
+)
+from atune.model.artifact import Failure
+from atune.model.candidate import Candidate, Config, config_key, thaw
+from atune.model.folders import run_folder
+from atune.model.jobs import Explained, ExplainJob
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.workers import Workers, fork_server, how_it_ended
+from atune.workers.processes.messages import (
+    DISCOVER,
+    EXPLAIN,
+    LIST_SPACE,
+    LOAD_SPACE,
+    SURVEY_SPACE,
+    Discovery,
+    LoadSpace,
+    Session,
+    SpacePart,
+)
 from atune.workers.processes.worker import Worker
-from atune.workload.pickling import WorkloadRef
-from atune.workload.workload import WorkloadSpec
+from atune.workload.pickling import FileRef, WorkloadRef
+from atune.workload.workload import SpaceSurvey, WorkloadSpec
 
 FILE_TIMEOUT_S = 120.0
 """For running the user's file, including its imports."""
@@ -36,9 +63,8 @@ async def described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | No
 
 
 async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
-    worker, configs = await workers.spawn("describe"), list[Config]()
-    asked = LoadSpace(ref, known, FILE_TIMEOUT_S)
-    try:
+    asked, configs = LoadSpace(ref, known, FILE_TIMEOUT_S), list[Config]()
+    async with workers.asked("describe") as worker:
         try:
             await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
@@ -49,9 +75,6 @@ async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | N
             if part.spec is not None:
                 spec = part.spec
                 return msgspec.structs.replace(spec, configs=tuple(configs), arguments=thaw(spec.arguments))
-    finally:  # the user's code may have started anything in it
-        if not workers.start_soon(worker.kill):
-            await worker.kill()
 
 
 async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
@@ -114,3 +137,77 @@ def _place(frames: Sequence[tuple[str, str, str]]) -> str:
         return asked
     file, line, name = frames[0]
     return f"{asked}, in {name} ({Path(file).name}, line {line})"
+
+
+# ---- questions about a file, by the command line
+
+
+@asynccontextmanager
+async def asking(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
+    """Start the fork server, or take the parked one. Yield its workers and the folder that they may write to.
+
+    Leaving kills the workers and removes the folder.
+    """
+    with run_folder() as run_dir:
+        async with fork_server() as server, background(cancel=False) as tasks:
+            workers = Workers(workload)
+            workers.attach(server, run_dir, tasks)
+            yield workers, run_dir
+
+
+async def survey_space(ref: FileRef) -> SpaceSurvey:
+    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
+    async with asking(ref) as (workers, _):
+        reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
+    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
+
+
+async def discover(ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
+    """Return the target and the devices that a run would have. Raises `TargetError`."""
+    async with asking(ref) as (workers, _):
+        return await _discovered(workers, target, devices, compile)
+
+
+async def _discovered(workers: Workers, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
+    question = (target, tuple(devices), compile)
+    reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+    return msgspec.msgpack.decode(reply, type=Discovery)
+
+
+Answer = Explained | Failure
+N_STEPS = 2
+"""Lowering and compiling. Each step has the compile timeout."""
+
+
+async def explain(
+    ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings
+) -> tuple[bool, list[Answer]]:
+    """Compile each of `configs` for `target` and return its facts or its failure; before them, whether that is the CPU
+    only because there is no GPU.
+
+    Raises `TargetError`, `WorkloadError` and `WorkerError`.
+    """
+    async with asking(ref) as (workers, run_dir):
+        found = await _discovered(workers, target, (), compile)
+        session = Session(ref, found.target, compile, BenchmarkSettings(), run_dir)
+        answers = [await _one(workers, session, index, config) for index, config in enumerate(configs)]
+        return bool(found.fallback), answers
+
+
+async def _one(workers: Workers, session: Session, index: int, config: Config) -> Answer:
+    candidate = Candidate(index, config_key(config), config)
+    job = ExplainJob(candidate, os.path.join(session.run_dir, f"explained-{index}.so"))
+    worker = await workers.loaded("explain", session)
+    limit = N_STEPS * session.compile.compile_timeout_s
+    try:
+        reply = await worker.call(EXPLAIN, msgspec.msgpack.encode(job), limit)
+    except WorkerTimeout as error:
+        return Failure(index, "timeout", f"compiling ran past {limit:g} s", error.detail)
+    except WorkerLost as error:
+        return Failure(index, "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail)
+    except RemoteError as error:
+        raise translated(error) from error
+    finally:
+        await worker.kill()
+    answer: Answer = msgspec.msgpack.decode(reply, type=Explained | Failure)
+    return answer

@@ -1,24 +1,33 @@
-"""Worker processes of one run, forked by the fork server, and what runs at the same time share."""
+"""Worker processes of one run, forked by the fork server, and waiting for what the machine is short of."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar, get_args
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
 from atune.engine.interfaces import ignored
-from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
-from atune.model.folders import CACHE_VARIABLE, cache_folder, made_folder
-from atune.workers.local.retry import shortage
+from atune.errors import (
+    MachineError,
+    RemoteError,
+    ServerLost,
+    WorkerError,
+    WorkerLost,
+    WorkerTimeout,
+    WorkloadError,
+    translated,
+)
+from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, made_folder
 from atune.workers.processes.messages import BEGIN, LOAD, WRITTEN, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.processes.worker import CANCEL_S, Worker
+from atune.workers.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
 from atune.workload.pickling import FileRef, WorkloadRef
 
 T = TypeVar("T")
@@ -31,7 +40,7 @@ def process_folders(run_dir: str) -> dict[str, str]:
     """Make the folders that the processes of a run write to, and return their environment variables."""
     return {
         "TMPDIR": made_folder(run_dir, "tmp"),
-        "TILELANG_CACHE_DIR": made_folder(run_dir, "tilelang"),
+        TILELANG_FOLDER: made_folder(run_dir, "tilelang"),
         CACHE_VARIABLE: str(cache_folder()),
     }
 
@@ -60,8 +69,8 @@ class Workers:
         """The workload, for messages."""
         self._server: ForkServer
         self._warn: Callable[[str], None] = ignored
-        self._env: dict[str, str] = {}
-        self._background: TaskGroup | None = None
+        self._env: dict[str, str]
+        self._background: TaskGroup
         self._forked: list[Worker] = []
         self._loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
@@ -70,25 +79,13 @@ class Workers:
         self._began = time.time()
 
     def attach(
-        self,
-        server: ForkServer,
-        env: Mapping[str, str] | None = None,
-        background: TaskGroup | None = None,
-        warn: Callable[[str], None] = ignored,
+        self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
-        """Fork from `server` from now on, with `env` added to its environment.
+        """Fork from `server` from now on. The workers write to `run_dir`.
 
-        `background` runs the work of `start_soon` and ends with the run. None: `start_soon` starts nothing. `warn` is
-        told, once, if the workers load other work than the program has.
+        `background` ends with the run. `warn` is told, once, if the workers load other work than the program has.
         """
-        self._server, self._env, self._background, self._warn = server, dict(env or {}), background, warn
-
-    def start_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> bool:
-        """Start `work` in the background. Returns false without a background task group."""
-        if self._background is None:
-            return False
-        self._background.start_soon(work)
-        return True
+        self._server, self._env, self._background, self._warn = server, process_folders(run_dir), background, warn
 
     async def spawn(
         self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -137,18 +134,13 @@ class Workers:
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
 
-    @staticmethod
-    async def begin(worker: Worker, session: Session) -> None:
-        """Send the session to a new worker."""
-        await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
-
     async def loaded(self, role: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
         """Fork a compile worker, and load the session and the workload in it. No candidate's deadline covers this."""
 
         async def load() -> Worker:
             worker = await self.spawn(role, cpus=cpus, nice=nice)
             try:
-                await self.begin(worker, session)
+                await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
                 await self.agree(worker, (await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
             except (WorkerError, WorkloadError):
                 await worker.kill()
@@ -157,19 +149,21 @@ class Workers:
 
         return await self.again_if_killed(load)
 
+    @asynccontextmanager
+    async def asked(self, role: str) -> AsyncGenerator[Worker, None]:
+        """Fork a worker, and kill it afterwards, because the user's code may have started anything in it."""
+        worker = await self.spawn(role)
+        try:
+            yield worker
+        finally:
+            self._background.start_soon(worker.kill)  # nobody waits until it is reaped
+
     async def ask_once(self, role: str, entry: str, payload: bytes) -> bytes:
-        """Ask a new worker and kill it afterwards, because the user's code may have started anything in it."""
+        """Return the answer of a new worker, which loads the workload."""
 
         async def ask() -> bytes:
-            worker = await self.spawn(role)
-            try:
-                reply = await worker.call(entry, payload, LOAD_TIMEOUT_S)
-            except BaseException:
-                await worker.kill()
-                raise
-            if not self.start_soon(worker.kill):  # in the background, nobody waits until it is reaped
-                await worker.kill()
-            return reply
+            async with self.asked(role) as worker:
+                return await worker.call(entry, payload, LOAD_TIMEOUT_S)
 
         return await self.again_if_killed(ask)
 
@@ -179,7 +173,7 @@ class Workers:
         A lost fork server says nothing about the workload: retry too, and `spawn` raises at the second loss. Raises
         `WorkloadError` if the workload's code ends or hangs its process, and `WorkerError` if a second one is killed.
         """
-        last = False
+        lost = False
         while True:
             try:
                 return await ask()
@@ -192,10 +186,10 @@ class Workers:
             except WorkerLost as error:
                 if not error.outside:
                     raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
-                if last:
+                if lost:
                     message = f"the worker that loads {self.what} was lost twice: {how_it_ended(error)}"
                     raise WorkerError(message, error.detail) from error
-                last = True
+                lost = True
             except WorkerTimeout as error:
                 raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
 
@@ -203,3 +197,83 @@ class Workers:
 def how_it_ended(error: WorkerLost) -> str:
     """Return how a worker ended, without its name, so that failures of one kind can be counted together."""
     return str(error).rpartition(": ")[2]
+
+
+PAUSES_S = (0.5, 2.0, 8.0)
+"""Successive waits, in seconds, for a resource that the machine is short of."""
+
+
+class Patience:
+    """Retries work that failed because the machine was short of a resource. `folder`: the folder of the run's files."""
+
+    def __init__(self, folder: str, warn: Callable[[str], None]) -> None:
+        self.folder, self.warn = folder, warn
+        self._warned_of: set[Resource] = set()
+
+    async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `attempt`. Raises `MachineError` if the shortage lasts."""
+        for pause_s in (*PAUSES_S, None):
+            try:
+                return await attempt()
+            except (OSError, WorkerError) as error:
+                if (short_of := shortage(error)) is None:
+                    raise
+                if pause_s is None:
+                    raise machine_error(short_of, self.folder) from error
+            if short_of not in self._warned_of:
+                self._warned_of.add(short_of)
+                self.warn(f"waiting, up to {sum(PAUSES_S):g} s at a time: {what_to_do(short_of, self.folder)}")
+            await anyio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def machine_error(short_of: Resource, folder: str) -> MachineError:
+    """Return the error that ends a run for want of a resource. `folder` holds the run's files."""
+    return MachineError(
+        f"{what_to_do(short_of, folder)}. What was measured stays, and `atune resume JOURNAL` continues the run"
+    )
+
+
+def shortage(error: OSError | WorkerError) -> Resource | None:
+    """Return the resource that the machine is short of, from a worker's or the system's error. None: another cause."""
+    if isinstance(error, OSError):
+        return shortage_of(error)
+    if isinstance(error, RemoteError):
+        if error.kind != ShortOf.__name__:
+            return shortage_in(str(error)) if str(error).startswith("[Errno ") else None
+        named = str(error).partition(":")[0]
+        return next((one for one in get_args(Resource) if one == named), None)
+    return shortage_in(str(error)) if "did not start" in str(error) else None
+
+
+class Room:
+    """Limits the compile workers that work at once: `workers`, and half as many after each lack of memory.
+
+    `kills` returns the number of processes that the kernel killed for want of memory, or None if unknown.
+    """
+
+    def __init__(self, workers: int, warn: Callable[[str], None], kills: Callable[[], int | None]) -> None:
+        self.places = anyio.CapacityLimiter(workers)
+        self._warn, self._kills = warn, kills
+        self._seen = kills() or 0
+
+    @property
+    def workers(self) -> int:
+        return int(self.places.total_tokens)
+
+    def made(self) -> bool:
+        """Halve the places if the kernel killed a worker for want of memory. Call it from within the worker's place.
+
+        Returns whether a retry may help: only if other workers took memory at the same time.
+        """
+        if (self._kills() or 0) <= self._seen:
+            return False
+        self._seen += 1  # each kill counts for one worker
+        others_work = self.places.borrowed_tokens > 1
+        if self.workers > 1:
+            self.places.total_tokens = max(1, self.workers // 2)
+            self._warn(
+                f"memory ran out and the kernel killed a compile worker: {self.workers} at once from now on; "
+                "CompileSettings(workers=…) sets the initial number"
+            )
+        return others_work

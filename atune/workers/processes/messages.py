@@ -29,8 +29,8 @@ MEASURE = "atune.stages.measure.benchmark:"
 """Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
 NEIGHBOURS = "atune.stages.measure.telemetry:neighbours"
 
-SERVICE_HEADER = "atune.stages.cicc.service:header"
-SERVICE_LISTEN = "atune.stages.cicc.service:listen"
+SERVICE_HEADER = "atune.stages.cicc.server:header"
+SERVICE_LISTEN = "atune.stages.cicc.server:listen"
 
 
 class Session(msgspec.Struct, frozen=True):

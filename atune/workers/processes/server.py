@@ -7,8 +7,11 @@ use another loop or thread.
 from __future__ import annotations
 
 import atexit
+import functools
+import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -23,9 +26,8 @@ from typing import Any
 import anyio
 
 from atune.errors import AtuneError, WorkloadError
-from atune.model.folders import SERVER_FOLDER, server_folder, working_folder
+from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
 from atune.workers.processes import server_main
-from atune.workers.system.inherited_state import substitute, surroundings
 
 PRELOAD = ("torch", "tilelang", "atune.stages.compile_jobs", "atune.stages.measure.benchmark")
 """Modules that the fork server imports once for all workers."""
@@ -44,16 +46,14 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 def server_env() -> dict[str, str]:
     """Return the variables to add to the program's environment. The program's own choice of huge pages stays."""
-    common = {**SERVER_ENV, **substitute()}
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _HUGE_PAGES in tunables:
-        return common
-    return {**common, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
+        return SERVER_ENV
+    return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
 
 
 WARM_VARIABLE = "ATUNE_WARM"
 """Environment variable. ``off``: start no process before a run or a call of `warm` needs it."""
-_started_early = False
 REAP_S = 0.5
 
 
@@ -118,7 +118,7 @@ class ForkServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **env, SERVER_FOLDER: str(folder)},
+                    env={**os.environ, **env, SERVER_FOLDER: str(folder), TILELANG_FOLDER: str(folder / "tilelang")},
                     cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
                     pass_fds=(theirs.fileno(), lifeline),
                 )
@@ -198,6 +198,37 @@ def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
     )
 
 
+_TILELANGS = {"TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH"}
+"""Variables that tilelang's import sets if they are unset."""
+_NOT_INHERITED = {
+    TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get them from a run
+    "PYTHONPATH",  # the server gets `sys.path`
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # scikit-learn's import sets them, for the strategy `forest`
+}  # fmt: skip
+
+
+def surroundings() -> tuple[object, ...]:
+    """Return what a process started now inherits: environment, working folder, limits, niceness and cores.
+
+    Processes with equal values are interchangeable. What imports of tilelang set does not count, so that a process
+    started before them fits after them.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_INHERITED and not (name in _TILELANGS and value.startswith(_packaged()))
+    }
+    limits = [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+    return environment, working_folder(), limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+
+
+@functools.cache
+def _packaged() -> str:
+    """Return the folder of the tilelang that this program has or would import, with a slash."""
+    found = importlib.util.find_spec("tilelang")
+    return os.path.join(os.path.dirname(found.origin), "") if found is not None and found.origin else os.devnull
+
+
 class Parked:
     """The program's idle fork server, which the next run takes."""
 
@@ -247,7 +278,7 @@ def warm() -> None:
     """Start the processes that the next tuning needs, in the background, and return at once.
 
     They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
-    environment, working folder, umask, limits, niceness and cores are the same. Otherwise it ends them and starts its
+    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its
     own. They end with the program, however it ends, or at `shutdown`. This does nothing if they already wait, or in a
     worker.
 
@@ -257,22 +288,16 @@ def warm() -> None:
         parked.park(taken())
 
 
+@functools.cache
 def warm_early() -> None:
     """Do what `warm` does, once per program, on a sign that it will tune. Failures are silent.
 
     Does nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
     """
-    global _started_early
-    if _started_early or os.environ.get(WARM_VARIABLE) == "off" or _is_child():
-        return
-    _started_early = True
-    with suppress(AtuneError, OSError):
-        warm()
-
-
-def _is_child() -> bool:
     process = sys.modules.get("multiprocessing.process")
-    return process is not None and process.parent_process() is not None
+    if os.environ.get(WARM_VARIABLE) != "off" and (process is None or process.parent_process() is None):
+        with suppress(AtuneError, OSError):
+            warm()
 
 
 def shutdown() -> None:

@@ -158,29 +158,14 @@ class OutOfTurn(Exception):
     """The received frame is no reply to the request."""
 
 
-class _Turn:
-    """Yields to the event loop now and then, while a socket never has to be waited for."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    async def moved(self, count: int) -> None:
-        self._bytes += count
-        if self._bytes >= SLICE_BYTES:
-            self._bytes = 0
-            await anyio.lowlevel.checkpoint()
-
-
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
     """Send request `number` over a non-blocking socket, in as many parts as it needs."""
-    turn = _Turn()
     for part in (FRAME.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
             try:
-                sent = sock.send(view)
-                view = view[sent:]
-                await turn.moved(sent)
+                view = view[sock.send(view[:SLICE_BYTES]) :]
+                await anyio.lowlevel.checkpoint()
             except BlockingIOError:
                 await deadline.wait(lambda: anyio.wait_writable(sock))
 
@@ -199,17 +184,16 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
             raise OutOfTurn from None  # not a size that atune sent
         while filled < size:
             try:
-                got = sock.recv_into(buffer[filled:])
+                got = sock.recv_into(buffer[filled : filled + SLICE_BYTES])
             except BlockingIOError:
                 await deadline.wait(lambda: anyio.wait_readable(sock))
                 continue
             if got == 0:
                 raise EOFError
             filled += got
-            await turn.moved(got)
+            await anyio.lowlevel.checkpoint()
         return bytes(buffer)
 
-    turn = _Turn()
     while True:
         answered, *sizes = FRAME.unpack(await exactly(FRAME.size))
         if answered > number:

@@ -9,7 +9,6 @@ import errno
 import math
 import os
 import re
-import resource
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -202,36 +201,12 @@ def _believed(found: Resource) -> Resource | None:
 
 
 def what_to_do(short_of: Resource, folder: str) -> str:
-    """Return a message that says what ran out, where, and what helps. `folder` holds the run's files."""
-    match short_of:
-        case "space":
-            return (
-                f"no space is left on the disk of {folder} ({_free_bytes(folder) >> 20} MiB free now): "
-                "make room there, or set TMPDIR to another place"
-            )
-        case "memory":
-            room = usable_memory_bytes() or 0
-            return (
-                f"memory ran out ({room >> 20} MiB free now): end other programs, or use fewer compile workers "
-                "(--workers, CompileSettings(workers=…))"
-            )
-        case "files":
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            return (
-                f"no further file can be opened (this process may have {most}): raise that (ulimit -n), or use fewer "
-                "workers (--workers, CompileSettings(workers=…))"
-            )
-        case "all files":
-            return "the machine has too many files open: end the programs that hold them"
-        case "processes":
-            most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-            allowed = "" if most == resource.RLIM_INFINITY else f" (this user may have {most})"
-            return f"no further process can be started{allowed}: end others, or raise the limit (ulimit -u)"
-
-
-def _free_bytes(folder: str) -> int:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
+    """Return a message that says what ran out, and what helps. `folder` holds the run's files."""
+    fewer = "use fewer compile workers (--workers, CompileSettings(workers=…))"
+    return {
+        "space": f"no space is left on the disk of {folder}: make room there, or set TMPDIR to another place",
+        "memory": f"memory ran out: end other programs, or {fewer}",
+        "files": f"no further file can be opened: raise that limit (ulimit -n), or {fewer}",
+        "all files": "the machine has too many files open: end the programs that hold them",
+        "processes": "no further process can be started: end others, or raise the limit (ulimit -u)",
+    }[short_of]

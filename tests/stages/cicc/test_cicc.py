@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from versions import needs_cicc
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
-from atune.model.folders import short_path
 from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.stages.cicc import client
@@ -185,15 +183,6 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen.pop()[: len(expected)] == expected
 
 
-def test_many_compile_at_once(server: Path) -> None:
-    printed = [INCLUDES + KERNEL.format(name=f"k{n}", factor=n) for n in range(12)]
-    with ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(lambda source: client.compile_remotely(source, HOPPER, str(server)), printed))
-    assert [f".text.k{n}" in code(binary) for n, binary in enumerate(found)] == [True] * 12
-    assert code(found[7]) == code(client.compile_remotely(printed[7], HOPPER, str(server)))
-    assert not list(server.glob("cicc-*"))
-
-
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -261,19 +250,6 @@ def test_a_compile_ends_with_the_one_who_asked(server: Path) -> None:
     asking.wait()
     wait_until(lambda: not children(pid), 0.5, "the end of cicc's child")
 
-    # One who is gone before the child looks is noticed, too.
-    place = short_path(str(server / cicc_server.FOLDER))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, place as short:
-        folder = server / "gone"
-        folder.mkdir()
-        (folder / cicc_server.BODY).write_text(LONG)
-        os.kill(pid, signal.SIGSTOP)
-        connection.connect(f"{short}/{cicc_server.SOCKET}")
-        connection.sendall(os.fsencode(folder) + b"\0")
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(0.5)
-    assert not children(pid)
-
 
 def server_of(run_dir: Path) -> int:
     """Return the process of the server that is linked in `run_dir`."""
@@ -326,12 +302,6 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         assert machine.service.ready
         (again, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
         assert again.compiler == "cicc"
-
-        # Without the server nvcc takes over, and says why.
-        os.kill(server, signal.SIGKILL)
-        await until(machine, lambda: not machine.service.ready, 5)
-        (last, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
-        assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
 
 @needs_cicc
