@@ -23,8 +23,15 @@ from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.local.compile_service import CompileService, ServiceProcess
-from atune.workers.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker, RunStates, RunStore
+from atune.workers.local.compile_worker import (
+    COMPILE_NICE,
+    CompileContext,
+    CompileService,
+    LocalCompileWorker,
+    RunStates,
+    RunStore,
+    ServiceProcess,
+)
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.space_worker import described
 from atune.workers.local.workers import Patience, Room, Workers, fork_server

@@ -1,1 +1,4 @@
-"""The machine: cores, memory, folders, paths, locks, signals."""
+"""The machine: cores, memory, shortages, locks, deadlines, and signals at a terminal.
+
+It imports `model` alone. Folders are in `model.folders`; who waits, and how long, is in `workers.local`.
+"""
