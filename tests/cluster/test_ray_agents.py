@@ -11,7 +11,6 @@ import anyio.lowlevel
 import pytest
 from fake_ray import FakeRay, Idle, in_place
 
-from atune.errors import MachineError
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import agent, ray_cluster
 from atune.workers.cluster.nodes import NodeLost, Opening
@@ -87,19 +86,3 @@ async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPa
     assert ray.log == []
     await anyio.sleep(0.3)
     assert ray.log == ["exit 1"]
-
-
-async def test_an_agent_that_nobody_asks_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "LEFT_S", 0.3)
-    monkeypatch.setattr(agent, "NOTICE_S", 0.0)
-    node, begun = agent.NodeAgent(OPENING), anyio.current_time()
-
-    async def ask() -> None:
-        await anyio.sleep(0.2)
-        await node.answer("notices")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-        with pytest.raises(MachineError, match=r"has asked nothing for 0\.3 s"):
-            await node.end_if_left()
-    assert anyio.current_time() - begun >= 0.5

@@ -1,23 +1,20 @@
-"""What the machine lacks is waited for, and then ends the run; what lacks memory among others works with fewer."""
+"""What the machine lacks is waited for, and then ends the run."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
-import anyio
 import pytest
-from anyio.abc import TaskStatus
 
 from atune.errors import MachineError, RemoteError, WorkerError
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.stages import compile_jobs
 from atune.workers.local import workers as patience
-from atune.workers.local.workers import Patience, Room
+from atune.workers.local.workers import Patience
 from atune.workers.system import resources
 from atune.workers.system.resources import (
     WORKER_BYTES,
@@ -25,7 +22,6 @@ from atune.workers.system.resources import (
     ShortOf,
     check_compiled,
     check_machine,
-    oom_kills,
 )
 
 pytestmark = pytest.mark.anyio
@@ -148,73 +144,3 @@ def test_a_kernel_function_that_finds_no_space_is_no_failure() -> None:
 
     with pytest.raises(ShortOf, match="space"):
         compile_jobs._guarded(Candidate(0, "", {}), writes)
-
-
-class Kernel:
-    """Counts what the kernel killed, as `oom_kills` does."""
-
-    kills: int | None = 5
-
-    def __call__(self) -> int | None:
-        return self.kills
-
-
-async def at_once(room: Room, tasks: int = 6) -> int:
-    """Return how many of `tasks` that want a place have one at the same time."""
-    inside, most = 0, 0
-
-    async def work() -> None:
-        nonlocal inside, most
-        async with room.places:
-            inside += 1
-            most = max(most, inside)
-            await anyio.wait_all_tasks_blocked()
-            inside -= 1
-
-    async with anyio.create_task_group() as group:
-        for _ in range(tasks):
-            group.start_soon(work)
-    return most
-
-
-@asynccontextmanager
-async def others_in(room: Room) -> AsyncIterator[None]:
-    """Have another worker at work."""
-    done = anyio.Event()
-
-    async def work(*, task_status: TaskStatus[None]) -> None:
-        async with room.places:
-            task_status.started()
-            await done.wait()
-
-    async with anyio.create_task_group() as group:
-        await group.start(work)
-        yield
-        done.set()
-
-
-async def test_fewer_work_at_once_after_a_kill_for_want_of_memory() -> None:
-    warnings: list[str] = []
-    kernel = Kernel()
-    room = Room(4, warnings.append, kernel)
-    assert await at_once(room) == 4
-    async with room.places, others_in(room):
-        kernel.kills = 6
-        assert room.made()
-    assert await at_once(room) == 2 and "2 at once from now on" in warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("files", "kills"),
-    [
-        ({"proc/self/cgroup": "0::/a\n", "cg/a/memory.events": "oom 3\noom_kill 2\n", "proc/vmstat": "oom_kill 9"}, 2),
-        ({"proc/vmstat": "nr_free_pages 1\noom_kill 9\n"}, 9),
-        ({"proc/vmstat": "nr_free_pages 1\n"}, None),
-        ({}, None),
-    ],
-)
-def test_the_kernel_tells_how_many_it_killed(files: dict[str, str], kills: int | None, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert oom_kills(tmp_path / "proc", tmp_path / "cg") == kills

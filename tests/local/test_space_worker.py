@@ -42,14 +42,14 @@ async def machine(request: pytest.FixtureRequest) -> AsyncGenerator[LocalMachine
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
-        ("SPINS", r"a constraint \(where\), spins \(space_kernels\.py, line \d+\), had not answered after 1 s"),
-        ("HOLDS_THE_LOCK", r"a constraint \(where\), holds_the_lock \(space_kernels\.py, line 2\d\), had not answered"),
+        ("SPINS", r"spins \(space_kernels\.py, line \d+\), had not answered after 1 s"),
+        ("HOLDS_THE_LOCK", r"holds_the_lock \(space_kernels\.py, line 2\d\), had not answered"),
         (
             "CALLS_WHAT_SLEEPS",
             r"calls_what_sleeps \(space_kernels\.py, line \d+\), in sleeps \(space_kernels\.py",
         ),
-        ("GENERATOR", r"the generator of configurations, generated \(space_kernels\.py, line \d+\), in sleeps"),
-        ("AXIS", r"the function of an axis, axis \(space_kernels\.py, line \d+\), in sleeps"),
+        ("GENERATOR", r"generated \(space_kernels\.py, line \d+\), in sleeps"),
+        ("AXIS", r"axis \(space_kernels\.py, line \d+\), in sleeps"),
         ("LEAVES", r"a function of the space of \S+:LEAVES ended the process: .* exited with status 3"),
     ],
     indirect=["machine"],
@@ -61,7 +61,7 @@ async def test_what_a_space_asks_is_ended_where_it_hangs(machine: LocalMachine, 
 
 @pytest.mark.parametrize("machine", ["LATE"], indirect=True)
 async def test_a_constraint_that_hangs_later_is_ended_too(machine: LocalMachine, impatient: None) -> None:
-    with pytest.raises(SpaceError, match=r"a constraint \(where\), late .* in sleeps"):
+    with pytest.raises(SpaceError, match=r"late .* in sleeps"):
         await machine.describe()
 
 
@@ -79,7 +79,7 @@ async def test_a_workload_by_value_is_asked_in_a_process_of_its_own(impatient: N
     spec = head(work := space_kernels.HOLDS_THE_LOCK)
     machine = LocalMachine(ship(work), spec=spec, target="c")
     async with machine.open():
-        with pytest.raises(SpaceError, match=r"the space of the workload: a constraint \(where\), holds_the_lock"):
+        with pytest.raises(SpaceError, match=r"the space of the workload: holds_the_lock"):
             await machine.describe()
 
 

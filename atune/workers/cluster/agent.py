@@ -17,8 +17,6 @@ from typing import Any
 import anyio
 import msgspec
 
-from atune.engine.run_state import background
-from atune.errors import MachineError
 from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions
 from atune.workers.cluster.nodes import Library, Opening, Reply, arrived, known, libraries_of
@@ -30,8 +28,6 @@ from atune.workload.workload import WorkloadSpec
 
 NOTICE_S = 5.0
 """Seconds after which an agent without messages answers all the same: so the engine knows that it lives."""
-LEFT_S = 120.0
-"""Seconds without a question after which an agent ends: the engine is gone, or has given the node up."""
 
 
 def versions_here() -> dict[str, str]:
@@ -51,27 +47,16 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
         """Held by each worker's job. A cancelled one may still be ending when the next arrives."""
-        self._asked = 0.0
-        """When the last question came, by the event loop's clock."""
         self._notices: list[str] = []
         self._noticed = anyio.Event()
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
-        async with self._machine.open(self._notice), background() as tasks:
-            tasks.start_soon(self.end_if_left)
+        async with self._machine.open(self._notice):
             yield self
-
-    async def end_if_left(self) -> None:
-        """Raise `MachineError` once nobody has asked for `LEFT_S`. That ends the agent."""
-        self._asked = anyio.current_time()
-        while (rest_s := self._asked + LEFT_S - anyio.current_time()) > 0:
-            await anyio.sleep(rest_s)
-        raise MachineError(f"the engine has asked nothing for {LEFT_S:g} s")
 
     async def answer(self, what: str, *given: Any) -> Reply:
         """Call the method `what`. Cancelling it ends what that started. Raises nothing of its own."""
-        self._asked = anyio.current_time()
         try:
             answer = await getattr(self, what)(*given)
             reply = Reply(answer, await libraries_of(answer))

@@ -42,7 +42,7 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.model.settings import CompileSettings
-from atune.workers.local.workers import Patience, Room, Workers, how_it_ended, process_folders, shortage
+from atune.workers.local.workers import Patience, Workers, how_it_ended, process_folders, shortage
 from atune.workers.processes.messages import COMPILE, SERVICE_HEADER, SERVICE_LISTEN, ServiceReady, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import started
@@ -75,7 +75,6 @@ class CompileContext:
     workers: Workers
     store: RunStore
     service: CompileService
-    room: Room
     patience: Patience
 
 
@@ -202,25 +201,20 @@ class LocalCompileWorker:
             return Failure(index, "codegen", str(error), error.detail)
 
     async def _call(self, job: Job[A], limit_s: float | None = None) -> A:
-        """Call the process when `Room` has a free place, for at most `limit_s` or the settings' deadline.
+        """Call the process, for at most `limit_s` or the settings' deadline.
 
         Waits and calls a new process if the machine is short of a resource or the server was lost. Raises `WorkerLost`
         also if a compiler was killed.
         """
-        room, patience = self.context.room, self.context.patience
 
         async def attempt() -> bytes:
             while True:
-                async with room.places:
-                    try:
-                        return await self._call_now(job, limit_s)
-                    except ServerLost:
-                        continue  # a new server starts, or the next call raises the reason why not
-                    except WorkerLost as error:
-                        if not (error.outside and room.made()):
-                            raise
+                try:
+                    return await self._call_now(job, limit_s)
+                except ServerLost:
+                    continue  # a new server starts, or the next call raises the reason why not
 
-        return decoded(job, await patience.until_it_works(attempt))
+        return decoded(job, await self.context.patience.until_it_works(attempt))
 
     async def _call_now(self, job: Job[Any], limit_s: float | None) -> bytes:
         context = self.context

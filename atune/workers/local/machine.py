@@ -34,11 +34,11 @@ from atune.workers.local.compile_worker import (
 )
 from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.workers.local.space_worker import described
-from atune.workers.local.workers import Patience, Room, Workers, fork_server
+from atune.workers.local.workers import Patience, Workers, fork_server
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workers.system.resources import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.system.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
@@ -204,7 +204,6 @@ class LocalMachine:
             workers=self.workers,
             store=self.store,
             service=self.service,
-            room=Room(n, self._warned, oom_kills),
             patience=self._patience,
         )
         return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -91,8 +92,7 @@ async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
 
 
 def _hung_while_loading(what: str, stack: str) -> str:
-    frames, _ = _frames(stack)
-    where = f": it hangs in {_place(frames)}" if frames else ""
+    where = f": it hangs in {place}" if (place := _place(stack)) else ""
     return (
         f"loading {what} was ended after {FILE_TIMEOUT_S:g} s{where}. Several processes load a workload's file, which "
         'only defines the workload: put slow code under if __name__ == "__main__":'
@@ -100,43 +100,26 @@ def _hung_while_loading(what: str, stack: str) -> str:
 
 
 def _hung(what: str, stack: str) -> str:
-    frames, callers = _frames(stack)
-    kind = next((text for name, text in _KINDS.items() if name in callers), "a function of the configurations")
-    who = f"{kind}, {_place(frames)}," if frames else "a constraint, or another function of the space,"
+    who = _place(stack) or "a constraint, or another function of the space"
     return (
-        f"the space of {what}: {who} had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is far "
+        f"the space of {what}: {who}, had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is far "
         "too slow: it is called once for each configuration"
     )
 
 
-_KINDS = {
-    "admits": "a constraint (where)",
-    "_values": "the function of an axis",
-    "_read": "the generator of configurations",
-    "given": "the generator of configurations",
-}
-"""The user's function in messages, by the function of `atune.model` that calls it."""
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
-def _frames(stack: str) -> tuple[list[tuple[str, str, str]], set[str]]:
-    """Split faulthandler's stack into the user's frames, innermost first, and the names of atune's callers."""
+def _place(stack: str) -> str:
+    """Return which of the user's functions was called and where it hangs, by faulthandler's `stack`, or nothing."""
     ours = os.path.dirname(atune.__file__) + os.sep
-    threads: list[list[tuple[str, str, str]]] = [_FRAME.findall(text) for text in stack.split("Thread 0x")]
-    frames = next((t for t in reversed(threads) if any(file.startswith(ours) for file, _, _ in t)), [])
-    first = next((i for i, (file, _, _) in enumerate(frames) if file.startswith(ours)), len(frames))
-    users = [frame for frame in frames[:first] if not frame[0].startswith("<frozen ")]
-    return users, {name for file, _, name in frames[first:] if file.startswith(ours)}
-
-
-def _place(frames: Sequence[tuple[str, str, str]]) -> str:
-    """Return which function was called and where it hangs, from its frames, innermost first."""
-    file, line, name = frames[-1]
-    asked = f"{name} ({Path(file).name}, line {line})"
-    if len(frames) == 1:
-        return asked
-    file, line, name = frames[0]
-    return f"{asked}, in {name} ({Path(file).name}, line {line})"
+    for thread in reversed(stack.split("Thread 0x")):
+        frames = [frame for frame in _FRAME.findall(thread) if not frame[0].startswith("<frozen ")]
+        users = list(takewhile(lambda frame: not frame[0].startswith(ours), frames))  # the innermost first
+        if users and len(users) < len(frames):
+            places = [f"{name} ({Path(file).name}, line {line})" for file, line, name in users]
+            return places[0] if len(places) == 1 else f"{places[-1]}, in {places[0]}"
+    return ""
 
 
 # ---- questions about a file, by the command line

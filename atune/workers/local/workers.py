@@ -244,36 +244,3 @@ def shortage(error: OSError | WorkerError) -> Resource | None:
         named = str(error).partition(":")[0]
         return next((one for one in get_args(Resource) if one == named), None)
     return shortage_in(str(error)) if "did not start" in str(error) else None
-
-
-class Room:
-    """Limits the compile workers that work at once: `workers`, and half as many after each lack of memory.
-
-    `kills` returns the number of processes that the kernel killed for want of memory, or None if unknown.
-    """
-
-    def __init__(self, workers: int, warn: Callable[[str], None], kills: Callable[[], int | None]) -> None:
-        self.places = anyio.CapacityLimiter(workers)
-        self._warn, self._kills = warn, kills
-        self._seen = kills() or 0
-
-    @property
-    def workers(self) -> int:
-        return int(self.places.total_tokens)
-
-    def made(self) -> bool:
-        """Halve the places if the kernel killed a worker for want of memory. Call it from within the worker's place.
-
-        Returns whether a retry may help: only if other workers took memory at the same time.
-        """
-        if (self._kills() or 0) <= self._seen:
-            return False
-        self._seen += 1  # each kill counts for one worker
-        others_work = self.places.borrowed_tokens > 1
-        if self.workers > 1:
-            self.places.total_tokens = max(1, self.workers // 2)
-            self._warn(
-                f"memory ran out and the kernel killed a compile worker: {self.workers} at once from now on; "
-                "CompileSettings(workers=…) sets the initial number"
-            )
-        return others_work

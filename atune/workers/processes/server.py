@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.util
 import json
 import os
 import resource
@@ -198,9 +197,8 @@ def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
     )
 
 
-_TILELANGS = {"TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH"}
-"""Variables that tilelang's import sets if they are unset."""
 _NOT_INHERITED = {
+    "TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH",  # tilelang's import sets them, and reads them once
     TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get them from a run
     "PYTHONPATH",  # the server gets `sys.path`
     "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # scikit-learn's import sets them, for the strategy `forest`
@@ -213,20 +211,9 @@ def surroundings() -> tuple[object, ...]:
     Processes with equal values are interchangeable. What imports of tilelang set does not count, so that a process
     started before them fits after them.
     """
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _NOT_INHERITED and not (name in _TILELANGS and value.startswith(_packaged()))
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     limits = [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
     return environment, working_folder(), limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
-
-
-@functools.cache
-def _packaged() -> str:
-    """Return the folder of the tilelang that this program has or would import, with a slash."""
-    found = importlib.util.find_spec("tilelang")
-    return os.path.join(os.path.dirname(found.origin), "") if found is not None and found.origin else os.devnull
 
 
 class Parked:

@@ -73,20 +73,6 @@ def _room_bytes(group: Path) -> int | None:
         return None
 
 
-def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the number of processes that the kernel killed because memory ran out, or None if it is unknown.
-
-    The number is that of this process' cgroup (``memory.events``), else of the machine. The kernel counts before it
-    kills.
-    """
-    for file in (_own_cgroup(proc, cgroups) / "memory.events", proc / "vmstat"):
-        try:
-            return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
-        except (OSError, StopIteration, ValueError):
-            continue
-    return None
-
-
 def workers_that_fit(wanted: int, available_bytes: int | None) -> int:
     """Return the number of compile workers that fit into memory: at most `wanted`, at least one."""
     if available_bytes is None:
