@@ -1,4 +1,4 @@
-"""The limits that processes run under: few open files, and core files of what crashes."""
+"""The limits that processes run under: few open files, core files of what crashes, and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from processes import environment
 from atune.errors import MachineError, UsageError, WorkerLost
 from atune.frontends.api.tuner import tune
 from atune.journal.reader import replay
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine
+from atune.workers.local import machine as local
+from atune.workers.processes.messages import Discovery
+from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes
+from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,3 +111,57 @@ def test_too_few_open_files_say_what_is_needed(number: int, kind: type[Exception
     with pytest.raises(kind, match=message) as caught:
         anyio.run(lambda: tune(machine=Short(2)))
     assert isinstance(caught.value.__cause__, OSError)
+
+
+# ---- memory: the machine's, and the cgroups' around this process
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A machine with 64 GiB available and a process in the cgroup /jobs/mine, none limited."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {64 * GIB // 1024} kB\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/jobs/mine\n")
+    (tmp_path / "cgroup" / "jobs" / "mine").mkdir(parents=True)
+    return tmp_path
+
+
+def limit_memory(machine: Path, group: str, maximum: int | str, current: int, inactive_file: int = 0) -> None:
+    folder = machine / "cgroup" / group
+    (folder / "memory.max").write_text(f"{maximum}\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
+
+
+def usable(machine: Path) -> int | None:
+    return usable_memory_bytes(machine / "proc", machine / "cgroup")
+
+
+def test_the_tightest_cgroup_around_the_process_counts(machine: Path) -> None:
+    """Page cache that can be dropped is free. Without a limit the whole machine's memory counts."""
+    assert usable(machine) == 64 * GIB
+    limit_memory(machine, "jobs/mine", "max", 7 * GIB)
+    assert usable(machine) == 64 * GIB
+    limit_memory(machine, "jobs/mine", 32 * GIB, 2 * GIB)
+    assert usable(machine) == 30 * GIB
+    limit_memory(machine, "jobs", 8 * GIB, 5 * GIB)
+    assert usable(machine) == 3 * GIB
+    limit_memory(machine, "jobs", 8 * GIB, 8 * GIB, inactive_file=6 * GIB)
+    assert usable(machine) == 6 * GIB
+
+
+def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "usable_cores", lambda: list(range(32)))
+    monkeypatch.setattr(local, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
+    warnings = list[str]()
+    for workers, wanted in ((None, 3), (6, 6)):
+        settings = CompileSettings(workers=workers)
+        machine = local.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
+        machine._warn = warnings.append
+        machine._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
+        assert len(machine.compile_workers()) == wanted
+    [warning] = warnings
+    assert warning.startswith("3 compile workers on 32 cores: 3.0 GiB are free, with 1 GiB set aside for each")

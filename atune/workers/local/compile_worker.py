@@ -146,7 +146,7 @@ class LocalCompileWorker:
         store, service = self.context.store, self.context.service
         use_service = service.ready and not asked.plain
         for lowered in group:
-            use_service = use_service and not await store.states.differs(lowered.use)
+            use_service = use_service and not await store.differs(lowered.use)
         job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
@@ -163,7 +163,7 @@ class LocalCompileWorker:
         """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
         if isinstance(built, Failure):
             return built
-        compared = bool(built.state) and await self.context.store.states.equal(lowered.use) == built.state
+        compared = bool(built.state) and await self.context.store.equal(lowered.use) == built.state
         key = built.store_key if lowered.storable else ""
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
@@ -249,38 +249,35 @@ def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
     return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]
 
 
-class RunStates:
-    """What is known of the compiler states of a run. Reads the headers once for each use of them."""
+class RunStore:
+    """Finds artifacts of earlier runs and keeps those of this one, and knows its compiler states.
 
-    def __init__(self, tools: str = "") -> None:
-        self._tools = tools
-        self._found = dict[str, tuple[str, str] | None]()
+    After the first `OSError` nothing is found or kept: the store is read-only, full or gone. `tools`: the compilers as
+    a part of the states; empty where cicc is not used.
+    """
+
+    def __init__(self, store: ArtifactStore | None = None) -> None:
+        self.tools = ""
+        self._store = store
+        self._states = dict[str, tuple[str, str]]()
 
     async def equal(self, use: str) -> str:
         """Return the state of sources of this `use` if cicc's code is known to be nvcc's in it; empty otherwise."""
-        state, difference = await self._recall(use) or ("", "unknown")
+        state, difference = await self._state(use)
         return "" if difference else state
 
     async def differs(self, use: str) -> bool:
         """Tell whether cicc's code is known to differ from nvcc's for sources of this `use`."""
-        return bool((await self._recall(use) or ("", ""))[1])
+        return bool((await self._state(use))[1])
 
-    async def _recall(self, use: str) -> tuple[str, str] | None:
-        if not (use and self._tools):
-            return None
-        if use not in self._found:
-            self._found[use] = await anyio.to_thread.run_sync(recall, self._tools, use)
-        return self._found[use]
-
-
-class RunStore:
-    """Finds artifacts of earlier runs and keeps those of this one. After the first `OSError` it does nothing.
-
-    Such an error means that the store is read-only, full or gone.
-    """
-
-    def __init__(self, store: ArtifactStore | None = None) -> None:
-        self._store, self.states = store, RunStates()
+    async def _state(self, use: str) -> tuple[str, str]:
+        """Return a state and how it differs; empty if unknown. Reads the headers once for each use of them."""
+        if not (use and self.tools):
+            return "", ""
+        if use not in self._states:
+            found = await anyio.to_thread.run_sync(recall, self.tools, use)
+            self._states[use] = found or ("", "")
+        return self._states[use]
 
     @property
     def used(self) -> bool:
@@ -292,7 +289,7 @@ class RunStore:
         if not lowered.storable:
             return None
         found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
-        if found is None and (state := await self.states.equal(lowered.use)):
+        if found is None and (state := await self.equal(lowered.use)):
             key = key_in(lowered.store_key, state)
             if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
                 found = msgspec.structs.replace(found, compared=True)

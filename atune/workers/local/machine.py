@@ -28,7 +28,6 @@ from atune.workers.local.compile_worker import (
     CompileContext,
     CompileService,
     LocalCompileWorker,
-    RunStates,
     RunStore,
     ServiceProcess,
 )
@@ -106,8 +105,6 @@ class LocalMachine:
         self.run_dir = ""
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
-        self._tools = ""
-        """The compilers as a part of the compiler state, where cicc is used."""
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
@@ -185,8 +182,7 @@ class LocalMachine:
     def use(self, no_cicc: str) -> None:
         """Compile by cicc, unless there is a reason against it."""
         self.service.use("" if self._on_cpu else no_cicc or None)
-        self._tools = "" if no_cicc else self.found.tools
-        self.store.states = RunStates(self._tools)
+        self.store.tools = "" if no_cicc else self.found.tools
 
     def compile_workers(self) -> list[LocalCompileWorker]:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
@@ -235,7 +231,7 @@ class LocalMachine:
             compile=self.compile,
             benchmark=self.benchmark,
             run_dir=self.run_dir,
-            tools=self._tools,
+            tools=self.store.tools,
         )
 
     def versions(self) -> dict[str, str]:
