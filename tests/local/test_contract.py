@@ -8,9 +8,8 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -40,7 +39,6 @@ from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.nodes import ClusterDeviceWorker
-from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import DeviceContext
 from atune.workers.local.machine import LocalMachine
@@ -65,7 +63,6 @@ pytestmark = pytest.mark.anyio
 real = (
     pytest.param("cpu"),
     pytest.param("agents"),
-    pytest.param("ray", marks=pytest.mark.asked),
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
 LOCAL = "cpu", "cuda"
@@ -130,15 +127,6 @@ def slow_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def two_ray_nodes(slow_compiler: None) -> Iterator[None]:
-    """Start a Ray cluster that has cores for every machine of this module at once."""
-    from rays import ray_cluster
-
-    with ray_cluster(nodes=2, cpus=8):
-        yield
-
-
 async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     if kind == "fake":
         moody = name == "MOODY"
@@ -150,10 +138,9 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
         )
         machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
     elif kind not in LOCAL:
-        connect: Any = Loopback(1) if kind == "agents" else partial(ray_agents, address="auto")
         reference = parse_file_ref(f"{KERNELS}:{name}")
         settings = CompileSettings(store=False, workers=1)
-        machine = ClusterMachine(connect, reference, target="c", compile=settings)
+        machine = ClusterMachine(Loopback(1), reference, target="c", compile=settings)
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
         target = "c" if kind == "cpu" else "cuda"
@@ -169,16 +156,12 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
 
 @pytest.fixture(scope="module", params=["fake", *real])
 async def scaled(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncGenerator[Bench, None]:
-    if request.param == "ray":
-        request.getfixturevalue("two_ray_nodes")
     async with AsyncExitStack() as stack:
         yield await opened(request.param, "SCALED", stack)
 
 
 @pytest.fixture(scope="module", params=["fake", *real])
 async def moody(request: pytest.FixtureRequest, anyio_backend: str, slow_compiler: None) -> AsyncGenerator[Bench, None]:
-    if request.param == "ray":
-        request.getfixturevalue("two_ray_nodes")
     async with AsyncExitStack() as stack:
         yield await opened(request.param, "MOODY", stack)
 
@@ -187,10 +170,8 @@ async def outputs(device: Any, artifact: Artifact) -> list[bytes]:
     """Run `artifact` once on `device` and return its outputs' bytes."""
     if isinstance(device, FakeDeviceWorker):
         return [packed(device.machine.config_of(device._loaded(artifact)).get("scale", 2.0))]
-    if isinstance(device, ClusterDeviceWorker):  # its node's agent is in this process, or cannot be looked into
-        if not isinstance(device.node.agent, LoopbackAgent):
-            pytest.skip(reason="its process is another host's")
-        device = device.node.agent.agent._devices[device._id]
+    if isinstance(device, ClusterDeviceWorker):  # its node's agent is in this process
+        device = cast(LoopbackAgent, device.node.agent).agent._devices[device._id]
     return await outputs_of(device, artifact)
 
 
