@@ -90,14 +90,9 @@ def prepare() -> None:
         try:
             os.fstat(number)
         except OSError:
-            fd = os.open(os.devnull, os.O_RDWR)
-            os.dup2(fd, number)
-            if fd > 2:
-                os.close(fd)
-    if sys.stdout is None:
-        sys.stdout = _null()
-    if sys.stderr is None:
-        sys.stderr = _null()
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -110,7 +105,3 @@ def discard(stream: TextIO, number: int) -> None:
             fd = os.open(os.devnull, os.O_WRONLY)
             os.dup2(fd, number)
             os.close(fd)
-
-
-def _null() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
