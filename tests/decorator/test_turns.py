@@ -19,13 +19,13 @@ from atune.journal.events import Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.processes.worker import Worker
-from atune.workers.system.locks import DeviceLock
+from atune.workers.system.resources import DeviceLock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.workers.system.locks import DeviceLock
+from atune.workers.system.resources import DeviceLock
 async def main():
     async with DeviceLock("gpu", pathlib.Path(sys.argv[1])).held():
         print("held", flush=True)

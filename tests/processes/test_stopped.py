@@ -19,7 +19,7 @@ from processes import environment, wait_until
 
 from atune.errors import WorkerError
 from atune.workers.processes.server import ForkServerProcess
-from atune.workers.system.locks import TICK_S, Deadline
+from atune.workers.system.resources import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

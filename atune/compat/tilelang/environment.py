@@ -22,8 +22,8 @@ from msgspec import Meta
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.device import Target, parse_target
-from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.folders import TILELANG_FOLDER, is_from_import
+from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages import tilelang
 from atune.stages.session.session import visible_gpus

@@ -27,7 +27,7 @@ from atune.model.folders import made_folder, whole_file
 from atune.model.jobs import A, Job, Started, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.processes.messages import Discovery
-from atune.workers.system.locks import Deadline
+from atune.workers.system.resources import Deadline
 from atune.workload.pickling import WorkloadRef
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.workers import LOAD_TIMEOUT_S, Patience, Workers, how_it_ended
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Around, Neighbours, Session
 from atune.workers.processes.worker import Worker
-from atune.workers.system.locks import DeviceLock
+from atune.workers.system.resources import DeviceLock
 
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""

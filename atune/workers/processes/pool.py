@@ -24,7 +24,7 @@ from atune.model.requirements import not_installed
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.workers.processes.worker import CANCEL_S, REAP_S, Worker, read_tail
-from atune.workers.system.locks import Deadline
+from atune.workers.system.resources import Deadline
 
 GRACE_S, HAMMER_S = 0.4, 0.2
 """Bounds of the last steps of a cancelled run's cleanup. With `CANCEL_S` before them they stay under a second."""

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from atune.errors import AtuneError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.server_main import FRAME, HUNG_UP_WORDS
-from atune.workers.system.locks import Deadline
+from atune.workers.system.resources import Deadline
 
 if TYPE_CHECKING:
     from atune.workers.processes.pool import ForkServer
