@@ -28,15 +28,24 @@ from typing import Any
 import msgspec
 from recording import Recording, read_recording
 
+from atune.engine.search.devices import Figures
 from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
-from atune.engine.search.prior import fields_of_facts, figures_for
+from atune.engine.search.prior import columns, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, check_name, chosen, learns, make_strategy, uses_prior
+from atune.journal.events import SpaceSurveyed
+from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
 from atune.workers.system.resources import usable_cores
 
 ELABORATING = 0.1
 """Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""
 WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
+
+
+def fields_of_facts(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
+    """Return what `Searched` has of `facts`, as a run would that surveys the space."""
+    fields = {} if figures is None else columns(facts, figures)
+    return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if fields.get("prior") else {}
 
 
 @dataclass(frozen=True)

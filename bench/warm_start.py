@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 from recording import Recording
-from simulate import Summary, simulate_seeds, summary_of
+from simulate import Summary, fields_of_facts, simulate_seeds, summary_of
 from strategies import RESULTS, interval, recorded
 
-from atune.engine.search.prior import fields_of_facts, figures_for
+from atune.engine.search.prior import figures_for
 from atune.engine.search.strategies import make_strategy
 from atune.frontends.api.warm_start import FIRST
 from atune.model.candidate import config_key

@@ -17,7 +17,7 @@ from own_strategy import Own
 from recording import read_recording
 
 from atune.engine.final import final_order
-from atune.errors import AtuneError, JournalError, NoWinner
+from atune.errors import AtuneError, NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
@@ -36,7 +36,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.device import DeviceLimits
 from atune.model.measurement import Timing
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.export import export, table
 from atune.reporting.headline import default_line
@@ -284,17 +284,6 @@ async def test_a_space_whose_last_candidate_fails_in_the_final_leaves_no_winner(
         await tune(machine=FakeMachine(1, script, default=OUTSIDE))
 
 
-@pytest.mark.parametrize(("before", "now"), [("", REFUSED), (REFUSED, "")])
-async def test_a_journal_that_judged_the_default_otherwise_is_of_another_space(
-    before: str, now: str, tmp_path: Path
-) -> None:
-    await tune(machine=FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=before), journal=tmp_path / "j")
-    with pytest.raises(JournalError, match="6 candidates and its constraints judged the default otherwise"):
-        await tune(machine=FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=now), journal=tmp_path / "j")
-    again = before and f"{before} in other words"
-    await tune(machine=FakeMachine(6, FAST_OUTSIDE, default=OUTSIDE, refused=again), journal=tmp_path / "j")
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 async def test_of_merged_journals_one_that_refuses_the_default_suffices(order: tuple[int, int], tmp_path: Path) -> None:
     for number, refused in enumerate(["", REFUSED]):
@@ -368,10 +357,3 @@ async def test_default_and_reference_are_timed_in_every_round_of_the_winner(defa
     result = run.result
     assert result.reference_ratio == round(result.reference_ms / result.latency_ms, 5)  # type: ignore[operator]
     assert result.default_ratio == round(result.default_ms / result.latency_ms, 5)  # type: ignore[operator]
-
-
-async def test_without_a_final_the_first_timings_are_compared() -> None:
-    machine = FakeMachine(4, SLOW_OUTSIDE, default=OUTSIDE)
-    run = await finish(machine, benchmark=BenchmarkSettings(n_final=0), compile=CompileSettings(group_size=1))
-    text = "8.00 times faster than the default configuration, which the space does not list (8 ms)"
-    assert default_line(run.result) == text

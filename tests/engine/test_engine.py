@@ -133,14 +133,6 @@ async def test_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
     assert run.measured() == [i for i in range(6) if i not in bad]
 
 
-async def test_a_build_that_hangs_is_cut_off_and_split_until_the_culprit_stands_alone() -> None:
-    settings = CompileSettings(compile_timeout_s=5)
-    machine = FakeMachine(8, Script(hangs={3: "build", 6: "lower"}), compile=settings)
-    run = await finish(machine, compile=settings)
-    assert {e.index: e.kind for e in run.of(BuildFailed)} == {3: "timeout", 6: "timeout"}
-    assert run.result.measured == 6
-
-
 async def test_duplicates_are_measured_once_and_credited_to_the_first() -> None:
     """Candidates 0 to 9 twice over; a later twin is lowered first, the smaller index gets the credit."""
     script = Script(
@@ -251,15 +243,6 @@ async def test_devices_make_inputs_and_time_the_reference_while_the_first_librar
     assert all((reference.seq < first.seq) == pipeline for reference in references)
 
 
-async def test_two_devices_share_the_work_and_the_faster_does_more() -> None:
-    machine = FakeMachine(60, Script(lower_s=0.01, compile_s=0.01, measure_s=1.0), devices=2, speeds=[1, 3])
-    run = await finish(machine)
-    slow, fast = len(machine.measured["fake-0"]), len(machine.measured["fake-1"])
-    assert slow + fast == 60 and slow >= 10 and fast > 2 * slow
-    assert machine.most_at_once["measure"] == 2
-    assert {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
-
-
 async def test_the_final_times_the_best_the_default_and_the_slowest() -> None:
     """The final has the last word, also where it turns the first timings round."""
     script = Script(latency_ms=valley(10), final_ms=lambda c: 0.5 if c["x"] == 11 else 1.0 + abs(c["x"] - 10))
@@ -351,13 +334,6 @@ async def test_stop_ends_the_run_in_order() -> None:
     assert isinstance(event, RunFinished) and event.reason == "stopped" and len(machine.finals) == 1
 
 
-async def test_stop_before_anything_started() -> None:
-    async with Tuner(machine=FakeMachine()) as tuner:
-        tuner.stop()
-        with pytest.raises(NoWinner, match="no candidate was tried"):
-            await tuner.result()
-
-
 async def test_leaving_the_tuner_early_cancels_the_run() -> None:
     machine = FakeMachine(500)
     async with Tuner(machine=machine) as tuner:
@@ -405,27 +381,6 @@ async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
     assert result.warnings == (warning.message,) and f"warnings   {warning.message}" in str(result).splitlines()
 
 
-async def test_no_winner_has_the_reasons_grouped_and_counted(tmp_path: Path) -> None:
-    fails: dict[int, Any] = dict.fromkeys(range(5), "compile") | {5: "lower", 6: "mismatch", 7: "mismatch"}
-    with pytest.raises(NoWinner) as caught:
-        await tune(machine=FakeMachine(8, Script(fails=fails)), journal=tmp_path / "j")
-    lines = str(caught.value).splitlines()
-    assert lines[0].startswith("no candidate worked: 8 failed")
-    assert [line.split(":")[0].strip() for line in lines[1:4]] == [
-        "5 failed to compile",
-        "2 gave wrong outputs",
-        "1 failed to lower",
-    ]
-    assert lines[4:] == [
-        "    for example candidate 0: x=0",
-        "      output of the fake",
-        f"    all of it: atune show {tmp_path / 'j'} 0",
-        "    every candidate that ran differs from the reference: look at the kernel, the reference and the inputs",
-    ]
-    assert caught.value.result.failed == 8 and len(caught.value.result.failures) == 8
-    assert isinstance(read(tmp_path / "j")[-1], RunFinished)
-
-
 async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
     script = Script(
         latency_ms=valley(9),
@@ -453,13 +408,6 @@ async def test_the_winners_library_is_kept_in_the_cache() -> None:
 
 async def test_run_inside_a_running_loop() -> None:
     assert run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
-
-
-def test_run_errors_are_raised_as_they_are() -> None:
-    with pytest.raises(NoWinner):
-        run(machine=FakeMachine(2, Script(fails={0: "compile", 1: "compile"})))
-    with pytest.raises(DevicesLost):
-        run(machine=FakeMachine(2, Script(start_failures={"fake-0": math.inf})))
 
 
 def test_run_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import CONTAINED, Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
-from atune.reporting.report import page_of
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -43,12 +41,6 @@ async def test_one_layout_of_each_configuration_is_compiled_and_the_rest_says_wh
     assert run.measured() == [2, 5, 8] and run.result.best_config == {"x": 1, "loop": "vector8"}
     passed = {e.index: (e.instead, e.reason, e.likely) for e in run.of(CandidatePruned)}
     assert passed == {index: (index // 3 * 3 + 2, f"likely: {CONTAINED}", True) for index in (0, 1, 3, 4, 6, 7)}
-
-
-async def test_the_report_says_which_layouts_were_preferred_and_why() -> None:
-    page = html.unescape(page_of((await finish(machine(), compile=ONE)).events))
-    assert page.count(f'"passed over for candidate 2: {CONTAINED}"') == 2
-    assert "passed over" not in page_of((await finish(machine())).events)
 
 
 async def test_layouts_of_the_same_code_are_one_alternative() -> None:

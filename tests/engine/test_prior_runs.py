@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from atune import resume, tune
-from atune.engine import proposing
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
 from atune.model.artifact import Access, BlockWork, StaticFacts
@@ -125,16 +124,6 @@ async def test_without_a_budget_all_are_tried_and_the_priors_neighbourhoods_firs
     assert sorted(order) == list(range(2 * N)) and len(kept(tmp_path / "j", SpaceSurveyed)) == 1
 
 
-async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that it leaves out have no estimate, and are tried all the same."""
-    monkeypatch.setattr(proposing, "ORDERING_S", 0.0)
-    machine = many()
-    result = await tune(machine=machine)
-    assert result.measured == 2 * N and not machine.elaborated
-    await tune(machine=(searching := many()), budget=20)
-    assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
-
-
 # ---- what goes wrong in it
 
 
@@ -184,16 +173,6 @@ async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_pa
     assert not machine.elaborated and len(kept(journal, SpaceSurveyed)) == 1
     again = proposed(read(journal))
     assert again[:5] == whole[:5] and (strategy != "prior" or again == whole)
-
-
-async def test_a_run_that_ended_before_it_was_surveyed_is_surveyed_when_it_goes_on(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await tune(machine=fake(), budget=4, journal=journal)
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(lines[0])
-    machine = fake()
-    await resume(journal, machine=machine)
-    assert machine.elaborated and proposed(read(journal)) == BEST[:4]
 
 
 async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:

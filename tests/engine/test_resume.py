@@ -174,18 +174,6 @@ async def test_a_larger_budget_goes_on_and_a_used_up_one_does_not(tmp_path: Path
     assert len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 3
 
 
-async def test_a_smaller_budget_ends_what_was_begun_and_proposes_nothing_more(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await tune(machine=fake(), journal=journal, strategy="exhaustive")
-    die(journal, [e.seq for e in read(journal) if isinstance(e, CandidateMeasured)][3] + 1)
-    proposed = len(replay(journal).records)
-    for budget, tried in ((1, proposed), (proposed + 1, proposed + 1), (None, 40)):
-        result = await resume(journal, machine=fake(), budget=budget)
-        assert result.total - result.remaining == tried and result.finished
-    await tune(machine=fake(), journal=tmp_path / "whole", strategy="exhaustive")
-    assert sorted(measured(journal)) == sorted(measured(tmp_path / "whole"))
-
-
 async def test_wall_time_sums_the_parts(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     await until(journal, nth(CandidateMeasured, 5))

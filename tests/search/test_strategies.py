@@ -12,7 +12,7 @@ import pytest
 from atune.engine.search import forest
 from atune.engine.search import strategies as choosing
 from atune.engine.search.encoding import Encoding
-from atune.engine.search.interface import DUPLICATE, Guarded, Searched, Strategy
+from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy, spread_order
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
@@ -116,14 +116,6 @@ def test_a_prior_orders_the_first_batch() -> None:
     prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
     asked = made("forest", prior=prior).ask()
     assert asked is not None and CONFIGS[asked] == BEST
-
-
-def test_failures_and_duplicates_alone_do_not_stop_the_forest() -> None:
-    strategy = made("forest")
-    for n in range(40):
-        index = strategy.ask()
-        assert index is not None
-        strategy.tell(index, None, DUPLICATE if n % 2 else "mismatch")
 
 
 @pytest.mark.parametrize("seed", range(3))

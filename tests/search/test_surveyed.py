@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atune.engine.search.interface import Searched
-from atune.engine.search.prior import columns, fields_of_facts, figures_for, survey_fields
+from atune.engine.search.prior import columns, figures_for, survey_fields
 from atune.engine.search.strategies import Ranked
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, StaticFacts
@@ -48,7 +48,6 @@ def test_a_strategy_gets_the_numbers_that_the_event_has() -> None:
 
 def test_without_figures_nothing_is_known() -> None:
     assert figures_for(Target("c"), [DeviceInfo("cpu", "CPU")]) is None
-    assert fields_of_facts({0: facts(0)}, None) == {}
 
 
 def test_ranked_takes_equals_and_what_is_not_estimated_by_the_seed() -> None:

@@ -300,12 +300,6 @@ def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any
     }
 
 
-def fields_of_facts(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
-    """Return what `Searched` has of `facts`, as a run would that surveys the space."""
-    fields = {} if figures is None else columns(facts, figures)
-    return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if fields.get("prior") else {}
-
-
 def survey_fields(surveyed: SpaceSurveyed | None) -> dict[str, Any]:
     """Return what `Searched` has of a survey: `prior` and `facts`; neither where there was none."""
     if surveyed is None:
