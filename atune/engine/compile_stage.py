@@ -69,8 +69,10 @@ class CompilerStates:
         self.differs = False
         """Whether cicc's code differs from nvcc's in a state."""
         self._equal, self._seen = set[str](), set[str]()
-        self._due, self._begun = list[tuple[Artifact, int]](), 0
-        """Libraries to compare, with the tries that are left, and how many comparisons are under way."""
+        self._due = list[tuple[Artifact, int]]()
+        """Libraries to compare, with the tries that are left."""
+        self.under_way = 0
+        """How many comparisons are under way."""
 
     @property
     def due(self) -> bool:
@@ -88,7 +90,7 @@ class CompilerStates:
     async def compare(self, worker: CompileWorker) -> None:
         """Compare the next state that is due. If the worker is lost, another one tries."""
         artifact, tries = self._due.pop(0)
-        self._begun += 1
+        self.under_way += 1
         try:
             answer = await worker.run(CompareJob(self.candidate(artifact.index), artifact))
             if isinstance(answer, Failure):
@@ -106,7 +108,7 @@ class CompilerStates:
             else:
                 self._warn(artifact, f"could not be compared with nvcc's ({error})")
         finally:
-            self._begun -= 1
+            self.under_way -= 1
             self.run.wake()
 
     def _warn(self, artifact: Artifact, what: str) -> None:
@@ -114,7 +116,7 @@ class CompilerStates:
 
     async def settle(self) -> set[int]:
         """Wait until all states are compared, and return the candidates whose library must be built again."""
-        while self._due or self._begun:
+        while self._due or self.under_way:
             await self.run.changed()
         artifacts = self.run.artifacts
         wrong = {index for index, artifact in artifacts.items() if self.differs and not artifact.plain}
@@ -204,13 +206,14 @@ class CompileStage:
             return partial(self._do, job)
         if self._states is None or not self._states.due:
             return None
-        return self._compare if self.state.counts.busy < self.state.workers - self.state.hints.resting else None
+        return self._states.compare if self.state.counts.busy < self.state.workers - self.state.hints.resting else None
 
     def _look(self) -> None:
         """Bring the scheduler's state up to date."""
         if self.run.stopping:
             self._drop_queues()
         self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
+        self.state.counts.comparing = 0 if self._states is None else self._states.under_way
         self.state.hints = self._hints(self.run.measuring)
 
     async def _do(self, job: Job, worker: CompileWorker) -> None:
@@ -222,15 +225,6 @@ class CompileStage:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.counts.busy -= 1
-            self.run.wake()
-
-    async def _compare(self, worker: CompileWorker) -> None:
-        assert self._states is not None
-        self.state.counts.comparing += 1
-        try:
-            await self._states.compare(worker)
-        finally:
-            self.state.counts.comparing -= 1
             self.run.wake()
 
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
