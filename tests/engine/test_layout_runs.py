@@ -27,7 +27,7 @@ SPACE = Space(x=[1, 2, 3], loop=layout.loops(2, 8))
 
 def facts(config: dict[str, Any]) -> StaticFacts:
     """The compiler's own loop is done by all threads, and of the others the wider one does nothing twice."""
-    replication, threads = {"compiler": (4, "0-3"), "vector2": (2, "0-1"), "vector8": (1, "0")}[config["loop"]]
+    replication, threads = {"compiler": (4, "f"), "vector2": (2, "3"), "vector8": (1, "1")}[config["loop"]]
     loop = LoopFacts((16,), 4 * replication, replication, 4 * replication - 4, threads=(threads,) * 5)
     return StaticFacts(layouts=Layouts(loops=(loop,)))
 
