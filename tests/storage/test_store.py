@@ -223,7 +223,7 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_b
 
 @pytest.fixture
 def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     file = tmp_path / "copy.h"
     file.write_text("first")
     return file
