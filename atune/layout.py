@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atune.errors import SpaceError
-from atune.model.layouts import LayoutAxis
+from atune.model.layouts import COMPILER, LayoutAxis
 
 __all__ = [
     "COMPILER",
     "REPLICATED",
-    "coalesced_widths",
     "fragments",
     "hold",
     "loop",
@@ -39,8 +38,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-COMPILER = "compiler"
-"""tilelang's own choice."""
 REPLICATED = "replicated"
 """A fragment that every thread holds whole."""
 
@@ -63,24 +60,10 @@ def loops(*widths: int) -> tuple[str, ...]:
 
     Without `widths` these are 1, 2, 4 and 8. Raises `SpaceError` for one that is no power of two.
     """
-    return LayoutAxis((COMPILER, *(f"vector{width}" for width in _widths("loops", widths))))
-
-
-def coalesced_widths(*widths: int) -> tuple[int, ...]:
-    """Return alternatives for `parallel` and `T.copy`: 0, which is the compiler's own, and `widths` elements.
-
-    The same `widths` as for `loops`, and the same errors.
-    """
-    return LayoutAxis((0, *_widths("coalesced_widths", widths)))
-
-
-def _widths(axis: str, widths: Sequence[int]) -> Sequence[int]:
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
-            raise SpaceError(
-                f"layout.{axis}: width {width!r} is no power of two; use such as layout.{axis}(1, 2, 4, 8)"
-            )
-    return widths or (1, 2, 4, 8)
+            raise SpaceError(f"layout.loops: width {width!r} is no power of two; use such as layout.loops(1, 2, 4, 8)")
+    return LayoutAxis((COMPILER, *(f"vector{width}" for width in widths or (1, 2, 4, 8))))
 
 
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:

@@ -62,7 +62,7 @@ def workload(columns: int) -> atune.Workload:
             threads=[256, 128, 64],
             held=layout.fragments(),
             loop=layout.loops(2, 8),
-            coalesced=layout.coalesced_widths(2),
+            coalesced=[0, 2],
         ),
         arguments={"rows": ROWS, "columns": columns},
         reference=reference,

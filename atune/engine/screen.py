@@ -17,7 +17,7 @@ from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceLimits
-from atune.model.layouts import OWN, Alternative, Choice, Passed, choose
+from atune.model.layouts import COMPILER, Alternative, Choice, Passed, choose
 from atune.workload.workload import WorkloadSpec
 
 LIKELY = "likely"
@@ -165,7 +165,7 @@ class LayoutChoice:
 
     def _own(self, index: int) -> bool:
         config = self._candidates[index].config
-        return all(config.get(name) in OWN for name in self._axes)
+        return all(config.get(name) == COMPILER for name in self._axes)
 
     def layout(self, index: int) -> Config:
         """Return the part of a candidate's configuration that says its layout."""
@@ -192,6 +192,6 @@ def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most:
     if not spec.layout_axes:
         raise UsageError(
             f"layouts={most}: the space has no axis of layouts to choose from: give one that atune.layout.fragments(), "
-            "loops() or coalesced_widths() returns, or leave layouts out"
+            "or loops() returns, or leave layouts out"
         )
     return LayoutChoice(candidates, spec.layout_axes, most)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-OWN = ("compiler", 0)
-"""Values of a layout axis that leave the choice to the compiler."""
+COMPILER = "compiler"
+"""The value of a layout axis that leaves the choice to tilelang."""
 
 
 class LayoutAxis(tuple[Any, ...]):

@@ -20,7 +20,7 @@ from atune.model.layouts import LayoutAxis
 
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Most candidates of a space: of more points the seed draws this many, and a generator is read up to here."""
+"""Most candidates of a space: of more points the seed draws this many. A generator gives no more."""
 SMALL = 500
 """Points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
@@ -43,7 +43,7 @@ class Space:
 
     `where` is one constraint or several. Each takes configuration values and problem arguments by name, and a false
     answer drops the configuration. Configurations come in the order of the given axes, the last one varying fastest. A
-    generator is read once, when the workload is first described, and up to `LARGE` configurations.
+    generator is read once, when the workload is first described. It gives `LARGE` configurations at most.
     """
 
     def __init__(
@@ -64,8 +64,6 @@ class Space:
         if configs is not None and not callable(configs) and not isinstance(configs, Iterable):
             raise SpaceError(f"Space: configs must be a list, a generator or a callable, got {type(configs).__name__}")
         self._configs = configs
-        self._cut = False
-        """Whether a generator has more configurations than were read."""
         self._axes = axes
         self.of_call = False
         """Whether a decorated kernel's function made it for one call, of whose arguments it may have asked any."""
@@ -137,11 +135,10 @@ class Space:
         if not found:
             raise self.empty(arguments)
 
-    def points(self, arguments: Mapping[str, Any], most: int = LARGE) -> Points:
+    def points(self, arguments: Mapping[str, Any]) -> Points:
         """Return the space for the problem `arguments`, without enumerating it.
 
-        `most`: how many configurations of a generator are read; the rest is omitted. Raises `SpaceError` if a user's
-        callable raises, or gives no configurations or values.
+        Raises `SpaceError` if a user's callable raises, or gives no configurations or values, or too many.
         """
         where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
@@ -152,10 +149,7 @@ class Space:
             configs = UserCallback(configs, arguments, lambda values: "configs").ask({})
         if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
             raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
-        if isinstance(configs, Sequence):
-            return Listed(configs, where, cut=self._cut)
-        found, cut = _read(configs, most)
-        return Listed(found, where, cut=cut)
+        return Listed(configs if isinstance(configs, Sequence) else _read(configs), where)
 
     def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
         """Return the error for a space without configurations."""
@@ -195,21 +189,22 @@ class Space:
     def _read(self) -> None:
         """Read a generator, which can be read once, and keep its configurations."""
         if isinstance(self._configs, Iterator):
-            self._configs, self._cut = _read(self._configs, LARGE)
+            self._configs = _read(self._configs)
 
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _read(configs: Iterable[Any], most: int) -> tuple[list[Any], bool]:
-    """Return up to `most` of `configs`, and whether there are more."""
+def _read(configs: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     try:
-        found.extend(itertools.islice(configs, most + 1))
+        found.extend(itertools.islice(configs, LARGE + 1))
     except Exception as error:
         raise SpaceError(f"Space: the generator of configs raised after {len(found)}: {error!r}") from error
-    return found[:most], len(found) > most
+    if len(found) > LARGE:
+        raise SpaceError(f"Space: the generator gives more than {LARGE:,} configs; give axes and constraints instead")
+    return found
 
 
 def _axis(name: str, values: Any) -> Sequence[Any]:
@@ -279,8 +274,6 @@ class Points(ABC):
     """
 
     size: int
-    cut = False
-    """Whether a generator yielded more, which was not read."""
 
     def __init__(self, where: Sequence[UserCallback]) -> None:
         self._where = where
@@ -378,13 +371,11 @@ class Product(Points):
 
 
 class Listed(Points):
-    """Configurations one by one, such as a list. `cut`: a generator yielded more, which was not read."""
+    """Configurations one by one, such as a list."""
 
-    def __init__(
-        self, configs: Sequence[Mapping[str, Any]], where: Sequence[UserCallback], *, cut: bool = False
-    ) -> None:
+    def __init__(self, configs: Sequence[Mapping[str, Any]], where: Sequence[UserCallback]) -> None:
         super().__init__(where)
-        self._configs, self.size, self.cut = configs, len(configs), cut
+        self._configs, self.size = configs, len(configs)
 
     @cached_property
     def axes(self) -> Mapping[str, Sequence[Any]]:

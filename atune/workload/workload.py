@@ -484,17 +484,8 @@ class Candidates:
         return "" if first is None else f"the constraint {constraint_text(where[first])} refuses it"
 
     def _remarks(self) -> tuple[str, ...]:
-        if self.large:
-            return (
-                f"the space has {self.points.size:,} points: the run searches {len(self._keys):,} candidates that its "
-                "seed draws",
-            )
-        if not self.points.cut:
-            return ()
-        return (
-            f"the space's generator gives more than {self.points.size:,} configurations: those after them are left "
-            "out; give axes and constraints, of which any part can be tried",
-        )
+        remark = "the space has {:,} points: the run searches {:,} candidates that its seed draws"
+        return (remark.format(self.points.size, len(self._keys)),) if self.large else ()
 
 
 def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
@@ -527,15 +518,15 @@ class Refusals(msgspec.Struct, frozen=True):
 class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a workload's space.
 
-    `points`: number before constraints; None if a generator has more than were examined. `looked_at`: points for
-    which constraints were asked: all if `exact`, else a part. For a large space with axes, they are drawn evenly.
+    `points`: number before constraints. `looked_at`: points for which constraints were asked: all if `exact`, else a
+    part, which is drawn evenly from a large space.
     """
 
     workload: str
     arguments: dict[str, Any]
     fingerprint: str
     """The workload's, as in a journal's header."""
-    points: int | None
+    points: int
     looked_at: int
     admitted: int
     exact: bool
@@ -544,11 +535,9 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the candidates, in their order. Empty if not all were examined."""
 
     @property
-    def candidates(self) -> int | None:
+    def candidates(self) -> int:
         """Number of candidates: counted if `exact`, else estimated from the share among the examined points."""
-        if self.exact:
-            return self.admitted
-        return None if self.points is None else round(self.points * self.admitted / max(1, self.looked_at))
+        return self.admitted if self.exact else round(self.points * self.admitted / max(1, self.looked_at))
 
 
 def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) -> SpaceSurvey:
@@ -556,8 +545,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
 
     Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
     """
-    points = workload.space.points(workload.arguments, most)
-    size, until = None if points.cut else points.size, time.monotonic() + most_s
+    points, until = workload.space.points(workload.arguments), time.monotonic() + most_s
     refused, keys, looked_at = [0] * len(workload.space.where), [], 0
     for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
         if looked_at == most or time.monotonic() > until:
@@ -567,14 +555,14 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
             keys.append(config_key({name: normalise(value, name) for name, value in raw.items()}))
         else:
             refused[first] += 1
-    exact = looked_at == size
+    exact = looked_at == points.size
     if exact and keys:
         candidates_of(workload)  # raises if a candidate does not fit the kernel
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,
         fingerprint=fingerprint(workload),
-        points=size,
+        points=points.size,
         looked_at=looked_at,
         admitted=len(keys),
         exact=exact,

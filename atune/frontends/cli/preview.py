@@ -75,9 +75,9 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a tuning would do, as ``--json`` prints it.
 
     `impossible`: why nothing can be tuned here, and then there is no `target`. `fallback`: that it is the CPU only
-    because there is no GPU. `to_do`: most candidates that would be compiled; None if the space is larger than the part
-    examined. `seconds`: an estimate by the pace of the journal's run; None without one. The space's figures are those
-    of `SpaceSurvey`. `layouts`: what ``--layouts`` keeps; empty without it, and where the target is unknown.
+    because there is no GPU. `to_do`: most candidates that would be compiled. `seconds`: an estimate by the pace
+    of the journal's run; None without one. The space's figures are those of `SpaceSurvey`. `layouts`: what
+    ``--layouts`` keeps; empty without it, and where the target is unknown.
     """
 
     workload: str
@@ -86,12 +86,12 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     impossible: str | None
     fallback: str = ""
-    points: int | None
+    points: int
     looked_at: int
     exact: bool
-    candidates: int | None
+    candidates: int
     refused: tuple[Refusals, ...]
-    to_do: int | None
+    to_do: int
     journal: JournalProgress | None
     seconds: float | None
     layouts: tuple[LayoutRows, ...] = ()
@@ -127,11 +127,10 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
         impossible = str(error)
     space = await survey_space(workload)
     begun = begun_in(journal, space)
-    most = budget.candidates if space.candidates is None else budget.most(space.candidates)
-    done = begun.done if begun else 0
-    to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
+    most, done = budget.most(space.candidates), begun.done if begun else 0
+    to_do = max(0, min(number for number in (space.candidates, most) if number is not None) - done)
     seconds = None
-    if begun is not None and begun.outcomes["measured"] and to_do is not None:  # failures tell of no pace
+    if begun is not None and begun.outcomes["measured"]:  # failures tell of no pace
         seconds = round(begun.wall_s / begun.done * to_do, 1)
     return DryRun(
         workload=space.workload,
@@ -183,10 +182,8 @@ def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
         yield f"target     {run.target} on {printable(', '.join(run.devices)) or 'no device'}"
         if run.fallback:
             yield f"           {run.fallback}"
-    points = "an unknown number of" if run.points is None else f"{run.points:,}"
     about = "" if run.exact else "about "
-    candidates = "an unknown number" if run.candidates is None else f"{about}{run.candidates:,}"
-    yield f"space      {points} points, of which {candidates} are candidates"
+    yield f"space      {run.points:,} points, of which {about}{run.candidates:,} are candidates"
     if not run.exact:
         yield f"           counted on {run.looked_at:,} points"
     for refusals in run.refused:
@@ -198,7 +195,7 @@ def dry_run_lines(run: DryRun, strategy: str) -> Iterator[str]:
         yield f"known      {run.journal.done} are done in {printable(run.journal.journal)}: {outcomes}"
         if not run.journal.same:
             yield "           but its kernel, problem or check differs: tuning would refuse it"
-    yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
+    yield f"to do      {run.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
     yield from layout_lines(run.layouts)
