@@ -11,11 +11,9 @@ from atune.errors import InputsMissing, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure.tensors import (
     bits_of,
-    contiguous_strides,
     extent,
     has_layout,
     memory_of,
-    output_positions,
     same_bits,
     size_of,
     torch_dtype,
@@ -47,16 +45,16 @@ class KernelArguments:
     def __init__(self, work: Workload, params: Sequence[KernelParam], roles: Roles, device: str) -> None:
         import torch
 
-        self.params, self._work = tuple(params), work
-        self.out_idx = _positions(work, params, "out_idx", roles.outputs)
-        self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
+        self.params, self._work, n = tuple(params), work, len(params)
+        self.out_idx = tuple(sorted(i % n for i in roles.outputs))
+        self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
-        self.zero = _positions(work, params, "zero", roles.zero)
-        self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
+        self.zero = tuple(sorted(i % n for i in roles.zero))
+        self.named = {*(i % n for i in work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
-        self.values: list[Any] = [None] * len(params)
-        self.guards = Guards(device, len(params))
+        self.values: list[Any] = [None] * n
+        self.guards = Guards(device, n)
         self._memory: dict[int, Any] = {}
         """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
         self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
@@ -103,6 +101,8 @@ class KernelArguments:
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
         """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
+        import torch
+
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -110,7 +110,8 @@ class KernelArguments:
         for i in self.out_idx:
             param = self.params[i]
             shape = sized(param.shape, self._sizes)
-            strides = contiguous_strides(shape) if param.strides is None else sized(param.strides, self._sizes)
+            compact = torch.empty(shape, device="meta").stride()
+            strides = compact if param.strides is None else sized(param.strides, self._sizes)
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
@@ -198,14 +199,6 @@ class KernelArguments:
         if i not in self._pristine:
             return value  # a scalar
         return self._pristine[i].clone().as_strided(value.shape, value.stride())
-
-
-def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
-    try:
-        return output_positions(params, positions)
-    except IndexError as error:
-        message = str(error).replace("out_idx", name)
-        raise WorkloadError(f"Workload {work.name}: {message}") from error
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:

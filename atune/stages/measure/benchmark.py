@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -116,7 +115,7 @@ def measure(payload: bytes) -> bytes:
             result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
-        result = msgspec.structs.replace(result, doubt=_others(result.message))
+        result = msgspec.structs.replace(result, doubt=_others())
     return msgspec.msgpack.encode(result)
 
 
@@ -297,18 +296,12 @@ def _release() -> None:
         torch.cuda.empty_cache()
 
 
-def _others(message: str) -> str:
-    """Say how much of the device's memory others use; empty where that is little, or where all of it were too little.
-
-    `message`: torch's, of what could not be allocated.
-    """
+def _others() -> str:
+    """Say how much of the device's memory others use; empty where that is little."""
     import torch
 
     if session().device == "cpu":
         return ""
     free, total = torch.cuda.mem_get_info()
     others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
-    tried = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", message)
-    if tried and float(tried[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[tried[2]] > total:
-        return ""
     return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""

@@ -36,15 +36,6 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def output_positions(params: Sequence[KernelParam], out_idx: Sequence[int]) -> tuple[int, ...]:
-    """Turn negative positions into positive ones. Raises `IndexError` for one that is not there."""
-    n = len(params)
-    for i in out_idx:
-        if not -n <= i < n:
-            raise IndexError(f"out_idx {i}: the kernel has {n} parameters")
-    return tuple(sorted(i % n for i in out_idx))
-
-
 def device_type(target: str) -> str:
     """Return torch's name for where kernels for `target` run."""
     return "cpu" if target == "c" else "cuda"
@@ -60,14 +51,6 @@ def torch_dtype(name: str) -> Any:
     if dtype is None:
         raise ValueError(f"torch has no dtype for TileLang's {name}")
     return dtype
-
-
-def contiguous_strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a contiguous tensor, in elements."""
-    strides = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-    return strides
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
