@@ -223,11 +223,9 @@ def _importable(module: ModuleType) -> bool:
     except (ImportError, ValueError):
         return False
     file = getattr(top, "__file__", None)
-    return found is not None and (file is None or found.origin is None or _same_file(file, found.origin))
-
-
-def _same_file(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    if found is None or file is None or found.origin is None:
+        return found is not None
+    return os.path.realpath(file) == os.path.realpath(found.origin)
 
 
 def _decoded(source: bytes) -> str:

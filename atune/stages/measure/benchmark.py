@@ -199,8 +199,8 @@ def _checked_and_timed(
     if worst is not None and worst_again is not None:
         worst = max(worst, worst_again)
     seconds = round(time.perf_counter() - started, 4)
-    writes, set_up = tuple(sorted(changed)), arguments.set_up
-    return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, writes, set_up)
+    checked = settings.check and (expected is not None or workload().check is not None)
+    return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)), arguments.set_up)
 
 
 def _with_cause(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
@@ -220,10 +220,6 @@ def _with_cause(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
         return with_cause(wrong, workload(), arguments, expected, call_and_wait)
     except torch.OutOfMemoryError:
         return wrong  # the device has room to compare, and none to look further
-
-
-def _is_checked(expected: Expected | None) -> bool:
-    return session().benchmark.check and (expected is not None or workload().check is not None)
 
 
 def _called_and_judged(

@@ -72,14 +72,11 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
         return expected
     returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
     if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
+        kinds = ", ".join(map(type_of, found)) or "None"
         raise WorkloadError(
-            f"Workload {work.name}: the reference returned {_kinds(found)}; the kernel has {arguments.described}"
+            f"Workload {work.name}: the reference returned {kinds}; the kernel has {arguments.described}"
         )
     return expected | {i: t.to(arguments.values[i].device) for i, t in zip(returned, found, strict=True)}
-
-
-def _kinds(found: Sequence[Any]) -> str:
-    return ", ".join(type_of(one) for one in found) or "None"
 
 
 def _listed(answer: Any) -> list[Any]:
