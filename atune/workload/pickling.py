@@ -225,7 +225,7 @@ def _importable(module: ModuleType) -> bool:
     file = getattr(top, "__file__", None)
     if found is None or file is None or found.origin is None:
         return found is not None
-    return os.path.realpath(file) == os.path.realpath(found.origin)
+    return bool(os.path.realpath(file) == os.path.realpath(found.origin))
 
 
 def _decoded(source: bytes) -> str:

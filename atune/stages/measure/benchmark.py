@@ -28,7 +28,7 @@ from atune.stages.measure.check import (
 )
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, kind_of
-from atune.stages.measure.timer import PROBE, CpuTimer, CudaTimer, Timed, counts, make_timer, still_wanted
+from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.system.resources import Resource, check_machine
 
@@ -42,7 +42,7 @@ OWN: Resource = "files"
 class _Device:
     """This process's device: made by `begin`, used by every call after it."""
 
-    timer: CpuTimer | CudaTimer
+    timer: Timer
     observer: Observer | None = None
     arguments: KernelArguments | None = None
     expected: Expected | None = None

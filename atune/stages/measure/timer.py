@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,33 +23,24 @@ class Timed:
     before: Call | None = None
 
 
-def make_timer(device: str, method: str = "auto") -> CpuTimer | CudaTimer:
-    """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
-    if device == "cpu":
-        return CpuTimer()
-    return GraphTimer() if method == "cuda_graph" else CudaTimer()
-
-
 MAX_SAMPLES = 10_000
 
 
-class CpuTimer:
-    """Wall time of calls in this thread, in microseconds a call.
+class Timer(ABC):
+    """Takes samples in batches, in microseconds a call.
 
-    A short call is repeated within a sample until the clock's grain is small.
+    `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call.
     """
 
-    method = "perf_counter"
+    method: str
     BATCH = BURST = MAX_SAMPLES
-    """Samples of a batch, which are taken without a break: at most, and of one call."""
-    MIN_SAMPLE_US = 200.0
 
     def ready(self, timed: Timed) -> Timed:
         """Return `timed` in the form that this timer runs; made once, used for all its samples."""
         return timed
 
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
-        """Return `n_repeat` samples in µs, after `n_warmup` calls that are not timed."""
+        """Return `n_repeat` samples, after `n_warmup` calls that are not timed."""
         self._warm(timed, n_warmup)
         found: list[float] = []
         while len(found) < n_repeat:
@@ -68,14 +60,29 @@ class CpuTimer:
                 found[i].append(us)
         return found
 
-    def synchronise(self) -> None:
-        """Wait until all calls are done."""
-
     def _warm(self, timed: Timed, n: int) -> None:
         for _ in range(n):
             if timed.before is not None:
                 timed.before()
             timed.call()
+
+    @abstractmethod
+    def synchronise(self) -> None:
+        """Wait until all calls are done."""
+
+    @abstractmethod
+    def _batch(self, calls: Sequence[Timed]) -> list[float]:
+        """Return a sample of each of `calls`, in order."""
+
+
+class CpuTimer(Timer):
+    """Wall time of calls in this thread. A short call is repeated within a sample until the clock's grain is small."""
+
+    method = "perf_counter"
+    MIN_SAMPLE_US = 200.0
+
+    def synchronise(self) -> None:
+        pass
 
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
         inner: dict[int, int] = {}
@@ -104,7 +111,7 @@ class CpuTimer:
         return (time.perf_counter_ns() - started) / 1e3 / inner
 
 
-class CudaTimer(CpuTimer):
+class CudaTimer(Timer):
     """Device time between CUDA events, with every launch queued before the device reaches it.
 
     The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
@@ -183,6 +190,13 @@ class GraphTimer(CudaTimer):
         finally:
             graph.capture_end()
         return replace(timed, call=graph.replay)
+
+
+def make_timer(device: str, method: str = "auto") -> Timer:
+    """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
+    if device == "cpu":
+        return CpuTimer()
+    return GraphTimer() if method == "cuda_graph" else CudaTimer()
 
 
 PROBE = 3
