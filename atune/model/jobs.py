@@ -206,13 +206,6 @@ DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob
 # ---- of `atune explain`
 
 
-class ExplainJob(msgspec.Struct, frozen=True):
-    """A configuration to compile and explain."""
-
-    candidate: Candidate
-    path: str
-
-
 class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     """A configuration's facts. Target ``c`` has no `machine` and no `occupancy`.
 

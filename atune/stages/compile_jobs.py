@@ -1,6 +1,6 @@
 """Entry points of compile workers: discover, elaborate candidates, find roles, lower, build a group, compare.
 
-Bytes in, bytes out. To compare a library, or to explain a configuration, it is compiled by nvcc, as tilelang does.
+Bytes in, bytes out. To compare a library, nvcc compiles it again, as tilelang does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from atune.errors import in_one_line
-from atune.model.artifact import Artifact, Compared, Elaborated, Failure, Lowered, source_path
-from atune.model.candidate import Candidate, thaw
-from atune.model.device import Target, occupancy_of
-from atune.model.jobs import BuildJob, CompareJob, ElaborateJob, Explained, ExplainJob, LowerJob, RolesJob
+from atune.model.artifact import Artifact, Compared, Elaborated, Failure, Lowered
+from atune.model.candidate import Candidate
+from atune.model.device import Target
+from atune.model.jobs import BuildJob, CompareJob, ElaborateJob, LowerJob, RolesJob
 from atune.model.settings import CompileSettings
 from atune.stages import tilelang
 from atune.stages.cicc import client
@@ -33,7 +33,6 @@ from atune.stages.session.session import session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of
-from atune.workload.workload import check_config
 
 T = TypeVar("T")
 
@@ -112,17 +111,6 @@ def compare(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: compared(one, job.built, job.path)))
 
 
-def explain(payload: bytes) -> bytes:
-    """Compile a configuration plainly, and read its facts: `ExplainJob` → `Explained` or `Failure`.
-
-    Raises `SpaceError` for a name that the kernel does not take.
-    """
-    job = msgspec.msgpack.decode(payload, type=ExplainJob)
-    candidate = msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config))
-    check_config(workload(), candidate.config)
-    return msgspec.msgpack.encode(_guarded(candidate, lambda one: explain_plain(one, job.path)))
-
-
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
     """Do `work`. An error of the kernel or tilelang is the candidate's failure, except a lack of resources."""
     try:
@@ -178,25 +166,3 @@ def difference(measured: Artifact, plain: Artifact) -> str:
         if wrong := sorted(name for name in code if code[name] != other[0][name]):
             return f"the code of {', '.join(wrong)}"
     return ""
-
-
-def explain_plain(candidate: Candidate, path: str) -> Explained | Failure:
-    """Lower and compile a configuration by nvcc or g++, and read its facts. Raises what lowering raises."""
-    lowered = lowering.lower(candidate)
-    (built,) = answer([lowered], path)
-    if isinstance(built, Failure):
-        return built
-    target, machine, facts = session().target, built.machine, lowered.facts
-    source = Path(source_path(built.path, built.symbol)).read_text(errors="replace")
-    explained = Explained(
-        config=candidate.config,
-        target=str(target),
-        facts=facts,
-        source=source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel"),
-        machine=machine,
-    )
-    if machine is None:
-        return explained
-    smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
-    occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
-    return msgspec.structs.replace(explained, occupancy=occupancy)

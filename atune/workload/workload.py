@@ -158,23 +158,13 @@ def check_names(workload: Workload) -> None:
     Asks no function of the user's: axes that are computed go by their names, and configurations that are computed are
     looked at once they are.
     """
-    if (fit := _fit_of(workload)) is not None:
-        for number, names in workload.space.names():
-            place = "" if number is None else f", config {number}"
-            fit.check_known(names, f"Workload {workload.name}{place}")
-
-
-def check_config(workload: Workload, config: Mapping[str, Any]) -> None:
-    """Raise `SpaceError` where the kernel does not take a name of `config`, which need not be of the space."""
-    if (fit := _fit_of(workload)) is not None:
-        fit.check_known(config, f"Workload {workload.name}")
-
-
-def _fit_of(workload: Workload) -> Fit | None:
     try:
-        return Fit(workload)
+        fit = Fit(workload)
     except (TypeError, ValueError):
-        return None  # a kernel whose signature Python does not know
+        return  # a kernel whose signature Python does not know
+    for number, names in workload.space.names():
+        place = "" if number is None else f", config {number}"
+        fit.check_known(names, f"Workload {workload.name}{place}")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

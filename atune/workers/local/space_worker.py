@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,15 +27,16 @@ from atune.errors import (
     WorkloadError,
     translated,
 )
-from atune.model.artifact import Failure
+from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key, thaw
+from atune.model.device import Target, occupancy_of
 from atune.model.folders import run_folder
-from atune.model.jobs import Explained, ExplainJob
+from atune.model.jobs import BuildJob, Explained, GroupFailed, Job, LowerJob, decoded, encoded
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.workers import Workers, fork_server, how_it_ended
 from atune.workers.processes.messages import (
+    COMPILE,
     DISCOVER,
-    EXPLAIN,
     LIST_SPACE,
     LOAD_SPACE,
     SURVEY_SPACE,
@@ -158,8 +160,7 @@ async def _discovered(workers: Workers, target: str, devices: Sequence[str], com
 
 
 Answer = Explained | Failure
-N_STEPS = 2
-"""Lowering and compiling. Each step has the compile timeout."""
+A = TypeVar("A")
 
 
 async def explain(
@@ -178,12 +179,19 @@ async def explain(
 
 
 async def _one(workers: Workers, session: Session, index: int, config: Config) -> Answer:
-    candidate = Candidate(index, config_key(config), config)
-    job = ExplainJob(candidate, os.path.join(session.run_dir, f"explained-{index}.so"))
+    """Lower and compile a configuration plainly. Each of both has the compile timeout."""
+    candidate, limit = Candidate(index, config_key(config), config), session.compile.compile_timeout_s
     worker = await workers.loaded("explain", session)
-    limit = N_STEPS * session.compile.compile_timeout_s
+
+    async def done(job: Job[A]) -> A:
+        return decoded(job, await worker.call(COMPILE + job.name, encoded(job), limit))
+
     try:
-        reply = await worker.call(EXPLAIN, msgspec.msgpack.encode(job), limit)
+        lowered = await done(LowerJob(candidate, anew=True))
+        if isinstance(lowered, Failure):
+            return lowered
+        path = os.path.join(session.run_dir, f"explained-{index}.so")
+        built = await done(BuildJob((lowered,), plain=True, path=path))
     except WorkerTimeout as error:
         return Failure(index, "timeout", f"compiling ran past {limit:g} s", error.detail)
     except WorkerLost as error:
@@ -192,5 +200,17 @@ async def _one(workers: Workers, session: Session, index: int, config: Config) -
         raise translated(error) from error
     finally:
         await worker.kill()
-    answer: Answer = msgspec.msgpack.decode(reply, type=Explained | Failure)
-    return answer
+    assert not isinstance(built, GroupFailed), "it is a group of one"
+    return built[0] if isinstance(built[0], Failure) else _explained(config, session.target, lowered, built[0])
+
+
+def _explained(config: Config, target: Target, lowered: Lowered, built: Artifact) -> Explained:
+    facts, machine, occupancy = lowered.facts, built.machine, None
+    if machine is not None:
+        smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
+        occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
+    source = Path(source_path(built.path, built.symbol)).read_text(errors="replace")
+    source = source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel")
+    return Explained(
+        config=config, target=str(target), facts=facts, source=source, machine=machine, occupancy=occupancy
+    )

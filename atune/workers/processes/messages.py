@@ -23,7 +23,6 @@ DISCOVER = "atune.stages.compile_jobs:discover"
 
 COMPILE = "atune.stages.compile_jobs:"
 """Prefix of a compile worker's functions, which are named after jobs, such as ``lower``."""
-EXPLAIN = "atune.stages.compile_jobs:explain"
 
 MEASURE = "atune.stages.measure.benchmark:"
 """Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
