@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-import linecache
 import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +20,11 @@ import msgspec
 import pytest
 
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.frontends.api.tuner import run
 from atune.model.artifact import Lowered, Roles
 from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.pickling import FileRef, PickleRef, load, parse_file_ref, ship
@@ -443,44 +439,6 @@ class Slow:
     def __reduce__(self) -> Any:
         time.sleep(0.05)
         return (int, ())
-
-
-def test_eight_threads_run_ten_times_while_linecache_changes() -> None:
-    """Each shares one process's linecache with the others, and with a program that logs tracebacks meanwhile."""
-    sources = "def f(N, block=1):\n    return N\n"
-    ended = threading.Event()
-    outcomes: list[tuple[int, str]] = []
-
-    def log_tracebacks() -> None:
-        number = 0
-        while not ended.is_set():
-            number += 1
-            linecache.cache[f"<logged {number % 3000}>"] = (1, None, ["pass\n"], "logged")
-            linecache.cache.pop(f"<logged {(number + 1500) % 3000}>", None)
-
-    def runs(thread: int) -> None:
-        for one in range(10):
-            names: dict[str, Any] = {"__name__": f"typed_in_{thread}_{one}"}
-            exec(compile(sources, f"<cell {thread} {one}>", "exec"), names)
-            work = Workload(names["f"], Space(block=[1, 2]), arguments={"N": 1}, source=sources)
-            spec, ref = describe(work), ship(work)
-            result = run(machine=FakeMachine(len(spec.configs)))
-            outcomes.append((result.measured, ref.sources[f"<cell {thread} {one}>"]))
-
-    interval = sys.getswitchinterval()
-    logger = threading.Thread(target=log_tracebacks)
-    try:
-        sys.setswitchinterval(1e-5)
-        logger.start()
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(runs, range(8)))  # raises what a run raised
-    finally:
-        ended.set()
-        logger.join()
-        sys.setswitchinterval(interval)
-        for name in [name for name in linecache.cache if name.startswith(("<logged", "<cell"))]:
-            del linecache.cache[name]
-    assert outcomes == [(2, sources)] * 80
 
 
 def test_two_threads_ship_kernels_of_one_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
