@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,6 @@ from atune.journal.state import State
 from atune.model.artifact import MachineFacts, Roles, StaticFacts
 from atune.model.candidate import BASELINE, Config, describe_config
 from atune.model.measurement import DISTURBS, FinalEntry, Timing
-from atune.model.roofline import Roofline
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03
@@ -87,7 +86,6 @@ def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
     return []
 
 
-Rooflines = Callable[[Timing | None, str], Roofline | None]
 ENDED = {
     "budget": "the budget ended the run before them",
     "stopped": "the run was stopped before them",
@@ -126,17 +124,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     source_key: str = ""
     machine: MachineFacts | None = None
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
-    roofline: Roofline | None = None
-    """How near its latency comes to its device's peaks; None if the problem's operations and bytes are unknown."""
     instead: int | None = None
     """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
 
 
-def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], rooflines: Rooflines) -> Record:
-    """Return the record of a candidate. `finals`: the timings of the final that stand, by credited index.
-
-    `rooflines`: returns how near a timing comes to the peaks of a device.
-    """
+def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
+    """Return the record of a candidate. `finals`: the timings of the final that stand, by credited index."""
     first = state.first(entry.index)
     timing, device, kind, message, detail = None, "", "", "", ""
     instead = None
@@ -166,7 +159,6 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], roofline
         code_key=entry.code_key,
         source_key=entry.source_key,
         machine=first.machine,
-        roofline=rooflines(timing, device),
         instead=instead,
     )
 

@@ -82,10 +82,7 @@ class Result:
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
-        made = {
-            index: record_of(state, state.entries[index], self._final, self._roofline)
-            for index in sorted(state.entries)
-        }
+        made = {index: record_of(state, state.entries[index], self._final) for index in sorted(state.entries)}
         self.baseline: Record | None = made.pop(BASELINE, None)
         self.records = tuple(made.values())
         self.all_records = self.records if self.baseline is None else (*self.records, self.baseline)
@@ -217,7 +214,9 @@ class Result:
     @property
     def roofline(self) -> Roofline | None:
         """How near the winner comes to its device's peaks; None where the work of the problem is not known."""
-        return None if self.best is None else self.best.roofline
+        if self.best is None or self.best.timing is None:
+            return None
+        return roofline(self.best.timing.latency_ms, self.work, self._peaks.get(self.best.device))
 
     @property
     def artifact(self) -> Artifact | None:
@@ -297,9 +296,6 @@ class Result:
         if self.best is None:
             raise AtuneError("there is no kernel: no candidate worked")
         return loadable(self.kept, replayed=self._replayed)
-
-    def _roofline(self, timing: Timing | None, device: str) -> Roofline | None:
-        return None if timing is None else roofline(timing.latency_ms, self.work, self._peaks.get(device))
 
     def _ratio(self, slow_ms: float | None) -> float | None:
         return round(slow_ms / self.latency_ms, 5) if slow_ms and self.latency_ms else None

@@ -102,11 +102,6 @@ def rate_text(rate: float, unit: str, digits: int = 4) -> str:
     return f"{rate / 1e3:.{digits}g} T{unit}" if rate >= 1e3 else f"{rate:.{digits}g} G{unit}"
 
 
-def in_thousands(rate: float) -> str:
-    """Return a rate for a column of them, all in one unit: four digits, or all those before the point."""
-    return f"{rate:,.0f}" if rate >= 1e3 else f"{rate:.4g}"
-
-
 def operand_rate(dtype: str) -> float:
     """Return the speed of tensor cores with operands of a type, relative to bfloat16."""
     if "64" in dtype:

@@ -186,8 +186,6 @@ def _fact_lines(story: CandidateStory) -> Iterator[str]:
     known = rows(_explained(record, story.target, story.choice))
     width = max([9, *(len(name) for name, _ in known)])
     yield from (f"{name.ljust(width)}  {value}" for name, value in known)
-    if record.roofline is not None and (text := record.roofline.describe()):
-        yield f"{'roofline'.ljust(width)}  {text}"
 
 
 def fact_rows(record: Record, target: str, records: Sequence[Record]) -> Rows:

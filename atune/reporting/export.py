@@ -62,8 +62,7 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
             **_fields(facts, "smem_bytes", "threads"),
             **_fields(record.machine, "registers", "stack_bytes", "code_bytes"),
             "occupancy_blocks": _resident_blocks(record, arch),
-            **_fields(facts and facts.layouts, "slots", "redundant"),
-            **_fields(record.roofline, "gflops_s", "gbytes_s", "compute_share", "memory_share"),
+            **_fields(facts and facts.layouts, "redundant"),
             **{f"config.{name}": _flat(value) for name, value in record.config.items()},
         }
 

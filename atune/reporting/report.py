@@ -45,9 +45,7 @@ COLUMNS: dict[str, tuple[str, int | None]] = {
     "spread": ("spread, %", 1), "mark": ("mark", None), "config": ("", None), "registers": ("registers", None),
     "stack_bytes": ("stack and spills, bytes", None), "smem_bytes": ("shared memory, bytes", None),
     "threads": ("threads a block", None), "occupancy_blocks": ("occupancy, blocks", None),
-    "slots": ("fragment slots", None), "redundant": ("redundant iterations", None),
-    "code_bytes": ("code, bytes", None), "gflops_s": ("GFLOP/s", 0), "gbytes_s": ("GB/s", 0),
-    "compute_share": ("of the tensor cores, %", 1), "memory_share": ("of the memory, %", 1),
+    "redundant": ("redundant iterations", None), "code_bytes": ("code, bytes", None),
     "outcome": ("what became of it", None),
 }  # fmt: skip
 """Columns of the table by the field of a row: title, and decimals; ``config`` stands for the axes."""
