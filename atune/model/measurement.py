@@ -16,8 +16,6 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     uuid: str
     sm_mhz: int | None = None
-    memory_mhz: int | None = None
-    temperature_c: int | None = None
     throttle: tuple[str, ...] = ()
     """Why its clocks were lowered; empty if they were not."""
 

@@ -1,4 +1,4 @@
-"""What a device tells: its clocks and temperature, other processes that use it, and errors of calls."""
+"""What a device tells: its clocks, other processes that use it, and errors of calls."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class Observer:
         return Conditions(
             uuid=self.uuid,
             sm_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            memory_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             throttle=tuple(name for bit, name in THROTTLE.items() if reasons and reasons & bit),
         )
 
