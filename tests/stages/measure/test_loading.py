@@ -59,24 +59,18 @@ async def test_loading_is_in_no_candidates_deadline(
     assert mark.read_text() == "x"
 
 
-async def test_a_loading_worker_killed_from_outside_is_tried_once_more(
+async def test_a_loading_worker_killed_from_outside_is_tried_once_more_and_then_lost(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = "if len(mark.read_text()) == 1:\n    os.kill(os.getpid(), signal.SIGKILL)"
-    machine = machine_of(tmp_path, mark, once, monkeypatch)
+    """Which is no mistake of the workload."""
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    machine = machine_of(tmp_path, mark, f"if len(mark.read_text()) == 1:\n    {kill}", monkeypatch)
     async with machine.open():
-        spec = await machine.describe()
-        assert len(spec.configs) == 1 and mark.read_text() == "xx"
-
-
-async def test_killed_again_it_is_a_lost_worker_and_no_mistake_of_the_workload(
-    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = machine_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGKILL)", monkeypatch)
+        assert len((await machine.describe()).configs) == 1 and mark.read_text() == "xx"
+    mark.unlink()
+    machine = machine_of(tmp_path, mark, kill, monkeypatch)
     async with machine.open():
-        with pytest.raises(
-            WorkerError, match=r"the worker that loads .*work\.py:WORK was lost twice: killed by SIGKILL"
-        ):
+        with pytest.raises(WorkerError, match=r"worker that loads .*work\.py:WORK was lost twice: killed by SIGKILL"):
             await machine.describe()
     assert mark.read_text() == "xx"
 
