@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from atune.model.artifact import BlockWork, StaticFacts
@@ -185,55 +186,39 @@ WIDEST_BITS = 128
 """Of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
 
 
-class Seen:
-    """A kernel's layouts. `layouts` is None until layout inference is over, and if they are not understood."""
+def instruments(seen: list[Layouts]) -> list[Any]:
+    """Return the instruments for the `PassContext` in which a kernel is lowered. They add its layouts to `seen`.
 
-    def __init__(self) -> None:
-        self.layouts: Layouts | None = None
-
-    def read(self, module: Any) -> None:
-        """Read a module after layout inference. It never raises, because the kernel is lowered in any case."""
-        try:
-            buffers, loops = _annotated(module)
-            self.layouts = layouts_of(buffers, loops)
-        except Exception:
-            return
-
-
-def instruments(seen: Seen) -> list[Any]:
-    """Return the instruments for the `PassContext` in which a kernel is lowered. They fill `seen`."""
+    They add none where the layouts are not understood, because the kernel is lowered in any case.
+    """
 
     class Instrument:
         def run_after_pass(self, module: Any, info: Any) -> None:
             if str(info.name) == INFERENCE:
-                seen.read(module)
+                with suppress(Exception):
+                    seen.append(layouts_of(module))
 
     return [tilelang.tvm.instrument.pass_instrument(Instrument)()]
 
 
-def layouts_of(buffers: Sequence[tuple[Any, Any]], loops: Sequence[tuple[Any, Any]]) -> Layouts:
-    """Return the facts of annotated `buffers` in registers and `loops`, (buffer or loop, layout) each."""
-    fragments = [_fragment(*pair) for pair in buffers if type(pair[1]).__name__ == "Fragment"]
-    return Layouts(fragments=tuple(fragments[:MOST]), loops=tuple(_loop(*pair) for pair in loops[:MOST]))
-
-
-def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-    """Return the buffers and the loops that have a layout, in the order of the statements."""
-    buffers: dict[Any, tuple[Any, Any]] = {}
+def layouts_of(module: Any) -> Layouts:
+    """Return the layouts of the fragments and the parallel loops of a module, in the order of the statements."""
+    buffers: dict[Any, Any] = {}
     loops: list[tuple[Any, Any]] = []
 
     def visit(node: Any) -> None:
         kind = type(node).__name__
         if kind == "SBlock" and "layout_map" in node.annotations:
             for buffer, layout in node.annotations["layout_map"].items():
-                buffers.setdefault(buffer, (buffer, layout))
+                buffers.setdefault(buffer, layout)
         elif kind == "For" and "parallel_loop_layout" in node.annotations:
             loops.append((node, node.annotations["parallel_loop_layout"]))
 
     for function in module.functions.values():
         if hasattr(function, "body"):
             tilelang.tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
-    return list(buffers.values()), loops
+    fragments = [_fragment(*pair) for pair in buffers.items() if type(pair[1]).__name__ == "Fragment"]
+    return Layouts(fragments=tuple(fragments[:MOST]), loops=tuple(_loop(*pair) for pair in loops[:MOST]))
 
 
 def _ints(sizes: Any) -> tuple[int, ...]:

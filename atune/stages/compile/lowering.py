@@ -11,12 +11,12 @@ import msgspec
 
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
+from atune.model.layouts import Layouts
 from atune.stages import tilelang
 from atune.stages.compile import facts
-from atune.stages.compile.facts import Seen, instruments
+from atune.stages.compile.facts import instruments
 from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of
-from atune.stages.compile.steps import backend_context, printed, printed_host
-from atune.stages.compile.steps import lower as lower_by_tilelang
+from atune.stages.compile.steps import backend_context, printed
 from atune.stages.compile.work import work_of
 from atune.stages.frontend.frontend import elaborated, kernel_parameters
 from atune.stages.session.session import session, workload
@@ -59,11 +59,11 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
-    seen = Seen()
+    seen: list[Layouts] = []
     with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
-        host, device = lower_by_tilelang(function)
+        host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
         lowered = _generated(candidate, function, host, device, how)
-    found_facts = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
+    found_facts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
     seconds = round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
 
@@ -72,7 +72,8 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
     """Print the sources of a lowered kernel, and collect its facts."""
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(device)
-    host_source = "" if on_cpu else printed_host(host)  # C sources are merged as text
+    # The grid, the TMA descriptors and the launch's shared memory. C sources are merged as text.
+    host_source = "" if on_cpu else str(tilelang.host_codegen(host, backend_context()).inspect_source())
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     parameters = kernel_parameters(function)

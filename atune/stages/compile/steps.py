@@ -1,4 +1,4 @@
-"""The steps from a candidate to its library, as tilelang does them: lower, compile and link."""
+"""The steps from lowered code to a library, as tilelang does them: compile and link."""
 
 from __future__ import annotations
 
@@ -38,15 +38,6 @@ class MachineCode:
 
 Compile = Callable[[str, Mapping[str, Any]], MachineCode]
 """Compiles device code that tilelang printed, with a pass configuration."""
-
-
-def lower(function: Any) -> tuple[Any, Any]:
-    """Lower a PrimFunc to its halves for the host and the device, as tvm's IR modules.
-
-    Needs the current target and pass configuration to be set.
-    """
-    host, device, *_ = tilelang.lower_to_host_device_ir(function, backend_context())
-    return host, device
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
@@ -112,11 +103,6 @@ def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: 
 def printed(device: Any) -> str:
     """Return a device module's source, as tilelang prints it."""
     return str(tilelang.device_codegen_without_compile(device, backend_context()).inspect_source())
-
-
-def printed_host(host: Any) -> str:
-    """Return a host module's source: it contains the grid, the TMA descriptors and the launch's shared memory."""
-    return str(tilelang.host_codegen(host, backend_context()).inspect_source())
 
 
 def merged(modules: Sequence[Any]) -> Any:
