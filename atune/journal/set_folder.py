@@ -13,8 +13,8 @@ from atune.journal.events import RunFinished, RunStarted
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, replay, unpacked
 from atune.journal.result import Result
 from atune.journal.writer import Journal, is_written
+from atune.model.candidate import Problem, check_same_names
 from atune.model.folders import cache_folder, make_private_folder, whole_file
-from atune.model.problem import Problem, check_same_names
 
 INDEX = "set.json"
 """The file in a set's folder that lists its problems. The first one's journal is ``0000.jsonl``, and so on."""

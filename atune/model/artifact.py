@@ -24,10 +24,6 @@ mismatch / non_finite / unwritten: outputs differ from the reference, hold NaN o
 worker_lost: its process was killed from outside, twice. suspect: the whole program died twice while measuring it, so it
 is not tried again.
 """
-OF_THE_CODE: frozenset[str] = frozenset(
-    ("lower", "codegen", "compile", "launch", "fault", "out_of_bounds", "mismatch", "non_finite", "unwritten")
-)
-"""Kinds of failures that depend on the candidate's code, and not on the machine's state."""
 _WORDS = {
     "lower": "failed to lower",
     "codegen": "failed to generate code",

@@ -17,9 +17,8 @@ from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
-from atune.model.candidate import Config, config_key, describe_config, printable, thaw
+from atune.model.candidate import Config, config_key, describe_config, distance, is_size, printable, thaw
 from atune.model.measurement import median_interval
-from atune.model.problem import distance, is_size
 from atune.model.space import Space
 from atune.reporting.export import aligned
 

@@ -17,7 +17,7 @@ from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.set_folder import entered
 from atune.journal.writer import Journal, write_journal
-from atune.model.problem import Problem
+from atune.model.candidate import Problem
 from atune.workers.storage.result_cache import ResultCache
 
 NAME = "gemm-20260101-101010.123456"

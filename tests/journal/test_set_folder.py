@@ -11,7 +11,7 @@ from event_streams import Stream, write
 import atune.sets
 from atune.errors import JournalError, UsageError
 from atune.journal.set_folder import entered, forget_added, journals_in, listed, tuned_problems
-from atune.model.problem import Problem
+from atune.model.candidate import Problem
 
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
 

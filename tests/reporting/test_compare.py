@@ -16,7 +16,7 @@ from atune.errors import UsageError
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.set_folder import TunedProblem
-from atune.model.problem import Problem
+from atune.model.candidate import Problem
 from atune.sets import compare
 
 EVEN = [0.99, 0.995, 1.0, 1.005, 1.01] * 6

@@ -16,7 +16,7 @@ from atune.errors import UsageError
 from atune.frontends.api.tune_set import read_set
 from atune.frontends.cli.main import main
 from atune.journal.set_folder import entered
-from atune.model.problem import Problem
+from atune.model.candidate import Problem
 from atune.reporting.set_table import set_report
 
 STORED = Path(__file__).parents[2] / "bench" / "results" / "sets" / "whole"

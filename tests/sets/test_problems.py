@@ -11,7 +11,7 @@ from set_kernels import ANY, SCALE
 from atune import Problems
 from atune.errors import AtuneError, UsageError
 from atune.frontends.api.problems import parse_sizes
-from atune.model.problem import Problem
+from atune.model.candidate import Problem
 
 PAIRS = [{"M": 1, "N": 8}, {"M": 2, "N": 8}]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atune.errors import SpaceError, UsageError
-from atune.model.candidate import normalise
-from atune.model.problem import Problem, check_same_names
+from atune.model.candidate import Problem, check_same_names, normalise
 
 Given = Iterable[Mapping[str, Any] | Problem]
 

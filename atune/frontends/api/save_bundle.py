@@ -26,8 +26,7 @@ from atune.journal.events import RunStarted
 from atune.journal.record import Record
 from atune.journal.result import Result
 from atune.model.artifact import Artifact
-from atune.model.candidate import COMPILE_FLAGS, Candidate, thaw
-from atune.model.problem import is_size
+from atune.model.candidate import COMPILE_FLAGS, Candidate, is_size, thaw
 from atune.model.settings import CPU_FLAGS
 
 Files = dict[str, bytes]

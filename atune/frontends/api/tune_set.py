@@ -43,9 +43,8 @@ from atune.journal.set_folder import (
     listed,
     tuned_problems,
 )
-from atune.model.candidate import config_key, describe_config, printable
+from atune.model.candidate import Problem, config_key, describe_config, distance, printable
 from atune.model.options import Option, checked, documents, path, refuse_unknown
-from atune.model.problem import Problem, distance
 from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.screen import plain

@@ -13,9 +13,8 @@ from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Result
-from atune.model.candidate import Advice, Config, config_key
+from atune.model.candidate import Advice, Config, config_key, distance
 from atune.model.device import DeviceInfo
-from atune.model.problem import distance
 from atune.workers.storage.result_cache import IndexedRun, ResultCache
 from atune.workers.storage.result_key import result_key, same_problem
 from atune.workload.workload import WorkloadSpec
