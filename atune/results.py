@@ -2,8 +2,7 @@
 
 from atune.frontends.api.save_bundle import save_bundle
 from atune.journal.merge import merge
-from atune.journal.record import Record
-from atune.journal.result import Result
+from atune.journal.result import Record, Result
 from atune.model.artifact import Failure
 from atune.model.measurement import Measurement, Timing
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.cli.help import SHARED
-from atune.frontends.cli.parsing import default_of, groups, skips
+from atune.frontends.cli.parsing import SHARED, default_of, skips
+from atune.frontends.cli.tune_options import groups
 from atune.model.options import Field
 
 DOCS = Path(__file__).parent

@@ -25,9 +25,8 @@ from atune.engine.search.interface import Guarded, Searched, Strategy, latency_o
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, chosen, learns, make_strategy, may_be_forest, uses_prior
 from atune.errors import JournalError, UsageError
-from atune.journal.candidate_state import Entry
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
-from atune.journal.state import State
+from atune.journal.state import Entry, State
 from atune.model.candidate import BASELINE, Advice, Candidate, config_key, thaw
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings

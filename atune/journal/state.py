@@ -5,10 +5,10 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
-from atune.journal.candidate_state import Entry, Improvement, Outcome, Place, status_of
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -32,11 +32,79 @@ from atune.journal.events import (
     SpaceSurveyed,
     Warned,
 )
-from atune.journal.seconds import FOUND, Stages, WallTime
-from atune.model.artifact import STORED
-from atune.model.candidate import BASELINE, thaw
+from atune.journal.seconds import FOUND, Seconds
+from atune.model.artifact import STORED, MachineFacts, StaticFacts
+from atune.model.candidate import BASELINE, Config, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
+
+Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
+Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
+Place = tuple[float, str, int]
+"""Latency in ms, key and index of a measured candidate."""
+
+
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """The folded state of one candidate. It has no cycles, so that the garbage collector can skip it."""
+
+    index: int
+    key: str = ""
+    config: Config = {}
+    code_key: str = ""
+    source_key: str = ""
+    facts: StaticFacts | None = None
+    machine: MachineFacts | None = None
+    lowered: bool = False
+    built: bool = False
+    parent: int | None = None
+    """An earlier candidate of the space with the same code."""
+    refused: bool = False
+    """Whether it is a baseline that a constraint refuses."""
+    outcome: Outcome | None = None
+    """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    surveyed: bool = False
+    """As in `CandidateProposed`; so is `further_layout`."""
+    further_layout: bool = False
+    place: Place | None = None
+    """Its key in the ranking, while it is measured."""
+
+    @property
+    def in_space(self) -> bool:
+        """Whether it is one of the space's candidates, and not the baseline. Only these count."""
+        return self.index != BASELINE
+
+    @property
+    def may_win(self) -> bool:
+        """Whether it was measured and may win. The baseline may if no constraint refuses it, and its outputs were
+        checked: it may be another program than the space's candidates.
+        """
+        checked = isinstance(self.outcome, CandidateMeasured) and (self.in_space or self.outcome.checked)
+        return checked and not self.refused
+
+
+def status_of(entry: Entry) -> Status:
+    """Return the status of a candidate that is the first with its code."""
+    match entry.outcome:
+        case CandidateMeasured():
+            return "measured"
+        case CandidatePruned():
+            return "pruned"
+        case None:
+            return "remaining"
+        case _:
+            return "failed"
+
+
+class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A candidate became the best so far, by first timing."""
+
+    tried: int
+    """Candidates that had an outcome by then, this one among them."""
+    seconds: float
+    """Since the run started; of a resumed run the seconds of all its parts."""
+    latency_ms: float
+    index: int
+    """The candidate, as the result credits it."""
 
 
 class State:
@@ -76,8 +144,7 @@ class State:
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
-        self._wall = WallTime()
-        self.stages = Stages()
+        self.seconds = Seconds()
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Place] = []
@@ -94,8 +161,7 @@ class State:
     def apply(self, event: Event) -> None:
         """Fold in one event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
-        self._wall.apply(event)
-        self.stages.apply(event)
+        self.seconds.apply(event)
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
@@ -230,7 +296,7 @@ class State:
     @property
     def wall_s(self) -> float:
         """Seconds of all parts of the run. A part without an end counts up to its last event."""
-        return self._wall.seconds
+        return self.seconds.wall_s
 
     def _begin_part(self, event: RunResumed) -> None:
         self._deaths.update(self._measuring.keys())

@@ -17,13 +17,10 @@ from atune.model.artifact import (
     Failure,
     KernelParam,
     Lowered,
-    MachineFacts,
     Roles,
-    StaticFacts,
 )
-from atune.model.candidate import Candidate, Config
-from atune.model.device import DeviceInfo, Occupancy
-from atune.model.layouts import Layouts
+from atune.model.candidate import Candidate
+from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
 
 A = TypeVar("A")
@@ -201,53 +198,3 @@ class FinalJob(Job[Finals], frozen=True):
 
 
 DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob
-
-
-# ---- of `atune explain`
-
-
-class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
-    """A configuration's facts. Target ``c`` has no `machine` and no `occupancy`.
-
-    `source`: the device source, with ``kernel`` as the candidate's symbol.
-    """
-
-    config: Config
-    target: str
-    facts: StaticFacts
-    source: str
-    machine: MachineFacts | None = None
-    occupancy: Occupancy | None = None
-    choice: str = ""
-    """Of a journal's candidate: what it was preferred to, or passed over for, and why, where layouts were chosen."""
-
-    @property
-    def smem_bytes(self) -> int | None:
-        """Shared memory of a block, static and dynamic; None for target ``c``."""
-        if self.machine is None:
-            return self.facts.smem_bytes
-        return (self.facts.smem_bytes or 0) + self.machine.static_smem_bytes
-
-    def as_data(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        layouts, machine = self.facts.layouts or Layouts(), self.machine
-        return {
-            "config": msgspec.to_builtins(self.config),
-            "target": self.target,
-            "registers": None if machine is None else machine.registers,
-            "stack_bytes": None if machine is None else machine.stack_bytes,
-            "code_bytes": None if machine is None else machine.code_bytes,
-            "smem_bytes": self.smem_bytes,
-            "threads": self.facts.threads,
-            "grid": list(self.facts.grid),
-            "occupancy_blocks": None if self.occupancy is None else self.occupancy.blocks,
-            "occupancy_limits": None if self.occupancy is None else list(self.occupancy.limits),
-            "fragments": [_whole(one) for one in layouts.fragments],
-            "loops": [_whole(one) for one in layouts.loops],
-            "choice": self.choice or None,
-        }
-
-
-def _whole(facts: msgspec.Struct) -> dict[str, Any]:
-    """Return a struct's fields, including defaults."""
-    return {name: msgspec.to_builtins(getattr(facts, name)) for name in facts.__struct_fields__}

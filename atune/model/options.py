@@ -58,8 +58,6 @@ class Option:
     """The heading in the command line's help."""
     common: bool = False
     """Whether ``--help`` shows it; ``--help-all`` shows all options."""
-    values: tuple[str, ...] = ()
-    """Values that a shell completes. There may be others."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""What is known of one candidate: the story of it in a journal, and what `atune explain` finds of configurations."""
+"""The facts of a candidate as text, what differs between two, and a candidate's story in a journal."""
 
 from __future__ import annotations
 
-import difflib
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,275 +17,51 @@ from atune.journal.events import (
     CandidateMeasured,
     CandidateProposed,
     Event,
-    FinalOrdered,
 )
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import State
-from atune.model.artifact import StaticFacts, source_path, what_failed
+from atune.model.artifact import source_path, what_failed
 from atune.model.candidate import describe_config, printable
-from atune.model.jobs import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.measurement import Timing
-from atune.reporting.export import outcome
+from atune.reporting.export import occupancy, outcome
 from atune.reporting.headline import DEFAULTS
-from atune.reporting.layout_notes import repeated_lines
-from atune.reporting.summary import failure_groups
+from atune.reporting.summary import failure_groups, repeated_lines
+
+Facts = list[tuple[str, str]]
 
 
-class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
-
-    `first_device`, `final_device`: ids of the devices of these. `compiler`: what compiled it. `source`: path of its
-    generated source; empty where it was not kept. `journal`: the path. `origin`: the workload's file; empty where it
-    came from none. `choice`: what a run that chooses layouts passed it over for, or preferred it to.
-    """
-
-    record: Record
-    target: str
-    journal: str
-    origin: str = ""
-    first: Timing | None = None
-    final: Timing | None = None
-    first_device: str = ""
-    final_device: str = ""
-    checked: bool = False
-    max_error: float | None = None
-    compiler: str = ""
-    source: str = ""
-    choice: str = ""
-    events: tuple[Event, ...] = ()
-
-
-def candidate_story(journal: str | Path, index: int | None = None) -> CandidateStory:
-    """Return what the journal at `journal` has of candidate `index`: of the winner, else of the first that failed.
-
-    Raises `JournalError` where it cannot be read, and `UsageError` where it has no such candidate.
-    """
-    state, concerning = State(), list[Event]()
-    for event in JournalReader(journal):
-        state.apply(event)
-        if hasattr(event, "index") or hasattr(event, "indices") or isinstance(event, FinalOrdered):
-            concerning.append(event)
-    result = Result.of(state, Path(journal), replayed=True)
-    record = _chosen(result, index)
-    same = _with_its_code(result, record)
-    return _story(result, record, same, [e for e in concerning if _concerns(e, record, same)])
-
-
-def _chosen(result: Result, index: int | None) -> Record:
-    if index is None:
-        index = result.best_index
-    if index is None:
-        index = next((group.first.index for group in failure_groups(result.records)), None)
-    found = next((record for record in result.all_records if record.index == index), None)
-    if found is None:
-        raise not_tried(result, index)
-    return found
-
-
-def not_tried(result: Result, index: int | None) -> UsageError:
-    """Return the error that a result has no candidate `index`, or, for None, none that was measured or failed."""
-    listed = f"those it has: atune replay {shlex.quote(str(result.journal))} --table"
-    if index is not None and 0 <= index < result.total:
-        return UsageError(f"candidate {index} was not tried; {listed}")
-    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
-    return UsageError(f"{result.journal} has no {wanted}; {listed}")
-
-
-def _concerns(event: Event, record: Record, same: set[int]) -> bool:
-    if isinstance(event, FinalOrdered):
-        return any(entry.index in same for entry in event.entries)
-    if isinstance(event, CandidateProposed | CandidateLowered | CandidateAliased):  # of all others with its code: many
-        return event.index in (record.index, record.same_as)
-    return getattr(event, "index", None) in same or not same.isdisjoint(getattr(event, "indices", ()))
-
-
-def _with_its_code(result: Result, record: Record) -> set[int]:
-    """Return the candidates that share the record's code, itself among them: any of them was measured for all."""
-    first = record.index if record.same_as is None else record.same_as
-    return {one.index for one in result.all_records if first in (one.index, one.same_as)}
-
-
-def _story(result: Result, record: Record, same: set[int], events: list[Event]) -> CandidateStory:
-    built = next((e for e in reversed(events) if isinstance(e, ArtifactBuilt)), None)
-    measured = next((e for e in reversed(events) if isinstance(e, CandidateMeasured)), None)
-    final = [entry.timing for entry in result.final if entry.index in same]
-    ordered = next((e for e in reversed(events) if isinstance(e, FinalOrdered)), None)
-    return CandidateStory(
-        record=record,
-        target=str(result.header.target) if result.header is not None else "",
-        journal=result.journal or "",
-        origin=result.header.origin if result.header is not None else "",
-        first=None if measured is None else measured.timing,
-        final=final[0] if final else None,
-        first_device="" if measured is None else measured.device,
-        final_device=ordered.device if final and ordered is not None else "",
-        checked=measured is not None and measured.checked,
-        max_error=None if measured is None else measured.max_error,
-        compiler="" if built is None else built.compiler,
-        source=_source(result) if result.best_index in same else "",
-        choice=choice_of(result.all_records, record.index),
-        events=tuple(events),
-    )
-
-
-def _source(result: Result) -> str:
-    """Return where the winner's source lies; empty where it is gone."""
-    if (library := result.artifact) is None:
-        return ""
-    path = source_path(library.path, library.symbol)
-    return path if Path(path).is_file() else ""
-
-
-def story_lines(story: CandidateStory) -> Iterator[str]:
-    """Return the story for people, a line each, safe to print."""
-    record = story.record
-    yield f"candidate  {record.index}: {record.status}"
-    yield f"config     {describe_config(record.config) or DEFAULTS}"
-    yield f"key        {printable(record.key)}"
-    if record.same_as is not None:
-        yield f"same as    candidate {record.same_as}: the same code, compiled and measured once"
-    if record.message:
-        what = f"{what_failed(record.kind)}: " if record.kind else ""
-        yield f"reason     {printable(what + record.message)}"
-    yield from _timing_lines(story)
-    yield from _fact_lines(story)
-    if story.source:
-        yield f"source at  {printable(story.source)}"
-    elif record.facts is not None:
-        which = f"{shlex.quote(printable(story.journal))} {record.index}"
-        again = f"; to make it again: atune explain {which} --source" if story.origin else ""
-        yield f"source at  not kept{again}"
-    if story.compiler:
-        yield f"compiler   {printable(story.compiler)}"
-    yield from _block("written", record.detail)
-    yield "events"
-    for event in story.events:
-        name = str(type(event).__struct_config__.tag)
-        yield f"  {event.mono:9.3f} s  {name}  {printable(event.worker)}"
-
-
-def _timing_lines(story: CandidateStory) -> Iterator[str]:
-    timings = ("final", story.final, story.final_device), ("first", story.first, story.first_device)
-    for name, timing, device in timings:
-        if timing is not None:
-            yield (
-                f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
-                f"{printable(timing.method)} on device {printable(device)}"
-            )
-            yield f"  samples  {' '.join(f'{us:g}' for us in timing.samples_us)} µs"
-    if story.first is not None:
-        error = "" if story.max_error is None else f", largest difference {story.max_error:.3g}"
-        yield f"outputs    {f'right{error}' if story.checked else 'not checked'}"
-
-
-def _fact_lines(story: CandidateStory) -> Iterator[str]:
-    record = story.record
-    known = rows(_explained(record, story.target, story.choice))
-    width = max([9, *(len(name) for name, _ in known)])
-    yield from (f"{name.ljust(width)}  {value}" for name, value in known)
-
-
-def fact_rows(record: Record, target: str, records: Sequence[Record]) -> Rows:
-    """Return the facts of a record by name, as text; `records`: all of its run, for what it was preferred to."""
-    return rows(_explained(record, target, choice_of(records, record.index)))
-
-
-def _explained(record: Record, target: str, choice: str) -> Explained:
-    return Explained(
-        config=record.config,
-        target=target,
-        facts=record.facts or StaticFacts(),
-        source="",
-        machine=record.machine,
-        choice=choice,
-    )
-
-
-def _block(title: str, text: str) -> Iterable[str]:
-    lines = text.rstrip().splitlines()
-    return [title, *(f"  {printable(line)}" for line in lines)] if lines else []
-
-
-def story_data(story: CandidateStory) -> dict[str, Any]:
-    """Return the story as ``--json`` prints it: the record's fields, and the rest next to them."""
-    data: dict[str, Any] = {name: getattr(story.record, name) for name in Record.__struct_fields__}
-    data |= {name: getattr(story, name) for name in CandidateStory.__struct_fields__ if name != "record"}
-    found: dict[str, Any] = msgspec.to_builtins(data)
-    return found
-
-
-Rows = list[tuple[str, str]]
-
-
-def report_lines(found: Explained) -> Iterator[str]:
-    """Return the report of one configuration, as lines of text."""
-    yield f"config     {describe_config(found.config) or DEFAULTS}"
-    yield f"target     {found.target}"
-    width = max(len(name) for name, _ in rows(found))
-    for name, value in rows(found):
-        yield f"{name.ljust(width)}  {value}"
-    yield from (f"{'warning'.ljust(width)}  {line}" for line in repeated_lines(found.facts.layouts))
-    if found.facts.layouts is None:
-        yield "layouts are not known: layout inference did not run, or atune could not read its result"
-
-
-def rows(found: Explained) -> Rows:
-    """Return the facts by name, as text."""
-    facts, machine, layouts = found.facts, found.machine, found.facts.layouts or Layouts()
+def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
+    """Return the facts of a record by name, as text. `records`: all of its run, for what it was preferred to."""
+    facts, machine = record.facts, record.machine
+    layouts, found = (facts and facts.layouts) or Layouts(), occupancy(record, arch)
+    smem_bytes = None if facts is None else facts.smem_bytes
+    if machine is not None:
+        smem_bytes = (smem_bytes or 0) + machine.static_smem_bytes
+    limits = "" if found is None else f" blocks a multiprocessor, limited by {' and '.join(found.limits)}"
     given: list[tuple[str, Any, str]] = [
-        ("choice", printable(found.choice) or None, ""),
-        ("threads", facts.threads, ""),
-        ("grid", "×".join(map(str, facts.grid)) or None, " blocks"),
+        ("choice", choice_of(records, record) or None, ""),
+        ("threads", facts and facts.threads, ""),
+        ("grid", ("×".join(map(str, facts.grid)) if facts is not None else "") or None, " blocks"),
         ("registers", None if machine is None else machine.registers, " a thread"),
         ("stack", None if machine is None else machine.stack_bytes, " bytes a thread"),
-        ("shared memory", found.smem_bytes, " bytes a block"),
-        ("occupancy", None if found.occupancy is None else found.occupancy.blocks, _limited(found)),
+        ("shared memory", smem_bytes, " bytes a block"),
+        ("occupancy", None if found is None else found.blocks, limits),
         ("code", None if machine is None else machine.code_bytes, " bytes"),
-        ("source", facts.source_bytes, " bytes"),
+        ("source", facts and facts.source_bytes, " bytes"),
     ]
     known = [(name, f"{value}{unit}") for name, value, unit in given if value is not None]
     known += [(f"fragment {printable(one.name)}", _fragment(one)) for one in layouts.fragments]
-    known += [(f"loop {n}", _loop(one)) for n, one in enumerate(layouts.loops)]
-    return known
+    return known + [(f"loop {n}", _loop(one)) for n, one in enumerate(layouts.loops)]
 
 
-def difference_lines(one: Explained, other: Explained) -> Iterator[str]:
-    """Return the differences of two configurations: their facts, and their sources as a unified diff."""
-    yield f"A          {describe_config(one.config) or DEFAULTS}"
-    yield f"B          {describe_config(other.config) or DEFAULTS}"
-    differing = differing_rows(one, other)
-    if not differing:
-        yield "no known fact differs"
-    else:
-        widths = [max(len(row[i]) for row in [*differing, ("", "A", "B")]) for i in range(2)]
-        yield f"{'':{widths[0]}}  {'A':{widths[1]}}  B"
-        for name, mine, theirs in differing:
-            yield f"{name.ljust(widths[0])}  {mine.ljust(widths[1])}  {theirs}"
-    changed = source_difference(one, other)
-    yield "the generated source is the same" if not changed else "generated source:"
-    yield from changed
-
-
-def differing_rows(one: Explained, other: Explained) -> list[tuple[str, str, str]]:
-    """Return name, first value and second value of each fact that differs. ``–`` stands for a missing fact."""
-    mine, theirs = dict(rows(one)), dict(rows(other))
-    names = dict.fromkeys([*mine, *theirs])
-    pairs = [(name, mine.get(name, "–"), theirs.get(name, "–")) for name in names]
-    return [(name, a, b) for name, a, b in pairs if a != b]
-
-
-def source_difference(one: Explained, other: Explained) -> list[str]:
-    """Return the unified diff of the device sources, which name the kernel ``kernel``. Empty if they are equal."""
-    mine, theirs = one.source.splitlines(), other.source.splitlines()
-    return [printable(line) for line in difflib.unified_diff(mine, theirs, "A", "B", n=2, lineterm="")]
-
-
-def _limited(found: Explained) -> str:
-    if found.occupancy is None:
-        return ""
-    return f" blocks a multiprocessor, limited by {' and '.join(found.occupancy.limits)}"
+def choice_of(records: Sequence[Record], record: Record) -> str:
+    """Return what a record was passed over for or preferred to; empty where nothing was."""
+    if record.instead is not None:
+        return outcome(record)
+    others = [str(one.index) for one in records if one.instead == record.index]
+    return f"preferred to candidate{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
 
 
 def _fragment(one: FragmentFacts) -> str:
@@ -308,10 +83,142 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return "×".join(map(str, sizes))
 
 
-def choice_of(records: Sequence[Record], index: int) -> str:
-    """Return what the candidate `index` was passed over for or preferred to; empty where nothing was."""
-    [record] = [record for record in records if record.index == index]
-    if record.instead is not None:
-        return outcome(record)
-    others = [str(one.index) for one in records if one.instead == index]
-    return f"preferred to candidate{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
+def fact_lines(record: Record, arch: str, records: Sequence[Record] = ()) -> list[str]:
+    """Return the facts of a record, its roofline and what its threads repeat, a line each."""
+    known, facts = facts_of(record, arch, records), record.facts
+    known += [("warning", line) for line in repeated_lines(None if facts is None else facts.layouts)]
+    width = max([9, *(len(name) for name, _ in known)])
+    return [f"{name.ljust(width)}  {value}" for name, value in known]
+
+
+def differences(one: Record, other: Record, arch: str) -> list[tuple[str, str, str]]:
+    """Return name, first value and second value of each fact that differs. ``–`` stands for a missing fact."""
+    mine, theirs = dict(facts_of(one, arch)), dict(facts_of(other, arch))
+    pairs = [(name, mine.get(name, "–"), theirs.get(name, "–")) for name in dict.fromkeys([*mine, *theirs])]
+    return [(name, a, b) for name, a, b in pairs if a != b]
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal has of a candidate: its record, the result, the events of it and of all with its code."""
+
+    record: Record
+    result: Result
+    measured: CandidateMeasured | None
+    built: ArtifactBuilt | None
+    events: list[Event]
+
+    @property
+    def final(self) -> Timing | None:
+        """Its timing of the final; None where it was not in it."""
+        return None if self.record.timing is self.first else self.record.timing
+
+    @property
+    def first(self) -> Timing | None:
+        """Its first timing; None where it was not timed."""
+        return None if self.measured is None else self.measured.timing
+
+
+def candidate_story(journal: str | Path, index: int | None = None) -> Story:
+    """Return what the journal at `journal` has of candidate `index`: of the winner, else of the first that failed.
+
+    Raises `JournalError` where it cannot be read, and `UsageError` where it has no such candidate.
+    """
+    state, events = State(), list[Event]()
+    for event in JournalReader(journal):
+        state.apply(event)
+        events.append(event)
+    result = Result.of(state, Path(journal), replayed=True)
+    record = record_at(result, index)
+    first = record.index if record.same_as is None else record.same_as
+    same = {one.index for one in result.all_records if first in (one.index, one.same_as)}
+    own = [event for event in events if _concerns(event, {record.index, first}, same)]
+    measured = next((event for event in reversed(own) if isinstance(event, CandidateMeasured)), None)
+    built = next((event for event in reversed(own) if isinstance(event, ArtifactBuilt)), None)
+    return Story(record=record, result=result, measured=measured, built=built, events=own)
+
+
+def _concerns(event: Event, own: set[int], same: set[int]) -> bool:
+    """Tell whether an event is of one of `own`, or says of one with the same code what holds for all of them."""
+    wanted = own if isinstance(event, CandidateProposed | CandidateLowered | CandidateAliased) else same
+    return getattr(event, "index", None) in wanted or not wanted.isdisjoint(getattr(event, "indices", ()))
+
+
+def record_at(result: Result, index: int | None) -> Record:
+    """Return the record of candidate `index`; for None the winner's, else that of the first that failed."""
+    if index is None:
+        index = result.best_index
+    if index is None:
+        index = next((group.first.index for group in failure_groups(result.records)), None)
+    found = next((record for record in result.all_records if record.index == index), None)
+    if found is not None:
+        return found
+    listed = f"those it has: atune replay {shlex.quote(str(result.journal))} --table"
+    if index is not None and 0 <= index < result.total:
+        raise UsageError(f"candidate {index} was not tried; {listed}")
+    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+    raise UsageError(f"{result.journal} has no {wanted}; {listed}")
+
+
+def story_lines(story: Story) -> Iterator[str]:
+    """Return the story for people, a line each, safe to print."""
+    record, result = story.record, story.result
+    yield f"candidate  {record.index}: {record.status}"
+    yield f"config     {describe_config(record.config) or DEFAULTS}"
+    yield f"key        {printable(record.key)}"
+    if record.same_as is not None:
+        yield f"same as    candidate {record.same_as}: the same code, compiled and measured once"
+    if record.message:
+        what = f"{what_failed(record.kind)}: " if record.kind else ""
+        yield f"reason     {printable(what + record.message)}"
+    timings = [("final", story.final), ("first", story.first)]
+    for name, timing in timings:
+        if timing is not None:
+            yield (
+                f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
+                f"{printable(timing.method)} on device {printable(record.device)}"
+            )
+            yield f"  samples  {' '.join(f'{us:g}' for us in timing.samples_us)} µs"
+    if (measured := story.measured) is not None:
+        error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
+        yield f"outputs    {f'right{error}' if measured.checked else 'not checked'}"
+    header = result.header
+    yield from fact_lines(record, "" if header is None else header.target.arch, result.all_records)
+    if source := _kept_source(story):
+        yield f"source at  {printable(source)}"
+    elif record.facts is not None and header is not None and header.origin:
+        yield f"source     atune explain {shlex.quote(printable(str(result.journal)))} {record.index} --source"
+    if story.built is not None:
+        yield f"compiler   {printable(story.built.compiler)}"
+    if lines := record.detail.rstrip().splitlines():
+        yield "written"
+        yield from (f"  {printable(line)}" for line in lines)
+    yield "events"
+    for event in story.events:
+        yield f"  {event.mono:9.3f} s  {type(event).__struct_config__.tag}  {printable(event.worker)}"
+
+
+def _kept_source(story: Story) -> str:
+    """Return where the candidate's source lies: the winner's alone is kept."""
+    library, record = story.result.artifact, story.record
+    if library is None or story.result.best_index not in (record.index, record.same_as):
+        return ""
+    path = source_path(library.path, library.symbol)
+    return path if Path(path).is_file() else ""
+
+
+def story_data(story: Story) -> dict[str, Any]:
+    """Return the story as ``--json`` prints it: the record's fields, and the rest next to them."""
+    data: dict[str, Any] = {name: getattr(story.record, name) for name in Record.__struct_fields__}
+    data |= {
+        "journal": story.result.journal,
+        "final": story.final,
+        "first": story.first,
+        "checked": story.measured is not None and story.measured.checked,
+        "max_error": story.measured and story.measured.max_error,
+        "compiler": "" if story.built is None else story.built.compiler,
+        "source": _kept_source(story),
+        "choice": choice_of(story.result.all_records, story.record),
+        "events": story.events,
+    }
+    found: dict[str, Any] = msgspec.to_builtins(data)
+    return found

@@ -15,7 +15,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
-from atune.model.device import occupancy_of
+from atune.model.device import Occupancy, occupancy_of
 
 FORMATS = ("csv", "json")
 DECIMALS, MOST_DECIMALS = 4, 9
@@ -47,6 +47,7 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
 
     def row(record: Record) -> dict[str, Any]:
         timing, facts = record.timing, record.facts
+        layouts = None if facts is None else facts.layouts
         return {
             **{name: getattr(record, name) for name in ("index", "key", "status", "latency_ms")},
             "times_winner": _times_winner(result, record, final, first),
@@ -61,8 +62,9 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
             "message": record.message or None,
             **_fields(facts, "smem_bytes", "threads"),
             **_fields(record.machine, "registers", "stack_bytes", "code_bytes"),
-            "occupancy_blocks": _resident_blocks(record, arch),
-            **_fields(facts and facts.layouts, "redundant"),
+            "occupancy_blocks": getattr(occupancy(record, arch), "blocks", None),
+            "fragment_registers": getattr(layouts, "registers", None),
+            **_fields(layouts, "redundant"),
             **{f"config.{name}": _flat(value) for name, value in record.config.items()},
         }
 
@@ -88,14 +90,12 @@ def _times_winner(result: Result, record: Record, final: dict[int, float], first
     return timed[credited] / fastest if fastest else None
 
 
-def _resident_blocks(record: Record, arch: str) -> int | None:
-    """Return how many blocks of a candidate a multiprocessor of `arch` holds at once; None where that is not known."""
+def occupancy(record: Record, arch: str) -> Occupancy | None:
+    """Return how many blocks of a candidate a multiprocessor of `arch` holds, and why; None where it is not known."""
     facts, machine = record.facts, record.machine
     if facts is None or machine is None or not facts.threads:
         return None
-    smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
-    found = occupancy_of(arch, facts.threads, machine.registers, smem_bytes)
-    return None if found is None else found.blocks
+    return occupancy_of(arch, facts.threads, machine.registers, (facts.smem_bytes or 0) + machine.static_smem_bytes)
 
 
 def _csv(table: list[dict[str, Any]]) -> bytes:

@@ -15,9 +15,8 @@ from typing import Any, Self, TextIO
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.candidate_state import Status
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
-from atune.journal.state import State
+from atune.journal.state import State, Status
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget

@@ -22,15 +22,14 @@ from atune.model.device import DeviceInfo
 from atune.model.options import options_of
 from atune.model.roofline import Roofline, rate_text
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.reporting.explanation import fact_rows
+from atune.reporting.explanation import facts_of
 from atune.reporting.export import ranking, rows, table
 from atune.reporting.headline import headline
 from atune.reporting.importance import Importance, axis_importance
-from atune.reporting.layout_notes import layouts_line
 from atune.reporting.page import page
 from atune.reporting.plots import Timeline, host_of, plot_data, value_text
 from atune.reporting.progress import duration, shortened
-from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, summary_text
+from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, layouts_line, summary_text
 
 GROUPS = 50
 """Most reasons for failures that the page has."""
@@ -45,7 +44,8 @@ COLUMNS: dict[str, tuple[str, int | None]] = {
     "spread": ("spread, %", 1), "mark": ("mark", None), "config": ("", None), "registers": ("registers", None),
     "stack_bytes": ("stack and spills, bytes", None), "smem_bytes": ("shared memory, bytes", None),
     "threads": ("threads a block", None), "occupancy_blocks": ("occupancy, blocks", None),
-    "redundant": ("redundant iterations", None), "code_bytes": ("code, bytes", None),
+    "fragment_registers": ("registers of fragments", None), "redundant": ("redundant iterations", None),
+    "code_bytes": ("code, bytes", None),
     "outcome": ("what became of it", None),
 }  # fmt: skip
 """Columns of the table by the field of a row: title, and decimals; ``config`` stands for the axes."""
@@ -295,7 +295,7 @@ def _kernel(result: Result) -> list[dict[str, Any]]:
     best, header = result.best, result.header
     if best is None or header is None:
         return []
-    facts = {"kind": "facts", "rows": fact_rows(best, str(header.target), result.all_records)}
+    facts = {"kind": "facts", "rows": facts_of(best, header.target.arch, result.all_records)}
     lines = [] if result.roofline is None else _roofline_rows(result.roofline)
     heads = ["roofline", "rate", "of the device's nominal peak"]
     tables = [part for part in (facts, {"kind": "facts", "heads": heads, "rows": lines}) if part["rows"]]

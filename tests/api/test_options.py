@@ -14,7 +14,8 @@ import pytest
 import atune
 from atune.engine.search.strategies import SHOWN
 from atune.frontends.api.options import RunOptions, StrategyName, TargetName, TuneOptions
-from atune.frontends.cli.parsing import ProblemOptions, first_sentence
+from atune.frontends.cli.parsing import first_sentence
+from atune.frontends.cli.tune_options import ProblemOptions
 from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of

@@ -16,13 +16,7 @@ from event_streams import Stream
 from atune.errors import TargetError
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
-from atune.frontends.cli.preview import (
-    DryRun,
-    JournalProgress,
-    begun_in,
-    dry_run,
-    dry_run_lines,
-)
+from atune.frontends.cli.preview import begun_in, dry_run, dry_run_lines
 from atune.journal.writer import write_journal
 from atune.model.candidate import config_key
 from atune.model.settings import Budget, CompileSettings
@@ -108,14 +102,16 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_journal_and_a_budget_leave_fewer_to_do(tmp_path: Path) -> None:
     journal = run_of(tmp_path / "j.jsonl")
     alone = await dry_run(REF, str(tmp_path / "new.jsonl"), OPTIONS)
-    assert (alone.to_do, alone.seconds, alone.journal, alone.impossible) == (10, None, None, "no GPU is there")
+    assert (alone["to_do"], alone["seconds"], alone["journal"]) == (10, None, None)
+    assert (alone["impossible"], alone["target"]) == ("no GPU is there", None)
     known = await dry_run(REF, journal, OPTIONS)
-    assert known.journal is not None and (known.to_do, known.journal.done, known.journal.same) == (6, 4, True)
-    assert known.journal.outcomes == {"measured": 4, "failed": 0, "pruned": 0, "duplicates": 0}
-    assert known.seconds == pytest.approx(known.journal.wall_s / 4 * 6, abs=0.1)
-    assert (await dry_run(REF, journal, {**OPTIONS, "budget": Budget(candidates=5)})).to_do == 1
+    begun = known["journal"]
+    assert (known["to_do"], begun["done"], begun["same"]) == (6, 4, True)
+    assert begun["outcomes"] == {"measured": 4, "failed": 0, "pruned": 0, "duplicates": 0}
+    assert known["seconds"] == pytest.approx(begun["wall_s"] / 4 * 6, abs=0.1)
+    assert (await dry_run(REF, journal, {**OPTIONS, "budget": Budget(candidates=5)}))["to_do"] == 1
     other = begun_in(run_of(tmp_path / "other.jsonl", fingerprint="other"), SURVEY)
-    assert other is not None and not other.same
+    assert other is not None and not other["same"]
 
 
 @pytest.mark.anyio
@@ -126,29 +122,30 @@ async def test_a_run_that_measured_nothing_tells_of_no_time(tmp_path: Path) -> N
         stream.proposed(index).build_failed(index)
     write_journal(str(tmp_path / "j.jsonl"), stream.finished().events)  # type: ignore[arg-type]
     known = await dry_run(REF, str(tmp_path / "j.jsonl"), OPTIONS)
-    assert known.journal is not None and known.journal.outcomes["failed"] == known.journal.done == 4
-    assert known.to_do == 6 and known.seconds is None
+    assert known["journal"]["outcomes"]["failed"] == known["journal"]["done"] == 4
+    assert known["to_do"] == 6 and known["seconds"] is None
 
 
-RUN = DryRun(
-    workload="toy", arguments={"N": 64}, target="c", devices=("CPU",), impossible=None, points=12, looked_at=12,
-    exact=True, candidates=10, refused=SURVEY.refusals, to_do=10, journal=None, seconds=None,
-)  # fmt: skip
+RUN: dict[str, Any] = {
+    "workload": "toy", "arguments": {"N": 64}, "target": "c", "devices": ["CPU"], "impossible": None, "points": 12,
+    "looked_at": 12, "exact": True, "candidates": 10, "to_do": 10, "journal": None, "seconds": None, "fallback": "",
+    "refused": [{"constraint": "fits (toy.py, line 3)", "count": 2}],
+}  # fmt: skip
 
 
 def test_the_text_says_what_the_figures_rest_on() -> None:
     text = "\n".join(dry_run_lines(RUN, "exhaustive"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
     assert "time " not in text and "no journal to continue" in text
-    begun = JournalProgress("j.jsonl", False, 2, {"measured": 2, "failed": 0}, 13.6)
+    begun = {"journal": "j.jsonl", "same": False, "done": 2, "outcomes": {"measured": 2, "failed": 0}, "wall_s": 13.6}
     large = {"points": 10**9, "looked_at": 1000, "candidates": 250_000_000, "exact": False}
-    text = "\n".join(dry_run_lines(msgspec.structs.replace(RUN, **large, journal=begun, seconds=68.0), "random"))
-    assert "about 1 min 08 s, at the pace of the journal's run" in text and "tuning would refuse it" in text
+    text = "\n".join(dry_run_lines({**RUN, **large, "journal": begun, "seconds": 68.0}, "random"))
+    assert "about 1 min 08 s, at the pace of the journal's run" in text and "it would be refused" in text
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points" in text
 
 
 def test_a_dry_run_says_that_the_cpu_is_there_for_want_of_a_gpu() -> None:
-    lines = list(dry_run_lines(msgspec.structs.replace(RUN, fallback="no GPU found: tuning for the CPU"), "auto"))
+    lines = list(dry_run_lines({**RUN, "fallback": "no GPU found: tuning for the CPU"}, "auto"))
     assert [line.strip() for line in lines if "GPU" in line] == ["no GPU found: tuning for the CPU"]
     assert not [line for line in dry_run_lines(RUN, "auto") if "GPU" in line]

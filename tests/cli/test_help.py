@@ -1,14 +1,12 @@
-"""What the command line says of itself: short and whole help, what a wrong word may have meant, completed values."""
+"""What the command line says of itself: short and whole help, and what a wrong word may have meant."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import Any
 
 import pytest
 
-from atune.engine.search.strategies import SHOWN
 from atune.frontends.cli.main import main
 
 FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z-]+)", re.MULTILINE)
@@ -50,8 +48,7 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
     ("command", "meant"),
     [
         ("tunee", "atune has no command tunee; did you mean atune tune? (see atune --help)"),
-        ("list", "atune has no command list; did you mean atune runs?"),
-        ("cache list", "atune cache has no command list; did you mean atune cache ls? (see atune cache --help)"),
+        ("cache lss", "atune cache has no command lss; did you mean atune cache ls? (see atune cache --help)"),
         ("gemm.py", "atune has no command gemm.py; did you mean atune tune gemm.py?"),
         ("xyzzy", "atune has no command xyzzy; there is tune, runs, "),
         ("replay ./j --tabel", "atune replay has no option --tabel; did you mean --table? (see atune replay --help)"),
@@ -61,15 +58,3 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
 )
 def test_a_wrong_word_is_told_what_it_may_mean(command: str, meant: str, capsys: Any) -> None:
     assert printed(capsys, *command.split(), status=2).startswith(f"atune: error: {meant}")
-
-
-def test_shells_complete_values(capsys: Any) -> None:
-    pytest.importorskip("shtab")
-    script = printed(capsys, "--show-completion", "bash")
-    ask = 'COMP_WORDS=(atune {}); COMP_CWORD={}; _shtab_atune; echo "${{COMPREPLY[@]}}"'
-    asked = [ask.format("tune --strategy ", 3), ask.format("tune --target sm_9", 3), ask.format("replay j --tab", 3)]
-    found = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, check=True)
-    strategies, target, option = found.stdout.splitlines()
-    assert strategies.split() == list(SHOWN) and target == "sm_90a" and option == "--table"
-    assert main(["tune", "/none.py", "--target", "sm_75"]) == 2  # others than those are taken
-    assert "there is no file" in capsys.readouterr().err

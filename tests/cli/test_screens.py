@@ -12,13 +12,11 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
-from atune.frontends.cli import preview
 from atune.frontends.cli.main import main
 from atune.frontends.cli.output import print_message
-from atune.frontends.cli.preview import CompileSummary, compile_lines
+from atune.frontends.cli.preview import _compile_lines
 from atune.journal.events import BuildFailed, RunFinished
-from atune.journal.record import Record
-from atune.journal.result import Result
+from atune.journal.result import Record, Result
 from atune.model.device import Target
 from atune.reporting.screen import Line, fitted, fitted_table, plain
 from atune.reporting.summary import result_lines
@@ -249,27 +247,13 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
     assert (failure["count"], failure["where"]["line"], failure["example"]["config"]) == (2, 7, {"block": 1})
 
 
-def test_of_failures_only_the_example_of_each_group_is_encoded(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """There may be hundreds of thousands. The second one here could not be."""
-    what = {"key": "", "status": "failed", "kind": "lower", "message": "no such block"}
-    failures = tuple(Record(index=n, config={"block": (1, object())[n]}, **what) for n in range(2))
-
-    async def compiled(*_: object) -> CompileSummary:
-        return CompileSummary(target="c", total=2, compiled=0, codes=0, failed=2, wall_s=1.0, failures=failures)
-
-    monkeypatch.setattr(preview, "_compile", compiled)
-    assert main(["tune", f"{KERNELS}:SCALED", "--compile-only", "--json"]) == 1
-    [group] = json.loads(capsys.readouterr().out)["failures"]
-    assert (group["count"], group["example"]) == (2, {"index": 0, "config": {"block": 1}})
-
-
 def test_many_reasons_are_counted() -> None:
-    failures = tuple(
+    failures = [
         Record(index=n, key="", config={}, status="failed", kind="lower", message=f"reason {'abcdefghijk'[n]}")
         for n in range(11)
-    )
-    counts = {"total": 11, "compiled": 0, "codes": 0, "failed": 11, "wall_s": 1.0}
-    lines = compile_lines(CompileSummary(target="c", **counts, compiler="as asked", failures=failures))
+    ]
+    counts = {"total": 11, "compiled": 0, "codes": 0, "failed": 11, "passed": 0, "wall_s": 1.0}
+    lines = list(_compile_lines({**counts, "target": "c", "fallback": "", "compiler": "as asked"}, failures))
     assert lines[2] == "compiler   as asked" and lines[3] == "failures   1 failed to lower: reason a"
     assert lines[11].strip() == "3 more, for 3 other reasons" and len(lines) == 3 + 8 + 1 + 1
 

@@ -10,8 +10,7 @@ from event_streams import Stream, write
 
 from atune.journal.events import Warned
 from atune.journal.reader import replay
-from atune.journal.record import noise_of
-from atune.journal.result import Result
+from atune.journal.result import Result, noise_of
 from atune.model.measurement import DISTURBS, Conditions, Timing
 from atune.reporting.report import report
 from atune.reporting.summary import summary, summary_text

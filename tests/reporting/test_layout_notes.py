@@ -10,13 +10,12 @@ from fake_runs import finish
 
 from atune import Space, layout
 from atune.journal.reader import replay
+from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
-from atune.model.jobs import Explained
 from atune.model.layouts import Layouts, LoopFacts
-from atune.reporting.explanation import report_lines
-from atune.reporting.layout_notes import layouts_line
+from atune.reporting.explanation import fact_lines
 from atune.reporting.report import page_of
-from atune.reporting.summary import summary_text
+from atune.reporting.summary import layouts_line, summary_text
 from atune.testing import FakeMachine, Script
 
 UNEVEN = Path(__file__).parents[2] / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
@@ -27,7 +26,7 @@ def facts(slots: int, stores: str = "Out (global)") -> StaticFacts:
 
 
 def told(found: StaticFacts) -> str:
-    return "\n".join(report_lines(Explained(config={}, target="sm_90a", facts=found, source="", machine=None)))
+    return "\n".join(fact_lines(Record(index=0, key="k", config={}, status="measured", facts=found), "sm_90a"))
 
 
 def test_a_run_whose_layouts_gained_much_says_so_and_how_to_see_why() -> None:
@@ -48,7 +47,7 @@ async def test_a_winner_that_repeats_work_is_told_of(slots: int, stores: str, sa
     run = await finish(FakeMachine(Space(x=[1, 2]), script))
     warned = "loop 0: each thread does 16 times its even share, and stores Out (global)"
     assert (warned in layouts_line(run.result)) is (warned in page_of(run.events)) is says
-    assert (f"warning  {warned}" in told(facts(slots, stores))) is says
+    assert (f"warning    {warned}" in told(facts(slots, stores))) is says
 
 
 @pytest.mark.anyio

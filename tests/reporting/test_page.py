@@ -16,8 +16,7 @@ import pytest
 from event_streams import Stream, timing, write
 from reporting.test_look import DATA, GPU_JOURNALS, RESULTS
 
-from atune.frontends.cli.help import Parser
-from atune.frontends.cli.parsing import add_options, with_flags
+from atune.frontends.cli.parsing import Parser, add_options, with_flags
 from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceReady, RunStarted
 from atune.journal.reader import read, replay
 from atune.journal.result import Result

@@ -129,13 +129,12 @@ async def compiled(
     group_size: int | None = None,
     *,
     layouts: LayoutChoice | None = None,
-    builds: bool = True,
     roles_in: Sequence[Candidate] = (),
 ) -> dict[int, Artifact | Failure]:
     """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `run`.
 
-    Candidates that lower to the same code share one artifact. What `layouts` passes over has no outcome. Without
-    `builds` all are lowered only. `roles_in`: candidates in whose code to find the roles of the parameters, for `run`.
+    Candidates that lower to the same code share one artifact. What `layouts` passes over has no outcome.
+    `roles_in`: candidates in whose code to find the roles of the parameters, for `run`.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -156,7 +155,7 @@ async def compiled(
             return Verdict("wait")
         if layouts is not None and (passed := layouts.passed(recorded, index, run.limits)) is not None:
             return Verdict("prune", passed.why, instead=passed.instead)
-        return Verdict("build") if builds else Verdict("prune", "nothing is compiled")
+        return Verdict("build")
 
     async def deliver(artifact: Artifact) -> None:
         artifacts[artifact.index] = artifact

@@ -62,18 +62,17 @@ class EngineOptions(TypedDict, total=False):
     target: Annotated[TargetName | str, Option(
         "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
         default="auto", check=check_target, flag="--target", group="where", common=True,
-        values=("auto", "cuda", "sm_80", "sm_89", "sm_90a", "sm_100a", "c"),
     )]
     devices: Annotated[str | Sequence[str | int], Option(
         "Devices to measure on: all, cpu, or numbers of GPUs.",
-        default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True, values=("all", "cpu", "0"),
+        default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True,
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, Option(
         "Run on the nodes of a Ray cluster: auto, or its address. Needs ``ray``. `devices` and "
         "`CompileSettings.workers` then hold for each node.",
         must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
-        group="where", values=("auto",),
+        group="where",
     )]
     budget: Annotated[int | str | Budget | None, Option(
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "
@@ -85,7 +84,7 @@ class EngineOptions(TypedDict, total=False):
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. A resumed journal keeps its strategy.",
         flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
-        common=True, values=SHOWN,
+        common=True,
     )]
     prior: Annotated[bool, Option(
         "Begin a search with the candidates that the prior estimates to be fastest: on CUDA, under a budget and in "

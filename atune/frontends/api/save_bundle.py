@@ -23,8 +23,7 @@ from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import compiled, compilers, plain_settings, raise_failures
 from atune.frontends.api.resume import options_of, origin_of
 from atune.journal.events import RunStarted
-from atune.journal.record import Record
-from atune.journal.result import Result
+from atune.journal.result import Record, Result
 from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, is_size, thaw
 from atune.model.settings import CPU_FLAGS

@@ -7,8 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from atune.frontends.cli.help import Parser
-from atune.frontends.cli.parsing import add_command
+from atune.frontends.cli.parsing import Parser, add_command
 from atune.frontends.cli.runs import JOURNAL, add_journal
 
 if TYPE_CHECKING:

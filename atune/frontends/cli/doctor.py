@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.frontends.cli.help import Parser
 from atune.frontends.cli.output import NO_WINNER, print_out
-from atune.frontends.cli.parsing import add_command
+from atune.frontends.cli.parsing import Parser, add_command
 from atune.model.folders import cache_folder
 from atune.model.requirements import REQUIRES, is_tested
 
@@ -94,17 +93,12 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def examine() -> list[Check]:
     """Check Python, packages, compilers, GPUs and the cache folder, and try the targets, which the last two are."""
-    checks = [
-        _python(),
-        *(_package(name) for name in REQUIRES if name != NVML),
-        _gxx(),
-        _nvcc(),
-        *_gpus(),
-        _cache(),
-    ]
+    packages = [_package(name) for name in REQUIRES if name != NVML]
+    checks = [_python(), *packages, _gxx(), _nvcc(), *_gpus(), _cache()]
     by_name = {check.name: check for check in checks}
-    packages = [name for name in REQUIRES if name in by_name and not by_name[name].ok]
-    missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
+    missing_c = [check.name for check in packages if not check.ok] + [
+        n for n in ("Python", "g++", "cache folder") if not by_name[n].ok
+    ]
     missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
     lacking_gpu = [] if any(c.name.startswith("GPU") and c.ok for c in checks) else ["a GPU"]
     if by_name["torch"].found.partition("+")[2].startswith("cpu"):
@@ -153,25 +147,19 @@ def _untested_tilelang(version: str) -> Check:
 
 
 def _gxx() -> Check:
-    return _compiler(
-        "g++", shutil.which("g++"), "install a C++ compiler, for example: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$"
-    )
+    return _compiler("g++", "g++", "install a C++ compiler, for example: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$")
 
 
 def _nvcc() -> Check:
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    places = [str(Path(home, "bin", "nvcc")) for home in (*homes, "/usr/local/cuda")]
-    path = next((found for place in (*places[:-1], "nvcc", places[-1]) if (found := shutil.which(place))), None)
+    places = [*(str(Path(home, "bin", "nvcc")) for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    path = next(filter(shutil.which, places), "nvcc")
     advice = "needed for CUDA only: install the CUDA toolkit; if nvcc is not on PATH, set CUDA_HOME to its folder"
-    check = _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
-    if homes and check.ok and not Path(homes[0], "bin", "nvcc").exists():
-        advice = f"CUDA_HOME is {homes[0]}, which has no bin/nvcc: correct it or unset it"
-        return msgspec.structs.replace(check, advice=advice)
-    return check
+    return _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
 
 
-def _compiler(name: str, path: str | None, advice: str, pattern: str) -> Check:
-    if path is None:
+def _compiler(name: str, command: str, advice: str, pattern: str) -> Check:
+    if (path := shutil.which(command)) is None:
         return Check(name, False, "missing", advice)
     try:
         output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
@@ -198,9 +186,7 @@ def _cache() -> Check:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         advice = "set ATUNE_CACHE_DIR to a writable folder"
         return Check("cache folder", False, f"{folder} cannot be written", advice)
-    free = shutil.disk_usage(there).free / 2**30
-    advice = "less than 1 GiB is free, and compiled kernels may not fit: free some space" if free < 1 else ""
-    return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
+    return Check("cache folder", True, f"{folder} ({shutil.disk_usage(there).free / 2**30:.0f} GiB free)")
 
 
 def _target(kind: str, tried: str, missing: Sequence[str], lacking_gpu: Sequence[str]) -> Check:

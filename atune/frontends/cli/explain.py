@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import json
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
-from atune.frontends.cli.help import Parser
-from atune.frontends.cli.parsing import add_command, add_options
+from atune.frontends.cli.parsing import Parser, add_command, add_options
 from atune.frontends.cli.runs import add_journal, find_journal
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
 
 if TYPE_CHECKING:
+    from atune.journal.result import Record
     from atune.model.candidate import Config
-    from atune.model.jobs import Explained
     from atune.workers.system.terminal import Interrupts
     from atune.workload.pickling import FileRef
 
@@ -31,30 +32,18 @@ _COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
-    parser = add_command(
-        commands, shown, "show", _show_candidate, "Show one candidate of a journal whole; runs no code"
-    )
+    text = "Show one candidate of a journal whole; runs no code"
+    parser = add_command(commands, shown, "show", _show_candidate, text)
     add_journal(parser)
-    parser.add_argument(
-        "index",
-        type=int,
-        nargs="?",
-        metavar="INDEX",
-        help="the candidate [default: the winner, or else the first that failed]",
-    )
+    text = "the candidate [default: the winner, or else the first that failed]"
+    parser.add_argument("index", type=int, nargs="?", metavar="INDEX", help=text)
     text = "Show what a configuration compiles to; its layouts, registers and occupancy; of two, what differs"
     parser = add_command(commands, shown, "explain", _explain, text)
     parser.add_argument("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
-    parser.add_argument(
-        "index", type=int, nargs="*", metavar="INDEX", help="candidates of the journal [default: its winner]"
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="a=1,b=2",
-        help="the configuration; give it twice to compare two [default: the kernel's defaults]",
-    )
+    text = "candidates of the journal [default: its winner]"
+    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help=text)
+    text = "the configuration; give it twice to compare two [default: the kernel's defaults]"
+    parser.add_argument("--config", action="append", default=[], metavar="a=1,b=2", help=text)
     add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
     add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
@@ -72,9 +61,7 @@ def parse_config(text: str) -> Config:
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise UsageError(
-                f"--config: {part.strip()!r} is not of the form name=value; give for example block_M=128,num_stages=2"
-            )
+            raise UsageError(f"--config: {part.strip()!r} is not of the form name=value, such as block_M=128")
         if name in config:
             raise UsageError(f"--config: {name} is given twice")
         try:
@@ -86,115 +73,137 @@ def parse_config(text: str) -> Config:
 
 
 def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from functools import partial
-
     import anyio
-    import msgspec
 
-    from atune.frontends.cli.output import print_message
-    from atune.model.artifact import Failure
-    from atune.model.device import parse_target
-    from atune.workers.local.space_worker import explain
+    from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out
+    from atune.reporting.screen import Line
+    from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 
-    ref, configs, target, choices = _asked(arguments)
-    parse_target(target)
-    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
-    on_cpu, answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings))
+    ref, asked, target = _asked(arguments)
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(asked))
+    found, sources, arch, on_cpu = anyio.run(_compiled, ref, asked, target, settings)
     if on_cpu:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
-    found = [answer for answer in answers if not isinstance(answer, Failure)]
-    if len(found) < len(answers):
-        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs, arguments)
-    found = [msgspec.structs.replace(one, choice=choice) for one, choice in zip(found, choices, strict=True)]
-    _show(found, arguments)
+    if groups := failure_groups(found):
+        for line, group in zip(group_lines(groups), groups, strict=True):
+            print_message("\n  ".join([line, *example_lines(group)]))
+        if arguments.json:
+            print_out(json.dumps({"failures": failures_data(found)}))
+        return NO_WINNER
+    if arguments.json:
+        print_out(json.dumps(_data(found, sources, arch, with_source=arguments.source)))
+        return 0
+    for source in sources if arguments.source else ():
+        print_out(source)
+    print_lines(map(Line, _lines(found, sources, arch)))
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, list[str]]:
-    """Return the workload, the configurations, the target, and for each what a run chose. Raises `UsageError`."""
-    from atune.journal.reader import is_journal
+async def _compiled(
+    ref: FileRef, asked: list[Record], target: str, settings: CompileSettings
+) -> tuple[list[Record], list[str], str, bool]:
+    """Compile what is asked. Returns it with its facts or its failure, the sources, the arch, and whether it is
+    for the CPU only because there is no GPU.
+    """
+    import msgspec
+
+    from atune.frontends.api.compile_all import compiled, compilers
+    from atune.model.artifact import Failure, source_path
+    from atune.model.candidate import Candidate
+
+    async with compilers(ref, target, settings) as (machine, run):
+        candidates = [Candidate(n, one.key, one.config) for n, one in enumerate(asked)]
+        answers = await compiled(machine, candidates, run, 1)
+        found: list[Record] = []
+        sources: list[str] = []
+        for n, one in enumerate(asked):
+            answer, facts = answers[n], run.recorder.state.entry(n).facts
+            if isinstance(answer, Failure):
+                why = {"kind": answer.kind, "message": answer.message, "detail": answer.detail}
+                found.append(msgspec.structs.replace(one, status="failed", **why))
+                continue
+            found.append(msgspec.structs.replace(one, facts=facts, machine=answer.machine))
+            text = Path(source_path(answer.path, answer.symbol)).read_text(errors="replace")
+            sources.append(text.replace(f"{answer.symbol}_kernel", "kernel").replace(answer.symbol, "kernel"))
+        return found, sources, machine.found.target.arch, bool(machine.found.fallback)
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Record], str]:
+    """Return the workload, the configurations as records that lack their facts, and the target. Raises `UsageError`."""
+    from atune.frontends.api.resume import origin_of
+    from atune.journal.reader import is_journal, replay
+    from atune.journal.result import Record
+    from atune.model.candidate import config_key
+    from atune.model.device import parse_target
+    from atune.reporting.explanation import record_at
     from atune.workload.pickling import parse_file_ref
 
-    what = arguments.what if ".py" in arguments.what else find_journal(arguments.what)
+    what, target = arguments.what if ".py" in arguments.what else find_journal(arguments.what), "auto"
     if is_journal(what) or os.path.isdir(what):  # of a folder, reading says which journal to give
         if arguments.config:
             raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
-        ref, configs, target, choices = _of_journal(what, arguments.index)
+        result = replay(what)
+        if not arguments.index and result.best is None:
+            raise UsageError(f"{what} has no winner: give a candidate's INDEX")
+        of_run = [record_at(result, index) for index in arguments.index or [None]]
+        configs = [(record.index, record.config) for record in of_run]
+        ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2")
+        if result.header is not None:
+            target = result.header.target.arch or result.header.target.kind
     else:
         if arguments.index:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
-        ref, target = parse_file_ref(what, "atune explain"), "auto"
-        configs = [parse_config(text) for text in arguments.config] or [{}]
-        choices = [""] * len(configs)
+        ref = parse_file_ref(what, "atune explain")
+        configs = list(enumerate(map(parse_config, arguments.config))) or [(0, {})]
     if len(configs) > MOST:
         raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
-    return ref, configs, arguments.target or target, choices
+    parse_target(arguments.target or target)
+    records = [Record(index=n, key=config_key(one), config=one, status="remaining") for n, one in configs]
+    return ref, records, arguments.target or target
 
 
-def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
-    from atune.frontends.api.resume import origin_of
-    from atune.journal.reader import replay
-    from atune.reporting.explanation import choice_of, not_tried
-
-    result = replay(path)
-    known = {record.index: dict(record.config) for record in result.all_records}
-    if not indices and result.best_index is None:
-        raise UsageError(f"{path} has no winner: give a candidate's INDEX")
-    wanted = indices or [index for index in (result.best_index,) if index is not None]
-    if missing := [index for index in wanted if index not in known]:
-        raise not_tried(result, missing[0])
-    ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2")
-    target = None if result.header is None else result.header.target
-    text = "auto" if target is None else target.arch or target.kind
-    choices = [choice_of(result.all_records, index) for index in wanted]
-    return ref, [known[index] for index in wanted], text, choices
-
-
-def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
-    """Print which configurations do not compile, and why, and return the exit status."""
-    from atune.frontends.cli.output import NO_WINNER, print_detail, print_message, print_out
-    from atune.model.artifact import what_failed
-    from atune.model.candidate import describe_config, printable
+def _lines(found: list[Record], sources: list[str], arch: str) -> list[str]:
+    """Return the facts of one configuration, or what differs between two, a line each."""
+    from atune.model.candidate import describe_config
+    from atune.reporting.explanation import differences, fact_lines
+    from atune.reporting.export import aligned
     from atune.reporting.headline import DEFAULTS
-    from atune.reporting.summary import evidence_lines
 
-    for failure in failures:
-        asked = describe_config(configs[failure.index]) or DEFAULTS
-        why = f"{asked} {what_failed(failure.kind)}: {printable(failure.message)}"
-        print_message("\n  ".join([why, *evidence_lines(failure.message, failure.detail)]))
-        if arguments.debug:
-            print_detail(failure.detail)
-    if arguments.json:
-        print_out(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
-    return NO_WINNER
+    names = [describe_config(one.config) or DEFAULTS for one in found]
+    if len(found) < MOST:
+        return [f"config     {names[0]}", f"target     {arch or 'c'}", *fact_lines(found[0], arch)]
+    differing = differences(found[0], found[1], arch)
+    table = aligned([("", "A", "B"), *differing]).splitlines() if differing else ["no known fact differs"]
+    changed = _source_difference(sources)
+    end = ["generated source:", *changed] if changed else ["the generated source is the same"]
+    return [f"A          {names[0]}", f"B          {names[1]}", *table, *end]
 
 
-def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
+def _source_difference(sources: list[str]) -> list[str]:
+    from atune.model.candidate import printable
+
+    one, other = (source.splitlines() for source in sources)
+    return [printable(line) for line in difflib.unified_diff(one, other, "A", "B", n=2, lineterm="")]
+
+
+def _data(found: list[Record], sources: list[str], arch: str, *, with_source: bool) -> dict[str, Any]:
+    """Return what ``--json`` prints: for one configuration its facts, for two those of each and what differs."""
     import msgspec
 
-    from atune.workload.source_locations import place_in
+    from atune.reporting.explanation import differences
+    from atune.reporting.export import occupancy
 
-    where = msgspec.to_builtins(place_in(failure.detail))
-    return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}
-
-
-def _show(found: list[Explained], arguments: argparse.Namespace) -> None:
-    from atune.frontends.cli.output import print_out
-    from atune.reporting.explanation import difference_lines, differing_rows, report_lines, source_difference
-
-    if arguments.source and not arguments.json:
-        for one in found:
-            print_out(one.source)
-    if not arguments.json:
-        print_out("\n".join(difference_lines(*found) if len(found) == MOST else report_lines(found[0])))
-        return
-    data = [{**one.as_data(), **({"source": one.source} if arguments.source else {})} for one in found]
+    data = []
+    for one, source in zip(found, sources, strict=True):
+        facts = msgspec.to_builtins({"config": one.config, "facts": one.facts, "machine": one.machine})
+        room = msgspec.to_builtins(occupancy(one, arch))
+        data.append({**facts, "target": arch or "c", "occupancy": room, **({"source": source} if with_source else {})})
     if len(found) < MOST:
-        print_out(json.dumps(data[0]))
-        return
-    one, other = found
-    differing = [{"fact": name, "values": [mine, theirs]} for name, mine, theirs in differing_rows(one, other)]
-    print_out(json.dumps({"candidates": data, "differences": differing, "source_diff": source_difference(one, other)}))
+        return data[0]
+    differing = [
+        {"fact": name, "values": [mine, theirs]} for name, mine, theirs in differences(found[0], found[1], arch)
+    ]
+    return {"candidates": data, "differences": differing, "source_diff": _source_difference(sources)}
 
 
 def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -12,9 +12,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.api.options import RunOptions
-from atune.frontends.cli.help import Parser
-from atune.frontends.cli.parsing import ScreenOptions, add_command, add_options, with_flags
+from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
 from atune.frontends.cli.runs import add_journal, find_journal
+from atune.frontends.cli.tune_options import ScreenOptions
 from atune.model.options import options_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
 
     export = add("export", _export, "Write a journal's records for other tools; runs no code")
     export.add_argument("--to", required=True, metavar="csv|json", help="the format")
-    export.values["to"] = ("csv", "json")
     export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
 
     text = "Merge several journals of the same work into one; runs no code"

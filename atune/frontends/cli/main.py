@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
+import importlib
 import json
 import shlex
 import sys
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.errors import UsageError
-from atune.frontends.cli.help import SHARED, Parser
 from atune.frontends.cli.output import (
     NO_WINNER,
     USAGE,
@@ -23,6 +22,7 @@ from atune.frontends.cli.output import (
     print_out,
     report_error,
 )
+from atune.frontends.cli.parsing import SHARED, Parser
 from atune.model.requirements import lacks
 from atune.version import __version__
 from atune.workers.system.terminal import Interrupts, discard, prepare
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OK, INTERRUPTED = 0, 130
 
 _COMMANDS = {
-    "parsing": ("tune",),
+    "tune_options": ("tune",),
     "runs": ("runs", "cache"),
     "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare"),
     "explain": ("show", "explain"),
@@ -141,8 +141,6 @@ def _parser(word: str = "") -> Parser:
     for module, names in _COMMANDS.items():
         if word in names or not known:
             importlib.import_module(f"atune.frontends.cli.{module}").add_commands(commands, shown)
-    if word.startswith("--show-completion") and importlib.util.find_spec("shtab") is not None:
-        parser.offer_values()
     return parser
 
 

@@ -1,119 +1,144 @@
-"""How options become arguments of the command line, and ``atune tune``, which has most of them."""
+"""The parser of a command: short and whole help, and options that become its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 import msgspec
 
-from atune.frontends.api.options import TuneOptions
-from atune.frontends.cli.help import SHARED, Parser
-from atune.model.options import Field, Option, options_of, wanted
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.errors import UsageError
+from atune.model.options import Field, Option, likely, options_of, python_ways, wanted
 
-if TYPE_CHECKING:
-    from atune.workers.system.terminal import Interrupts
+SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
+"""Options of all commands."""
 
 
-class ScreenOptions(TypedDict):
-    """Options of the command line alone."""
+class Parser(argparse.ArgumentParser):
+    """One command's parser. Its help leaves out the options that are not common; ``--help-all`` shows all.
 
-    # fmt: off
-    table: Annotated[bool, Option(
-        "Print every candidate.", default=False, flag="--table", group="output", common=True,
-    )]
-    quiet: Annotated[bool, Option(
-        "Show no progress on stderr.", default=False, flag="--quiet", group="output", common=True,
-    )]
-    verbose: Annotated[bool, Option(
-        "Log every event on stderr instead of the progress. Elsewhere than on a terminal each is a JSON object.",
-        default=False, flag="--verbose", group="output",
-    )]
-    # fmt: on
+    Without any argument, a command that has commands of its own prints its help. Raises `UsageError` for mistakes.
+    """
 
+    def __init__(self, **options: Any) -> None:
+        options = {"allow_abbrev": False, "formatter_class": _Formatter, **options}
+        super().__init__(**options)
+        self._positionals.title = "arguments"
+        self.short = False
+        """Whether its help shows the common options alone. It has many, and Python has more."""
+        self._rare: list[argparse.Action] = []
 
-class ProblemOptions(TypedDict):
-    """Options that choose the problem, or several."""
+    def note(self, action: argparse.Action, option: Option) -> None:
+        """Note what the help needs to know of `action`, which is `option`."""
+        if self.short and not option.common:
+            self._rare.append(action)
 
-    # fmt: off
-    arg: Annotated[list[str], Option(
-        "Tune for these values of an argument of the problem, in place of the file's own. With several, every "
-        "combination is tuned, as a set.",
-        default=None, flag="--arg", metavar="NAME=V[,V]", action="repeat", group="where", page="how/shapes.md",
-        common=True,
-    )]
-    problems: Annotated[str | None, Option(
-        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments.",
-        flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
-    )]
-    # fmt: on
+    def add_help_options(self, group: Any, rare: Iterable[argparse.Action] = ()) -> None:
+        """Add ``--help`` to `group`, and ``--help-all``, which also shows `rare` and what else is not common."""
+        self._rare += rare
+        group.add_argument("-h", "--help", action="help", help="show the common options")
+        count = sum(any(one.startswith("--") for one in action.option_strings) for action in self._actions) + 1
+        group.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {count} options")
 
+    def show_rare(self) -> None:
+        """Show every option in the help from now on."""
+        self._rare.clear()
 
-class PreviewOptions(TypedDict):
-    """Options that leave parts of a run out."""
+    def format_help(self) -> str:
+        """Return the help, with the common options alone."""
+        texts = [(action, action.help) for action in self._rare]
+        for action, _ in texts:
+            action.help = argparse.SUPPRESS
+        self._action_groups.sort(key=lambda group: group is self._optionals)  # commands come before it
+        for group in self._action_groups:
+            group._group_actions.sort(key=lambda action: _LAST.find(f"--{action.dest.replace('_', '-')} "))
+        usage, self.usage = self.usage, " ".join([self.prog, *map(_shown, self._get_positional_actions()), "[options]"])
+        try:
+            return super().format_help()
+        finally:
+            self.usage = usage
+            for action, text in texts:
+                action.help = text
 
-    # fmt: off
-    dry_run: Annotated[bool, Option(
-        "Say what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="preview",
-        page="concepts.md#dry-run", common=True,
-    )]
-    compile_only: Annotated[bool, Option(
-        "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
-        flag="--compile-only", group="preview", page="#compile-only", common=True,
-    )]
-    # fmt: on
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse `args`. Raises `UsageError` for what the command does not know."""
+        if not args and self._commands() is not None:
+            self.print_help()
+            self.exit()
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            raise UsageError(self._unknown(unknown))
+        return parsed, unknown
 
+    def error(self, message: str) -> NoReturn:
+        """Raise `UsageError`."""
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
-def groups() -> dict[str, list[Field]]:
-    """Return the options of ``tune`` by the headings of the help, the common ones first."""
-    found: dict[str, list[Field]] = {
-        name: [] for name in ("search", "where", "preview", "output", "compiling", "measuring")
-    }
-    for kind in (TuneOptions, ProblemOptions, PreviewOptions, ScreenOptions):
-        for field in with_flags(kind):
-            found[field.option.group].append(field)
-    found["compiling"] = with_flags(CompileSettings)
-    found["measuring"] = with_flags(BenchmarkSettings)
-    return {name: sorted(fields, key=lambda one: not one.option.common) for name, fields in found.items()}
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            known = list(action.choices)
+            if re.fullmatch(r".+\.py(:\w*)?", value):
+                raise UsageError(f"{self.prog} has no command {value}; did you mean {self.prog} tune {value}?")
+            near = get_close_matches(value.lower(), known, n=1)
+            meant = f"; did you mean {self.prog} {near[0]}?" if near else f"; there is {', '.join(known)}"
+            raise UsageError(f"{self.prog} has no command {value}{meant} (see {self.prog} --help)")
+        super()._check_value(action, value)
 
+    def _unknown(self, unknown: Sequence[str]) -> str:
+        """Return the message for arguments that the command does not know."""
+        wrong = next((one for one in unknown if one.startswith("-")), None)
+        if wrong is None:
+            return f"unexpected argument {unknown[0]!r} (see {self.prog} --help)"
+        flag = wrong.partition("=")[0]
+        flags = {name: one.option_strings[-1] for one in self._actions if one.option_strings for name in _names(one)}
+        ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.short else {}
+        meant = likely(flag.lstrip("-").removeprefix("no-").replace("-", "_"), flags, ways)
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        return f"{self.prog} has no option {flag}{hint} (see {self.prog} --help{'-all' * bool(self._rare)})"
 
-_EXAMPLES = """\
-examples:
-  atune tune gemm.py                      # tune the workload of a file
-  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the likeliest first
-  atune tune gemm.py --dry-run            # count the candidates, and stop"""
-
-
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add ``tune``. `shown` holds the options that all commands share."""
-    tune = add_command(commands, None, "tune", _tune, "Tune a workload", epilog=_EXAMPLES, add_help=False)
-    tune.short = True
-    tune.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
-    known = groups()
-    titles = {heading: tune.add_argument_group(heading) for heading in known}
-    for heading, fields in known.items():
-        add_options(tune, fields, titles[heading])
-    for option, text in SHARED.items():
-        titles["output"].add_argument(option, action="store_true", help=text)
-    tune.add_help_options(
-        tune.add_argument_group("help"), [action for action in tune._actions if action.dest == "debug"]
-    )
-
-
-WORKLOAD = "the file, and the name of its atune.Workload or decorated kernel if it has several"
+    def _commands(self) -> argparse._SubParsersAction[Parser] | None:
+        return next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
 
 
-def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    if not arguments.dry_run:
-        from atune.workers.processes.server import warm_early
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
 
-        warm_early()
-    from atune.frontends.cli.tune import tune_command
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:  # examples
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
 
-    return tune_command(arguments, interrupts)
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        return "".join(map(super()._format_action, action._get_subactions()))  # without a line for all of them
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser.show_rare()
+        parser.print_help()
+        parser.exit()
+
+
+_LAST = f"{' '.join(SHARED)} --help --help-all "
+"""Options at the end of their group in the help, in this order."""
+
+
+def _shown(action: argparse.Action) -> str:
+    """Return a positional argument as the usage shows it."""
+    name = str(action.metavar)
+    return {"?": f"[{name}]", "*": f"[{name} …]", "+": f"{name} …"}.get(str(action.nargs), name)
+
+
+def _names(action: argparse.Action) -> list[str]:
+    """Return the names by which an option may be meant."""
+    return [action.dest, *(flag.lstrip("-").replace("-", "_") for flag in action.option_strings)]
 
 
 def add_command(

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.frontends.cli.help import Parser
 from atune.frontends.cli.output import print_bytes, print_message, print_out
-from atune.frontends.cli.parsing import add_command
+from atune.frontends.cli.parsing import Parser, add_command
 from atune.journal.output import write_output
 
 if TYPE_CHECKING:

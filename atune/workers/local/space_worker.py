@@ -12,37 +12,29 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 import atune
 from atune.engine.run_state import background
 from atune.errors import (
-    RemoteError,
     ServerLost,
     SpaceError,
     WorkerLost,
     WorkerTimeout,
     WorkloadError,
-    translated,
 )
-from atune.model.artifact import Artifact, Failure, Lowered, source_path
-from atune.model.candidate import Candidate, Config, config_key, thaw
-from atune.model.device import Target, occupancy_of
+from atune.model.candidate import Config, thaw
 from atune.model.folders import run_folder
-from atune.model.jobs import BuildJob, Explained, GroupFailed, Job, LowerJob, decoded, encoded
-from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.workers import Workers, fork_server, how_it_ended
+from atune.model.settings import CompileSettings
+from atune.workers.local.workers import Workers, fork_server
 from atune.workers.processes.messages import (
-    COMPILE,
     DISCOVER,
     LIST_SPACE,
     LOAD_SPACE,
     SURVEY_SPACE,
     Discovery,
     LoadSpace,
-    Session,
     SpacePart,
 )
 from atune.workers.processes.worker import Worker
@@ -150,67 +142,6 @@ async def survey_space(ref: FileRef) -> SpaceSurvey:
 async def discover(ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
     """Return the target and the devices that a run would have. Raises `TargetError`."""
     async with asking(ref) as (workers, _):
-        return await _discovered(workers, target, devices, compile)
-
-
-async def _discovered(workers: Workers, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
-    question = (target, tuple(devices), compile)
-    reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+        question = (target, tuple(devices), compile)
+        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
     return msgspec.msgpack.decode(reply, type=Discovery)
-
-
-Answer = Explained | Failure
-A = TypeVar("A")
-
-
-async def explain(
-    ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings
-) -> tuple[bool, list[Answer]]:
-    """Compile each of `configs` for `target` and return its facts or its failure; before them, whether that is the CPU
-    only because there is no GPU.
-
-    Raises `TargetError`, `WorkloadError` and `WorkerError`.
-    """
-    async with asking(ref) as (workers, run_dir):
-        found = await _discovered(workers, target, (), compile)
-        session = Session(ref, found.target, compile, BenchmarkSettings(), run_dir)
-        answers = [await _one(workers, session, index, config) for index, config in enumerate(configs)]
-        return bool(found.fallback), answers
-
-
-async def _one(workers: Workers, session: Session, index: int, config: Config) -> Answer:
-    """Lower and compile a configuration plainly. Each of both has the compile timeout."""
-    candidate, limit = Candidate(index, config_key(config), config), session.compile.compile_timeout_s
-    worker = await workers.loaded("explain", session)
-
-    async def done(job: Job[A]) -> A:
-        return decoded(job, await worker.call(COMPILE + job.name, encoded(job), limit))
-
-    try:
-        lowered = await done(LowerJob(candidate, anew=True))
-        if isinstance(lowered, Failure):
-            return lowered
-        path = os.path.join(session.run_dir, f"explained-{index}.so")
-        built = await done(BuildJob((lowered,), plain=True, path=path))
-    except WorkerTimeout as error:
-        return Failure(index, "timeout", f"compiling ran past {limit:g} s", error.detail)
-    except WorkerLost as error:
-        return Failure(index, "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail)
-    except RemoteError as error:
-        raise translated(error) from error
-    finally:
-        await worker.kill()
-    assert not isinstance(built, GroupFailed), "it is a group of one"
-    return built[0] if isinstance(built[0], Failure) else _explained(config, session.target, lowered, built[0])
-
-
-def _explained(config: Config, target: Target, lowered: Lowered, built: Artifact) -> Explained:
-    facts, machine, occupancy = lowered.facts, built.machine, None
-    if machine is not None:
-        smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
-        occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
-    source = Path(source_path(built.path, built.symbol)).read_text(errors="replace")
-    source = source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel")
-    return Explained(
-        config=config, target=str(target), facts=facts, source=source, machine=machine, occupancy=occupancy
-    )

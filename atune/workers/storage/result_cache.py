@@ -25,7 +25,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from atune.errors import JournalError
-from atune.journal.candidate_state import Entry, Outcome
 from atune.journal.events import (
     AnyEvent,
     BenchmarkFailed,
@@ -36,7 +35,7 @@ from atune.journal.events import (
 )
 from atune.journal.reader import JournalReader, last_event, read
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import State
+from atune.journal.state import Entry, Outcome, State
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, thaw

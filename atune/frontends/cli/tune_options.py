@@ -1,0 +1,112 @@
+"""The options of ``atune tune``, which has most of them. The command itself imports more: `tune`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from atune.frontends.api.options import TuneOptions
+from atune.frontends.cli.parsing import SHARED, Parser, add_command, add_options, with_flags
+from atune.model.options import Field, Option
+from atune.model.settings import BenchmarkSettings, CompileSettings
+
+if TYPE_CHECKING:
+    from atune.workers.system.terminal import Interrupts
+
+
+class ScreenOptions(TypedDict):
+    """Options of the command line alone."""
+
+    # fmt: off
+    table: Annotated[bool, Option(
+        "Print every candidate.", default=False, flag="--table", group="output", common=True,
+    )]
+    quiet: Annotated[bool, Option(
+        "Show no progress on stderr.", default=False, flag="--quiet", group="output", common=True,
+    )]
+    verbose: Annotated[bool, Option(
+        "Log every event on stderr instead of the progress. Elsewhere than on a terminal each is a JSON object.",
+        default=False, flag="--verbose", group="output",
+    )]
+    # fmt: on
+
+
+class ProblemOptions(TypedDict):
+    """Options that choose the problem, or several."""
+
+    # fmt: off
+    arg: Annotated[list[str], Option(
+        "Tune for these values of an argument of the problem, in place of the file's own. With several, every "
+        "combination is tuned, as a set.",
+        default=None, flag="--arg", metavar="NAME=V[,V]", action="repeat", group="where", page="how/shapes.md",
+        common=True,
+    )]
+    problems: Annotated[str | None, Option(
+        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments.",
+        flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
+    )]
+    # fmt: on
+
+
+class PreviewOptions(TypedDict):
+    """Options that leave parts of a run out."""
+
+    # fmt: off
+    dry_run: Annotated[bool, Option(
+        "Say what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="preview",
+        page="concepts.md#dry-run", common=True,
+    )]
+    compile_only: Annotated[bool, Option(
+        "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
+        flag="--compile-only", group="preview", page="#compile-only", common=True,
+    )]
+    # fmt: on
+
+
+def groups() -> dict[str, list[Field]]:
+    """Return the options of ``tune`` by the headings of the help, the common ones first."""
+    found: dict[str, list[Field]] = {
+        name: [] for name in ("search", "where", "preview", "output", "compiling", "measuring")
+    }
+    for kind in (TuneOptions, ProblemOptions, PreviewOptions, ScreenOptions):
+        for field in with_flags(kind):
+            found[field.option.group].append(field)
+    found["compiling"] = with_flags(CompileSettings)
+    found["measuring"] = with_flags(BenchmarkSettings)
+    return {name: sorted(fields, key=lambda one: not one.option.common) for name, fields in found.items()}
+
+
+_EXAMPLES = """\
+examples:
+  atune tune gemm.py                      # tune the workload of a file
+  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the likeliest first
+  atune tune gemm.py --dry-run            # count the candidates, and stop"""
+
+
+def add_commands(commands: Any, shown: Parser) -> None:
+    """Add ``tune``. `shown` holds the options that all commands share."""
+    tune = add_command(commands, None, "tune", _tune, "Tune a workload", epilog=_EXAMPLES, add_help=False)
+    tune.short = True
+    tune.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
+    known = groups()
+    titles = {heading: tune.add_argument_group(heading) for heading in known}
+    for heading, fields in known.items():
+        add_options(tune, fields, titles[heading])
+    for option, text in SHARED.items():
+        titles["output"].add_argument(option, action="store_true", help=text)
+    tune.add_help_options(
+        tune.add_argument_group("help"), [action for action in tune._actions if action.dest == "debug"]
+    )
+
+
+WORKLOAD = "the file, and the name of its atune.Workload or decorated kernel if it has several"
+
+
+def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if not arguments.dry_run:
+        from atune.workers.processes.server import warm_early
+
+        warm_early()
+    from atune.frontends.cli.tune import tune_command
+
+    return tune_command(arguments, interrupts)
