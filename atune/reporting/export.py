@@ -21,9 +21,6 @@ FORMATS = ("csv", "json")
 DECIMALS, MOST_DECIMALS = 4, 9
 """Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
 
-LIKELY = "likely: "
-"""How the reason of a candidate that was passed over begins."""
-
 
 def export(journal: str | Path, to: str) -> bytes:
     """Return the journal's records in the format `to`: ``csv`` or ``json``.
@@ -172,7 +169,7 @@ def outcome(record: Record, final: Container[int] = ()) -> str:
         return "final timing" if record.index in final else "first timing"
     message = printable(record.message)
     if record.instead is not None:
-        return f"passed over for candidate {record.instead}: {message.removeprefix(LIKELY)}"
+        return f"passed over for candidate {record.instead}: {message.removeprefix('likely: ')}"
     return ": ".join(filter(None, (what_failed(record.kind or record.status), message)))
 
 

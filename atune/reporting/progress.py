@@ -129,7 +129,7 @@ class Progress:
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self._state.lowered, self.total) + self._state.settled
-        if self.all_failed:
+        if self._state.finished is not None:
             return None
         if done >= work * 0.1:
             ends.append((self._mono - self._started_mono) / done * max(0, work - done))
@@ -145,12 +145,6 @@ class Progress:
         index, latency_ms = self._state.best
         config: Config = self._state.entry(index).config
         return f"best {latency_ms:.4g} ms (first timing): {describe_config(config)}"
-
-    @property
-    def all_failed(self) -> bool:
-        """Whether the run ended with every candidate that was tried failed."""
-        ended = self._state.finished is not None or (self.total > 0 and self._state.settled >= self.total)
-        return ended and self.failed > 0 and self._state.best is None
 
     @property
     def findings(self) -> list[str]:
@@ -218,10 +212,9 @@ class _Bars:
         from rich.text import Text
 
         fixed = Column(no_wrap=True, min_width=8)
-        self._bar: Any = BarColumn()
         self._progress: Any = RichProgress(
             TextColumn("{task.description:>8}", table_column=fixed),
-            self._bar,
+            BarColumn(),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[note]}"),
         )
@@ -245,8 +238,6 @@ class _Bars:
         failed = f"[red]{state.failed} failed[/red]" if state.failed else "0 failed"
         self._progress.update(self._compiled, completed=state.past_compiling, total=total, note=failed)
         self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
-        if state.all_failed:
-            self._bar.complete_style = self._bar.finished_style = "red"
         if state.finalists is not None:
             if self._final is None:
                 self._final = self._progress.add_task("final", total=None, note="")

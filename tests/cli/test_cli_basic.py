@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -20,8 +19,6 @@ import pytest
 from event_streams import Stream
 from msgspec.structs import replace
 
-from atune.engine.search.strategies import SHOWN
-from atune.engine.start import PARTS
 from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main
@@ -29,7 +26,6 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.options import python_ways
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.reporting.export import FORMATS
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -305,21 +301,6 @@ def test_help_and_version_are_quick_and_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
     assert done.stdout == b"[]\n"
     assert main(["--version"]) == 0
-
-
-def printed(capsys: pytest.CaptureFixture[str], *command: str, option: str = "--help") -> str:
-    """Return the help of a command, without its line breaks."""
-    assert main([*command, option]) == 0
-    return " ".join(capsys.readouterr().out.split())
-
-
-def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
-    tune = printed(capsys, "tune", option="--help-all")
-    for choices in (SHOWN, ("all", "cpu", "cuda")):
-        assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
-    resume, export = printed(capsys, "resume"), printed(capsys, "export")
-    assert not [name for name in PARTS if name not in resume]
-    assert not [name for name in FORMATS if name not in export]
 
 
 SLOW_ENGINE = """

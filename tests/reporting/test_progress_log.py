@@ -20,7 +20,7 @@ from atune.journal.events import FinalStarted, RunResumed, Warned
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
-from atune.reporting.progress import Progress, duration, shortened
+from atune.reporting.progress import Progress, shortened
 
 
 class Terminal(io.StringIO):
@@ -55,10 +55,6 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_five_seconds_at_most() 
     )
     assert "about 20 s left" in lines[3]
     assert all("\x1b" not in line for line in lines)
-
-
-def test_a_short_run_shows_its_last_line_once() -> None:
-    assert len(shown(run_of(3, step_s=0.001))) == 1
 
 
 def test_an_interrupted_run_shows_how_far_it_came() -> None:
@@ -189,16 +185,6 @@ def test_the_final_has_a_bar_of_its_own_once_it_begins(monkeypatch: pytest.Monke
     assert re.search(r" final .*2/2", bars(old, monkeypatch)[-1])  # a journal that has no event of its start
 
 
-def test_failures_are_red_and_so_are_the_bars_of_a_run_in_which_all_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    red_bar = re.compile(r"\x1b\[31m━")
-    some = bars(Stream(total=2).ready().candidate(0, 1.0).candidate(1).finished(), monkeypatch)[-1]
-    assert "\x1b[31m1 failed" in some and not red_bar.search(some)
-    none = bars(Stream(total=2).ready().candidate(0).candidate(1).finished(), monkeypatch)[-1]
-    assert "\x1b[31m2 failed" in none and red_bar.search(none)
-    good = bars(Stream(total=1).ready().candidate(0, 1.0).finished(), monkeypatch)[-1]
-    assert "\x1b[31m" not in good
-
-
 def test_a_run_in_which_all_fails_has_nothing_left_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that fails to compile was lowered by no event, so that half of its work seems to be left."""
     stream = Stream(total=2).ready()
@@ -226,13 +212,6 @@ def test_a_stranger_s_markup_and_escapes_do_not_reach_the_terminal(monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     stream = Stream(total=1).candidate(0, 1.0, name="[bold]\x1b]0;evil\x07")
     assert "\x1b]0;evil" not in written(stream, Terminal())
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (185.0, "3 min 05 s")]
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_log_is_json_elsewhere_than_on_a_terminal() -> None:
