@@ -28,12 +28,13 @@ from atune.journal.events import (
     RunInterrupted,
     Warned,
 )
-from atune.model.measurement import Timing
 
 _WARNINGS = (
     BuildFailed, CompileRepeated, BenchmarkFailed, BenchmarkRepeated, DeviceExcluded, DeviceLost, GroupSplit,
     RunInterrupted, Warned,
 )  # fmt: skip
+HIDDEN = ("seq", "mono", "detail", "timing")
+"""Fields that the log for people leaves out, or has in other words."""
 _DETAILS = (CandidateProposed, CandidateLowered, CandidatePruned, ArtifactBuilt, BenchmarkStarted)
 
 
@@ -107,19 +108,10 @@ def _data(event: Event) -> dict[str, Any]:
 
 def _shown(event: Event) -> dict[str, Any]:
     """Return the fields to show to a person, without samples, details and empty fields."""
-    moment = datetime.fromtimestamp(event.time, UTC)
-    fields: dict[str, Any] = {"time": moment.astimezone().strftime("%H:%M:%S.%f")[:-3]}
-    for name in event.__struct_fields__:
-        value = getattr(event, name)
-        if name in ("seq", "time", "mono", "detail") or value in (None, "", (), {}):
-            continue
-        if isinstance(value, Timing):
-            fields["latency_ms"] = f"{value.latency_ms:.4g}"
-            fields["spread"] = f"{value.spread:.1%}"
-        elif name == "entries":
-            fields["order"] = " ".join(f"{e.index}:{e.timing.latency_ms:.4g}ms" for e in value)
-        elif isinstance(value, float):
-            fields[name] = f"{value:.4g}"
-        else:
-            fields[name] = value if isinstance(value, (int, str)) else str(value)
+    fields = {name: value for name, value in _data(event).items() if name not in HIDDEN and value not in (None, "", [])}
+    fields["time"] = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
+    if (timing := getattr(event, "timing", None)) is not None:
+        fields |= {"latency_ms": f"{timing.latency_ms:.4g}", "spread": f"{timing.spread:.1%}"}
+    if "entries" in fields:
+        fields["entries"] = " ".join(str(entry["index"]) for entry in fields["entries"])
     return fields

@@ -188,7 +188,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--quiet --verbose", "--quiet: --verbose logs every event on stderr: leave one of them out"),
         ("--dry-run --cluster auto", "--cluster: --dry-run and --compile-only look at this machine alone"),
         ("--compile-only --dry-run", "--compile-only: --dry-run compiles nothing: leave one of them out"),
-        ("--compile-only --journal j.jsonl", "--journal: --compile-only measures nothing and writes no journal"),
+        ("--compile-only --journal j.jsonl", "--journal: --dry-run and --compile-only write no journal"),
     ],
 )
 def test_a_mistake_gives_2_and_one_line(engine: Any, workload: str, capsys: Any, options: str, message: str) -> None:

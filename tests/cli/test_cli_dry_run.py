@@ -9,15 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from event_streams import Stream
 
 from atune.errors import TargetError
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
-from atune.frontends.cli.preview import begun_in, dry_run, dry_run_lines
-from atune.journal.writer import write_journal
+from atune.frontends.cli.preview import dry_run, dry_run_lines
 from atune.model.candidate import config_key
 from atune.model.settings import Budget, CompileSettings
 from atune.workers.processes.messages import Discovery
@@ -50,13 +47,13 @@ def run_cli(folder: Path, *arguments: str) -> Any:
 
 def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(KERNEL)
-    done = run_cli(tmp_path, "toy.py", "--dry-run", "--json", "--target", "c", "--journal", "j.jsonl")
+    done = run_cli(tmp_path, "toy.py", "--dry-run", "--json", "--target", "c")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     assert (printed["points"], printed["candidates"], printed["to_do"], printed["exact"]) == (4, 3, 3, True)
     assert printed["refused"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
-    assert (printed["target"], printed["seconds"], printed["journal"]) == ("c", None, None)
-    assert not (tmp_path / "ran").exists() and not (tmp_path / "j.jsonl").exists()
+    assert printed["target"] == "c"
+    assert not (tmp_path / "ran").exists()
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
 
@@ -75,16 +72,6 @@ REF = FileRef("/toy.py", "WORKLOAD")
 OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": CompileSettings(), "benchmark": None}
 
 
-def run_of(path: Path, **header: Any) -> str:
-    """Write the journal of a run with four outcomes."""
-    stream = Stream(total=10, step_s=0.25)
-    stream.events[0] = msgspec.structs.replace(stream.events[0], **header)
-    for index in range(4):
-        stream.candidate(index, 1.0 + index)
-    write_journal(str(path), stream.finished().events)  # type: ignore[arg-type]
-    return str(path)
-
-
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def counted(ref: FileRef) -> SpaceSurvey:
@@ -99,36 +86,15 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("workers")
-async def test_a_journal_and_a_budget_leave_fewer_to_do(tmp_path: Path) -> None:
-    journal = run_of(tmp_path / "j.jsonl")
-    alone = await dry_run(REF, str(tmp_path / "new.jsonl"), OPTIONS)
-    assert (alone["to_do"], alone["seconds"], alone["journal"]) == (10, None, None)
-    assert (alone["impossible"], alone["target"]) == ("no GPU is there", None)
-    known = await dry_run(REF, journal, OPTIONS)
-    begun = known["journal"]
-    assert (known["to_do"], begun["done"], begun["same"]) == (6, 4, True)
-    assert begun["outcomes"] == {"measured": 4, "failed": 0, "pruned": 0, "duplicates": 0}
-    assert known["seconds"] == pytest.approx(begun["wall_s"] / 4 * 6, abs=0.1)
-    assert (await dry_run(REF, journal, {**OPTIONS, "budget": Budget(candidates=5)}))["to_do"] == 1
-    other = begun_in(run_of(tmp_path / "other.jsonl", fingerprint="other"), SURVEY)
-    assert other is not None and not other["same"]
-
-
-@pytest.mark.anyio
-@pytest.mark.usefixtures("workers")
-async def test_a_run_that_measured_nothing_tells_of_no_time(tmp_path: Path) -> None:
-    stream = Stream(total=10, step_s=0.25)
-    for index in range(4):
-        stream.proposed(index).build_failed(index)
-    write_journal(str(tmp_path / "j.jsonl"), stream.finished().events)  # type: ignore[arg-type]
-    known = await dry_run(REF, str(tmp_path / "j.jsonl"), OPTIONS)
-    assert known["journal"]["outcomes"]["failed"] == known["journal"]["done"] == 4
-    assert known["to_do"] == 6 and known["seconds"] is None
+async def test_a_budget_leaves_fewer_to_do() -> None:
+    whole = await dry_run(REF, OPTIONS)
+    assert (whole["to_do"], whole["impossible"], whole["target"]) == (10, "no GPU is there", None)
+    assert (await dry_run(REF, {**OPTIONS, "budget": Budget(candidates=5)}))["to_do"] == 5
 
 
 RUN: dict[str, Any] = {
     "workload": "toy", "arguments": {"N": 64}, "target": "c", "devices": ["CPU"], "impossible": None, "points": 12,
-    "looked_at": 12, "exact": True, "candidates": 10, "to_do": 10, "journal": None, "seconds": None, "fallback": "",
+    "looked_at": 12, "exact": True, "candidates": 10, "to_do": 10, "fallback": "",
     "refused": [{"constraint": "fits (toy.py, line 3)", "count": 2}],
 }  # fmt: skip
 
@@ -136,11 +102,8 @@ RUN: dict[str, Any] = {
 def test_the_text_says_what_the_figures_rest_on() -> None:
     text = "\n".join(dry_run_lines(RUN, "exhaustive"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
-    assert "time " not in text and "no journal to continue" in text
-    begun = {"journal": "j.jsonl", "same": False, "done": 2, "outcomes": {"measured": 2, "failed": 0}, "wall_s": 13.6}
     large = {"points": 10**9, "looked_at": 1000, "candidates": 250_000_000, "exact": False}
-    text = "\n".join(dry_run_lines({**RUN, **large, "journal": begun, "seconds": 68.0}, "random"))
-    assert "about 1 min 08 s, at the pace of the journal's run" in text and "it would be refused" in text
+    text = "\n".join(dry_run_lines({**RUN, **large}, "random"))
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points" in text
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,8 +17,7 @@ from atune.errors import TargetError, UsageError
 from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
-from atune.journal.reader import read
-from atune.journal.result import Record, Result
+from atune.journal.result import Record
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
@@ -29,14 +26,11 @@ from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 from atune.workers.local.space_worker import discover, survey_space
 from atune.workload.pickling import FileRef
-from atune.workload.workload import SpaceSurvey
 
 
-def dry_run_command(
-    workload: FileRef, journal: str | None, options: Mapping[str, Any], arguments: argparse.Namespace
-) -> int:
+def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
-    found = anyio.run(dry_run, workload, journal, options)
+    found = anyio.run(dry_run, workload, options)
     if arguments.json:
         print_out(json.dumps(found))
     else:
@@ -46,13 +40,12 @@ def dry_run_command(
     return USAGE if found["candidates"] == 0 or found["impossible"] else OK
 
 
-async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tuning `workload` with `options` would do, as ``--json`` prints it.
 
     A worker loads its file and counts its space. ``impossible``: why nothing can be tuned here, and then there is no
     ``target``. ``to_do``: most candidates that would be compiled; None if the space is larger than the part examined.
-    ``seconds``: an estimate by the pace of the journal's run; None without one. Raises `WorkloadError` and `SpaceError`
-    like `tune`, and `JournalError` if `journal` cannot be read.
+    Raises `WorkloadError` and `SpaceError` like `tune`.
     """
     budget: Budget = options["budget"]
     where: dict[str, Any] = {"target": None, "devices": [], "impossible": None, "fallback": ""}
@@ -63,13 +56,8 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
     except TargetError as error:
         where["impossible"] = str(error)
     space = await survey_space(workload)
-    begun = begun_in(journal, space)
     most = budget.candidates if space.candidates is None else budget.most(space.candidates)
-    done = begun["done"] if begun else 0
-    to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
-    seconds = None
-    if begun is not None and begun["outcomes"]["measured"] and to_do is not None:  # failures tell of no pace
-        seconds = round(begun["wall_s"] / done * to_do, 1)
+    to_do = min((number for number in (space.candidates, most) if number is not None), default=None)
     counted = msgspec.to_builtins(space)
     names = ["workload", "arguments", "points", "looked_at", "exact"]
     return {
@@ -78,27 +66,6 @@ async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, 
         "candidates": space.candidates,
         "refused": counted["refusals"],
         "to_do": to_do,
-        "journal": begun,
-        "seconds": seconds,
-    }
-
-
-def begun_in(journal: str | None, space: SpaceSurvey) -> dict[str, Any] | None:
-    """Return what `journal` holds of this work, or None if the file is missing or empty.
-
-    ``same``: whether its work looks the same.
-    """
-    if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
-        return None
-    result = Result.from_events(read(Path(journal)), journal)
-    keys = set(space.keys)
-    done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
-    return {
-        "journal": journal,
-        "same": result.header is not None and result.header.fingerprint == space.fingerprint,
-        "done": len(done),
-        "outcomes": {name: getattr(result, name) for name in ("measured", "failed", "pruned", "duplicates")},
-        "wall_s": result.wall_s,
     }
 
 
@@ -117,18 +84,10 @@ def dry_run_lines(run: Mapping[str, Any], strategy: str) -> Iterator[str]:
     yield from [] if run["exact"] else [f"           counted on {run['looked_at']:,} points"]
     for refusals in run["refused"]:
         yield f"           {refusals['count']:,} refused by {printable(refusals['constraint'])}"
-    if (begun := run["journal"]) is None:
-        yield "known      no journal to continue"
-    else:
-        outcomes = ", ".join(f"{count} {name}" for name, count in begun["outcomes"].items())
-        yield f"known      {begun['done']} are done in {printable(begun['journal'])}: {outcomes}"
-        yield from [] if begun["same"] else ["           but its kernel, problem or check differs: it would be refused"]
     to_do = "an unknown number of" if run["to_do"] is None else run["to_do"]
     yield f"to do      {to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
-    if run["seconds"] is not None:
-        yield f"time       about {duration(run['seconds'])}, at the pace of the journal's run"
 
 
 def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:

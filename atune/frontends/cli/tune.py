@@ -59,7 +59,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
         options = _options(arguments, budget, "")
         if arguments.dry_run:
-            return dry_run_command(workload, arguments.journal, options, arguments)
+            return dry_run_command(workload, options, arguments)
         return compile_only_command(workload, options, arguments)
     return _tune_once(workload, budget, arguments, interrupts)
 
@@ -86,8 +86,8 @@ def _check_no_run(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for an option that ``--dry-run`` or ``--compile-only`` ignores."""
     if arguments.dry_run and arguments.compile_only:
         raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
-    if arguments.compile_only and arguments.journal is not None:
-        raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
+    if arguments.journal is not None:
+        raise UsageError("--journal: --dry-run and --compile-only write no journal: leave one of them out")
     if arguments.cluster:
         raise UsageError("--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out")
 
