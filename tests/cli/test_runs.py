@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -126,27 +124,6 @@ def test_commands_take_them(folder: Path, command: str, capsys: Any) -> None:
     assert main([*command.split(), "latest", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert "gemm-2" in printed.get("journal", printed.get("output", "gemm-2"))
-
-
-@pytest.mark.parametrize("line", ["report ", "merge a ", "tune k.py --warm ", "explain "])
-def test_bash_completes_the_words_and_files(folder: Path, line: str, capsys: Any) -> None:
-    pytest.importorskip("shtab")
-    Path("latex.jsonl").touch()
-    assert main(["--show-completion", "bash"]) == 0
-    script = f'{capsys.readouterr().out}\natune() {{ "{sys.executable}" -m atune "$@"; }}'
-    words = (
-        f"COMP_WORDS=(atune {line}{{}}); COMP_CWORD={len(line.split()) + 1}; _shtab_atune; echo ${{{{COMPREPLY[@]}}}}"
-    )
-    asked = [script, words.format("lat"), words.format("ge")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(["bash", "-c", "\n".join(asked)], capture_output=True, text=True, env=environment)
-    assert done.stdout.splitlines() == ["latest latex.jsonl", "gemm-2 gemm-1"] and not done.stderr
-
-
-def test_without_runs_a_shell_gets_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["runs", "--names"]) == 0
-    assert not capsys.readouterr().out.strip()
 
 
 def test_a_whole_name_is_not_the_start_of_another(folder: Path, capsys: Any) -> None:

@@ -34,7 +34,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``runs``, ``cache`` and its commands. `shown` holds the options that all commands share."""
     runs = add_command(commands, shown, "runs", _runs, "List earlier runs")
     runs.add_argument("--all", action="store_true", help=f"list all, and not only the newest {SHOWN}")
-    runs.add_argument("--names", action="store_true", help="print only the words that J takes, for a shell")
     text = "List, clear or export the results of tunings"
     cache = commands.add_parser("cache", help=f"{text[0].lower()}{text[1:]}", description=f"{text}.")
     inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -99,9 +98,6 @@ def _listed() -> list[tuple[Path, list[IndexedRun]]]:
 def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = _listed()
     chosen = found if arguments.all or arguments.json else found[:SHOWN]
-    if arguments.names:
-        print_out("\n".join([LATEST] * bool(found) + [_name(path) for path, _ in chosen]))
-        return 0
     runs = [
         {"number": number, "journal": str(path), "written": known[0].time, **_data(path, known)}
         for number, (path, known) in enumerate(chosen, 1)
