@@ -28,10 +28,12 @@ JOURNAL = str(ROOT / "tests" / "data" / "schema-1.jsonl")
 def test_the_report_of_a_kernel_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", WEIGHTED, "--target", "sm_90a", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert printed["registers"] > 0 and printed["stack_bytes"] == 0
-    assert (printed["threads"], printed["smem_bytes"]) == (128, 0) and printed["occupancy_blocks"] >= 1
-    assert {one["name"]: one["slots"] for one in printed["fragments"]} == {"held_s": 4, "held_a": 4, "held_b": 4}
-    assert [one["width"] for one in printed["loops"]] == [4, 4]
+    facts, machine = printed["facts"], printed["machine"]
+    assert machine["registers"] > 0 and machine["stack_bytes"] == 0
+    assert (facts["threads"], facts["smem_bytes"]) == (128, 0) and printed["occupancy"]["blocks"] >= 1
+    fragments, loops = facts["layouts"]["fragments"], facts["layouts"]["loops"]
+    assert {one["name"]: one["slots"] for one in fragments} == {"held_s": 4, "held_a": 4, "held_b": 4}
+    assert [one["width"] for one in loops] == [4, 4]
 
 
 def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

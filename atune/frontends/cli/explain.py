@@ -195,7 +195,8 @@ def _data(found: list[Record], sources: list[str], arch: str, *, with_source: bo
 
     data = []
     for one, source in zip(found, sources, strict=True):
-        facts = msgspec.to_builtins({"config": one.config, "facts": one.facts, "machine": one.machine})
+        machine = one.machine and msgspec.structs.asdict(one.machine)  # a stack of 0 bytes too
+        facts = msgspec.to_builtins({"config": one.config, "facts": one.facts, "machine": machine})
         room = msgspec.to_builtins(occupancy(one, arch))
         data.append({**facts, "target": arch or "c", "occupancy": room, **({"source": source} if with_source else {})})
     if len(found) < MOST:
