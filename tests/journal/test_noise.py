@@ -72,7 +72,7 @@ def test_another_user_of_the_device_is_told_as_noise_and_stands_on_the_page_once
     result = Result.from_events(stream.events)
     assert result.noise == (other,)
     assert f"\nwarnings   {rest}\nnoise      {other}" in summary_text(result)
-    assert f'"items":["{rest}","{other}"]' in report(write(tmp_path / "j", stream.events))
+    assert f'"items":["{other}","{rest}"]' in report(write(tmp_path / "j", stream.events))
 
 
 def test_a_recorded_run_next_to_another_process_names_it() -> None:

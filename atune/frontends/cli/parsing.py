@@ -6,12 +6,12 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from atune.errors import UsageError
-from atune.model.options import Field, Option, likely, options_of, python_ways, wanted
+
+if TYPE_CHECKING:
+    from atune.model.options import Field, Option
 
 SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
 """Options of all commands."""
@@ -89,6 +89,8 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, unknown: Sequence[str]) -> str:
         """Return the message for arguments that the command does not know."""
+        from atune.model.options import likely, python_ways
+
         wrong = next((one for one in unknown if one.startswith("-")), None)
         if wrong is None:
             return f"unexpected argument {unknown[0]!r} (see {self.prog} --help)"
@@ -159,6 +161,8 @@ def add_command(
 
 def with_flags(kind: type[Any]) -> list[Field]:
     """Return the options of a group that the command line has."""
+    from atune.model.options import options_of
+
     return [field for field in options_of(kind).values() if field.option.flag]
 
 
@@ -206,6 +210,10 @@ def first_sentence(doc: str) -> str:
 
 def number(field: Field) -> Callable[[str], float]:
     """Return an argparse type for an option that is a number."""
+
+    import msgspec
+
+    from atune.model.options import wanted
 
     def parse(text: str) -> float:
         try:
