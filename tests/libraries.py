@@ -15,7 +15,6 @@ from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure.loader import Kernel
-from atune.stages.measure.tensors import output_positions
 from atune.workload.workload import Workload
 
 CPU = Target("c")
@@ -56,8 +55,8 @@ def plain(kernel: Any, out_idx: Sequence[int], writes: Sequence[int] = (), targe
     """Return what `TuneResult.kernel` is."""
 
     def made(artifact: Artifact) -> Kernel:
-        outputs = output_positions(artifact.params, out_idx)
-        return Kernel(artifact, Roles(outputs=outputs, writes=tuple(writes)))
+        outputs = sorted(i % len(artifact.params) for i in out_idx)
+        return Kernel(artifact, Roles(outputs=tuple(outputs), writes=tuple(writes)))
 
     found: Kernel = library(kernel, made, target)
     return found

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from atune.errors import JournalError, TargetError, UsageError, WorkloadError
@@ -86,8 +87,10 @@ class Guest(LocalMachine):
     @asynccontextmanager
     async def open(self, *_: object) -> AsyncGenerator[None, None]:
         self.server, self.run_dir = self.host.server, self.host.run_dir
-        self.workers.attach(self.server)
-        yield
+        async with anyio.create_task_group() as tasks:
+            self.workers.attach(self.server, self.run_dir, tasks)
+            yield
+            tasks.cancel_scope.cancel()
 
 
 class TestReal:

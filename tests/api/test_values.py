@@ -119,7 +119,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "devices", [], "devices: give 'all', 'cpu' or device numbers"),
     ("run", "devices", 0, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
     ("run", "devices", ["cuda:0"], "devices: give 'all', 'cpu' or device numbers"),
-    ("run", "cluster", " ", "cluster must be auto, local, ray://HOST:10001 or HOST:6379, got ' '"),
+    ("run", "cluster", " ", "cluster must be auto, ray://HOST:10001 or HOST:6379, got ' '"),
     ("run", "compile", {"workers": 2}, "compile must be atune.CompileSettings(…), got {'workers': 2}"),
     ("run", "benchmark", atune.CompileSettings(), "benchmark must be atune.BenchmarkSettings(…), got"),
     ("run", "pipeline", "no", "pipeline must be True or False, got 'no'"),

@@ -26,6 +26,7 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.options import python_ways
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.storage.result_cache import ResultCache
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -48,6 +49,7 @@ class Scripted:
             for event in self.stream.events:
                 journal.append(event)
                 options["on_event"](event if event.seq == 0 else replace(event, time=time.time()))
+        ResultCache().add(options["journal"])
         if self.error is not None:
             raise self.error
         result = Result.from_events(self.stream.events, options["journal"])

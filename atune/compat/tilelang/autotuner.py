@@ -70,7 +70,7 @@ class AutotuneResult:
     `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
     the winner's configuration, as given; the call's own values if nothing was tuned. `libcode`: its device source.
     `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `out_idx`: positions of the outputs that the kernel
-    returns.
+    returns. `winner`: what the result cache has of it.
     """
 
     latency: float | None = None

@@ -255,9 +255,14 @@ class ResultCache:
                     if os.path.getsize(run.path):  # else it was killed before its first event
                         self._drop(db, run, str(error))
                     continue
-                if not again and _continues(past, header):
+                ended = bool(past) and isinstance(past[-1], RunFinished)
+                if not again and not ended and _continues(past, header):
                     return journal, past
                 journal.close()
+                if ended:  # since it was looked up
+                    _write(db, indexed(run.path, State.of(past)))
+                    if not again:
+                        return None
             if (new := self.open_new(key.kernel)) is not None:
                 _write(db, msgspec.structs.replace(row, path=new.path))
             return new, []
