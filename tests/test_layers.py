@@ -151,6 +151,24 @@ def test_a_folder_imports_only_those_above_it_in_the_architecture() -> None:
                 assert order.index(other) < order.index(folder), f"{folder} imports {other}"
 
 
+def test_each_folder_says_what_it_imports() -> None:
+    """Its docstring has what is in it, which folders it may import, and where its neighbour's work begins."""
+    for folder, imported in folder_imports().items():
+        if folder.startswith("(") or not imported:
+            continue
+        said = " ".join((ast.get_docstring(ast.parse(MODULES[folder].read_text())) or "").split())
+        assert len(re.findall(r"[.:;](?: |$)", said)) >= 3, f"{folder}: {said}"
+        may = re.search(r"(?:It|They|This package)(?: may)? imports? ([^.]*(?:\.\w[^.]*)*)\.", said)
+        assert may, f"{folder} does not say what it imports: {said}"
+        if "all of atune but" in may[1]:
+            continue
+        named = {name.partition(".")[0] for name in re.findall(r"`([\w.]+)`", may[1].replace("/", "."))}
+        needed = {other.partition(".")[0] for other in imported if not other.startswith("(")} - {
+            folder.partition(".")[0]
+        }
+        assert needed <= named, f"{folder} imports {sorted(needed - named)}: {said}"
+
+
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_only_stages_import_what_is_heavy(name: str) -> None:
     for imported, _ in imports(MODULES[name]):

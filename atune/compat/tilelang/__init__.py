@@ -4,6 +4,7 @@
 
 Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
 meaning here warns once (`CompatWarning`), with what happens instead. docs/migration.md compares both tuners.
+It may import all of atune but `testing`; tuning itself is the work of `frontends.decorator`.
 """
 
 from __future__ import annotations

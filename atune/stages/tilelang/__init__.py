@@ -1,7 +1,7 @@
 """What atune takes from tilelang: each name, what it is for, and how it is called. That is the contract.
 
-No other module of atune imports tilelang. ``tilelang.tvm`` of this module imports it when it is first used. A tilelang
-that atune was not tested with is held to the contract then.
+It imports `model` alone. No other module of atune imports tilelang. ``tilelang.tvm`` of this module imports it when it
+is first used. A tilelang that atune was not tested with is held to the contract then.
 """
 
 from __future__ import annotations
