@@ -33,6 +33,7 @@ from atune.stages.session.session import session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of
+from atune.workload.workload import Fit
 
 T = TypeVar("T")
 
@@ -87,9 +88,11 @@ def roles(payload: bytes) -> bytes:
 def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
-    A kernel that an earlier run lowered is not lowered again if the artifact store has its library.
+    A kernel that an earlier run lowered is not lowered again if the artifact store has its library. Raises
+    `SpaceError` for a configuration that does not fit the kernel, as one may that no space lists.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
+    Fit(workload()).check(job.candidate.config, f"Workload {workload().name}")
     known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowered_before
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, known))))
 

@@ -63,6 +63,11 @@ def test_what_cannot_be_explained_is_said_before_anything_starts(
     assert wrong in capsys.readouterr().err
 
 
+def test_a_name_that_the_kernel_does_not_take_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", SCALE, "--target", "c", "--config", "blok=16"]) == 2
+    assert "the kernel takes no argument 'blok'; it takes block (did you mean 'block'?)" in capsys.readouterr().err
+
+
 def test_a_compressed_journal_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stream = Stream(total=1).candidate(0, 1.0).finished()
     write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ _space = _Space()
 
 
 def load_space(payload: bytes) -> bytes:
-    """Load a workload (`LoadSpace`) to list its space, or to look configurations up."""
+    """Load a workload (`LoadSpace`) to list its space."""
     asked = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _telling(asked.deadline_s):
         _space.workload, _space.candidates = load(asked.ref), None
