@@ -128,10 +128,10 @@ class Bundle:
             except BundleError as misfit:
                 misfits.append(misfit)
         if not taking:
-            outside = next((one for one in misfits if isinstance(one, OutsideProblems)), None)
-            if outside is None:
-                raise misfits[0]
-            raise OutsideProblems(f"{outside}; {self._listed()}; its kernels are compiled for fixed sizes")
+            nearest = max(misfits, key=lambda one: one.reached)
+            if not isinstance(nearest, OutsideProblems):
+                raise nearest
+            raise OutsideProblems(f"{nearest}; {self._listed()}; its kernels are compiled for fixed sizes")
         for name, size in taking[0][1].items():
             if problem.get(name, size) != size:
                 raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
@@ -171,12 +171,15 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
         raise WrongArguments(f"the kernel takes {inputs}, or all {most} parameters; got {len(arguments)} arguments")
     sizes: dict[str, int] = {}
     for position, argument in zip(given, arguments, strict=True):
-        param = kernel.params[position]
+        param, reached = kernel.params[position], 3 * position
         try:
             _check(param, argument, target, _home(arguments))
+            reached += 1
             _bind_all(param, argument, sizes)
         except BundleError as misfit:
-            raise type(misfit)(f"parameter {position}: {misfit}") from None
+            first = type(misfit)(f"parameter {position}: {misfit}")
+            first.reached = reached + (reached % 3 and not isinstance(misfit, OutsideProblems))
+            raise first from None
     return sizes
 
 

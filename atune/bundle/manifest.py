@@ -21,6 +21,9 @@ Sizes = tuple[int | str, ...]
 class BundleError(Exception):
     """Root of what a bundle raises. Itself: the folder is no bundle, or this version cannot read it."""
 
+    reached = -1
+    """How far the checks of a call's arguments came, parameter by parameter: the more, the nearer is the kernel."""
+
 
 class DamagedBundle(BundleError):
     """A file of the bundle is missing, or is not the file that was written. Copy the bundle again."""

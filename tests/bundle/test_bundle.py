@@ -92,6 +92,17 @@ def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -
             found(ones(64), N=32)
 
 
+def test_the_misfit_of_the_kernel_that_fits_the_farthest_is_named(tmp_path: Path) -> None:
+    """Not that of a kernel of other sizes, where one has the call's."""
+    sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
+    found = load(write(tmp_path, [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]))
+    for n in (32, 64):
+        with pytest.raises(WrongArguments, match=r"^parameter 1: the kernel takes float32; got float64"):
+            found(ones(n), ones(n).double())
+        with pytest.raises(WrongArguments, match=r"^parameter 0: the kernel takes a contiguous tensor"):
+            found(torch.ones(2 * n)[::2])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
