@@ -15,6 +15,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -244,8 +245,8 @@ def global_names(code: CodeType) -> Iterator[str]:
 def annotation_names(function: Any) -> list[str]:
     """Return the global names in the annotations of `function` and of its inner functions, from their source.
 
-    Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them. A name that is
-    local to `function` is none of them, even if a script has a variable of that name.
+    Under ``from __future__ import annotations``, or in quotes, no code object uses them, but tilelang evaluates them. A
+    name that is local to `function` is none of them, even if a script has a variable of that name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
@@ -254,6 +255,9 @@ def annotation_names(function: Any) -> list[str]:
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            with suppress(*_NO_TREE):
+                annotation = parse_expression(annotation.value).body
         if isinstance(annotation, ast.expr):
             found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
     code = function.__code__

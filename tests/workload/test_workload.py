@@ -26,7 +26,7 @@ from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJo
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.workers.local.machine import LocalMachine
-from atune.workload.fingerprint import fingerprint, kernel_fingerprint
+from atune.workload.fingerprint import annotation_names, fingerprint, kernel_fingerprint
 from atune.workload.pickling import FileRef, PickleRef, load, parse_file_ref, ship
 from atune.workload.workload import Workload, describe
 
@@ -285,6 +285,21 @@ def test_a_scripts_variable_of_a_kernels_local_name_does_not_count(monkeypatch: 
     before = kernel_fingerprint(annotated)
     monkeypatch.setitem(globals(), "rows", 64)
     assert kernel_fingerprint(annotated) == before
+
+
+EXTENT = 4
+
+
+def quoted(A: "list[EXTENT]", block: int = 1) -> Any:  # type: ignore[valid-type]  # noqa: UP037
+    return A, block
+
+
+def test_what_an_annotation_in_quotes_names_belongs_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tilelang evaluates it, in the worker too."""
+    assert "EXTENT" in annotation_names(quoted)
+    before = kernel_fingerprint(quoted)
+    monkeypatch.setitem(globals(), "EXTENT", 8)
+    assert kernel_fingerprint(quoted) != before
 
 
 def test_the_fingerprint_of_a_lambda_is_its_own_source_and_not_the_statement_around_it() -> None:
