@@ -19,7 +19,7 @@ import pytest
 import torch
 from bundle_kernels import EVEN
 from processes import environment
-from set_kernels import ANY, FREE, SCALE
+from set_kernels import ANY, FREE, SCALE, scale
 
 import atune
 from atune import Problems
@@ -74,6 +74,15 @@ def test_each_problem_has_its_own_run_with_its_own_winner(tuned: Any) -> None:
     assert result[{"n": 512}] is result[1].result
     with pytest.raises(KeyError):
         result[{"n": 7}]
+
+
+def test_a_problem_may_share_no_configuration_with_those_before_it(tmp_path: Path) -> None:
+    work = atune.Workload(
+        scale, atune.Space(block=[16, 32], where=lambda n, block: (block == 16) == (n <= 512)),
+        arguments={"n": 256}, default={"block": 16}, name="scale",
+    )  # fmt: skip
+    result = atune.run_set(work, Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "set", **FAST)
+    assert [row.error for row in result] == [""] * 5 and len(result.winners) == 5
 
 
 def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:

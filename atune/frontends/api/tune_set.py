@@ -30,7 +30,7 @@ from atune.frontends.api.options import RunOptions, completed, named, shows_prog
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.tuner import tuner_on
-from atune.frontends.api.warm_start import Warm, sources
+from atune.frontends.api.warm_start import Warm
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
@@ -315,9 +315,8 @@ class _SetRun:
                 on_event(event)
 
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
-        if fresh:
-            options["warm"] = [*self._nearest(problem), *sources(options.get("warm"))]
-        make = partial(tuner_on, self._shared, self._at(problem), **options)
+        nearest = self._nearest(problem) if fresh else ()
+        make = partial(tuner_on, self._shared, nearest, self._at(problem), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         try:
             with scope:

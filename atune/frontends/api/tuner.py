@@ -365,9 +365,16 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     return await _finished(await _made(workload, {**named("tune", options), "progress": shows_progress(options)}))
 
 
-def tuner_on(shared: Shared | None, workload: Workload | FileRef, **options: Unpack[TuneOptions]) -> Tuner:
-    """Return a tuner that runs with `shared` processes, with other runs at the same time."""
+def tuner_on(
+    shared: Shared | None, nearest: Sequence[Result], workload: Workload | FileRef, **options: Unpack[TuneOptions]
+) -> Tuner:
+    """Return a tuner that runs with `shared` processes, with other runs at the same time.
+
+    `nearest`: results of other problems, to begin with.
+    """
     tuner = Tuner(workload, **options)
+    if nearest:
+        tuner._settings = replace(tuner._settings, advise=adviser(options.get("warm"), nearest))
     if isinstance(tuner._machine, LocalMachine):
         tuner._machine.shared = shared
     return tuner

@@ -35,8 +35,11 @@ def sources(warm: Warm) -> Sequence[Source]:
     return (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
 
 
-def adviser(warm: Warm) -> Advise | None:
-    """Return a function that reads `warm` once the kernel is known; None without a source. Raises `UsageError`."""
+def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
+    """Return a function that reads `warm` once the kernel is known; None without a source. Raises `UsageError`.
+
+    `nearest`: results of other problems of the same kernel, which come first. Those without use here count for nothing.
+    """
     given = sources(warm)
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
     if not isinstance(given, Sequence):
@@ -46,14 +49,15 @@ def adviser(warm: Warm) -> Advise | None:
             raise UsageError(wrong)
         if not isinstance(source, Result) and source != CACHE and not os.path.exists(source):
             raise UsageError(f"warm {os.fspath(source)}: there is no such file; give a journal's path, or {CACHE!r}")
-    return partial(_advise, tuple(given)) if given else None
+    return partial(_advise, tuple(given), nearest) if given or nearest else None
 
 
 def _advise(
-    sources: Sequence[Source], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
+    sources: Sequence[Source], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
     """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
-    advice: list[Advice] = []
+    known = [(each.journal or "result", _first(_measured(each), spec)) for each in nearest]
+    advice = [Advice(name, first) for name, first in known if first]
     remarks: list[str] = []
     for source in sources:
         if source == CACHE:
@@ -136,7 +140,7 @@ def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: Workl
     run = cache.find(key, header) if all_of_it else None
     same = run is not None and run.parts is not None and same_problem(run.parts.tuned_for, header.arguments)
     if run is not None and same and (events := cache.events(run, header)):
-        return Recalled(events, whole=True)
+        return Recalled(events, whole=run.path)
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
     found = ((run.key, _first([(0.0, run.config or {})], spec)) for run in best_first)
     return Recalled(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))
