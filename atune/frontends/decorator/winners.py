@@ -207,7 +207,8 @@ class Winners:
         if refresh:
             self.forget(call.key_text)
         winner, mine = await self._once(call, refresh, True)
-        if (result := winner.result) is None:  # its journal was damaged since
+        result = await anyio.to_thread.run_sync(lambda: winner.result)  # which may read a journal
+        if result is None:  # it was damaged since
             self.forget(call.key_text)
             return await self.tuned(call, refresh)
         return result if mine else _hit(result)
