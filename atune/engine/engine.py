@@ -66,8 +66,8 @@ class Engine:
         self._run.stop(reason)
 
     @property
-    def recalled(self) -> bool:
-        """Whether the result is that of an earlier run, and nothing was done."""
+    def recalled(self) -> str:
+        """The journal of the earlier run whose result this is, where nothing was done; else empty."""
         return self._start.recalled
 
     async def run(self) -> None:

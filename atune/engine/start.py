@@ -49,11 +49,11 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 class Recalled(NamedTuple):
     """What is kept of earlier runs of the same work: events that this run need not repeat, or advice.
 
-    `whole`: the events are a whole run, so that nothing is left to do.
+    `whole`: the journal of a whole run, whose events these are, so that nothing is left to do.
     """
 
     events: Sequence[Event] = ()
-    whole: bool = False
+    whole: str = ""
     advice: tuple[Advice, ...] = ()
 
 
@@ -133,8 +133,8 @@ class Start:
         self.strategy: Guarded | None = None
         """None until it is made, which waits for the survey of the space if there is one."""
         self.figures: Figures | None = None
-        self.recalled = False
-        """Whether the run's result was found, so that nothing is left to do."""
+        self.recalled = ""
+        """The journal that has the run's result, so that nothing is left to do; empty where none was found."""
         self.layouts: LayoutChoice | None = None
         """Chooses layouts; None where all are tried."""
         self._drawn_by = settings.seed

@@ -8,11 +8,12 @@ import os
 import stat
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -102,29 +103,8 @@ class Journal:
 
     @classmethod
     async def start_aside(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Call `start` in a thread, because a disk may be slow, and a journal long.
-
-        After a cancellation the thread ends on its own, and then leaves no lock.
-        """
-        found: list[tuple[Journal, list[AnyEvent]]] = []
-        given_up, turn = False, threading.Lock()
-
-        def start() -> None:
-            journal, events = cls.start(path)
-            with turn:
-                found.append((journal, events))
-                if given_up:
-                    journal.close()
-
-        try:
-            await anyio.to_thread.run_sync(start, abandon_on_cancel=True)
-        except BaseException:
-            with turn:
-                given_up = True
-                for journal, _ in found:
-                    journal.close()
-            raise
-        return found[0]
+        """Call `start` in a thread, because a disk may be slow, and a journal long."""
+        return await opened_aside(partial(cls.start, path))
 
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
@@ -205,6 +185,39 @@ class Journal:
                 pass  # the next reader then cuts off the torn line
         self._broken = cannot(doing, self.path, error)
         raise self._broken from error
+
+
+Opened = TypeVar("Opened", bound="tuple[Journal | None, Sequence[AnyEvent]] | None")
+
+
+async def opened_aside(start: Callable[[], Opened]) -> Opened:
+    """Return what `start` returns, which opens a journal in a thread.
+
+    After a cancellation the thread ends on its own, and then leaves no lock.
+    """
+    found: list[Opened] = []
+    given_up, turn = False, threading.Lock()
+
+    def close() -> None:
+        for one in found:
+            if one is not None and one[0] is not None:
+                one[0].close()
+
+    def run() -> None:
+        opened = start()
+        with turn:
+            found.append(opened)
+            if given_up:
+                close()
+
+    try:
+        await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
+    except BaseException:
+        with turn:
+            given_up = True
+            close()
+        raise
+    return found[0]
 
 
 def _sync_file(fd: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import torch
 from decorated import QUICK, TUNING, doubled, scale, workload
 
 import atune
-from atune.errors import NoWinner
+from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.cli.main import main
+from atune.frontends.cli.runs import find_journal
 from atune.journal.events import BenchmarkFailed
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import describe
@@ -39,6 +42,32 @@ def test_a_decorated_kernel_takes_what_a_run_found(monkeypatch: pytest.MonkeyPat
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == found.latency_ms
     assert len(ResultCache().entries()) == 1
+
+
+def test_a_result_that_is_known_is_kept_once_and_is_the_latest(tmp_path: Path) -> None:
+    found = atune.run(workload(), target="c", benchmark=QUICK)
+    atune.run(workload(n=320), target="c", benchmark=QUICK)
+    again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
+    assert again.cache_hit and again.journal == found.journal == find_journal("latest")
+    with pytest.raises(UsageError, match="none of the"):  # before anything is recorded
+        atune.run(workload(atune.Space(block=[8])), target="c", benchmark=QUICK, warm=found)
+    assert len(ResultCache()._select("")) == 2
+
+
+def test_records_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = atune.run(workload(), target="c", benchmark=QUICK)
+    space = {"factor": [1, 2], "block": [16, 64]}
+    kernel = atune.autotune(space=space, reference=doubled, name="scale", target="c", tuning=TUNING)(scale)
+    readers, read = [], ResultCache.result
+
+    def reading(*args: Any) -> Any:
+        readers.append(threading.current_thread())
+        return read(*args)
+
+    monkeypatch.setattr(ResultCache, "result", reading)
+    assert kernel.best_config(256) == found.best_config and not readers
+    assert asyncio.run(kernel.tune_async(256)).cache_hit
+    assert len(readers) == 1 and threading.main_thread() not in readers
 
 
 def test_a_run_takes_what_a_decorated_kernel_found() -> None:

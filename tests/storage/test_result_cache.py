@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import linecache
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from functools import partial
@@ -22,7 +24,7 @@ from processes import wait_until
 import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
-from atune.frontends.api.cached_tune import CachedWork
+from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.tuner import discover
 from atune.journal.events import (
     BenchmarkFailed,
@@ -136,6 +138,17 @@ def test_known_outcomes_are_those_of_the_same_work_the_newest_of_each(cache: Res
     assert cache.known(key_of(events(1.0, versions={"atune": "2"})).work, CONFIGS) == {}
 
 
+def test_runs_that_recorded_nothing_take_no_place_of_known_ones(cache: ResultCache) -> None:
+    put(cache, found := events(3.0, 1.0))
+    header = found[0]
+    assert isinstance(header, RunStarted)
+    for _ in range(result_cache.MOST_READ):
+        begun = cache.begin(header, again=True)
+        assert begun is not None and begun[0] is not None
+        begun[0].close()
+    assert len(cache.known(key_of(found).work, [{"block": 16}, {"block": 32}])) == 2
+
+
 def test_a_failure_that_may_pass_is_not_known(cache: ResultCache) -> None:
     run = events(1.0, None)
     put(cache, [msgspec.structs.replace(e, kind="timeout") if isinstance(e, BenchmarkFailed) else e for e in run])
@@ -202,6 +215,11 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None
         put(cache, events(1.0), write)
 
 
+def test_a_path_that_is_not_utf8_costs_a_warning(cache: ResultCache) -> None:
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        cache.note(os.fsdecode(b"/tmp/own\xff.jsonl"))
+
+
 def test_axes_and_arguments_keep_their_order(cache: ResultCache) -> None:
     config, problem = {"bm": 1, "bn": 2, "bk": 3}, {"M": 1, "N": 2, "K": 3}
     run = [
@@ -238,6 +256,22 @@ def test_clear_deletes_the_caches_own_journals_alone(cache: ResultCache, tmp_pat
     [left] = [entry for entry in cache.entries() if entry.parts.problem == {"M": 1}]
     assert cache.clear(cache.answers(key=left.key[:8])) == 1 and len(list(cache.journals.iterdir())) == 1
     assert cache.clear() == 2 and cache.runs() == [] and own.exists() and not list(cache.journals.iterdir())
+
+
+def test_a_run_without_a_key_is_no_result(cache: ResultCache) -> None:
+    """An older atune began it. What has no key either is not cleared with it."""
+    settings: Any = msgspec.structs.asdict(events(1.0)[0])["settings"]
+    uncached = put(cache, events(1.0, settings={**settings, "cache": "off"}))
+    put(cache, events(1.0, code=""))
+    assert cache.answers(kernel="gemm") == [] and cache.clear(cache.answers(kernel="gemm")) == 0
+    assert uncached.exists()
+
+
+def test_the_newest_journal_stays_however_long(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = put(cache, events(1.0))
+    monkeypatch.setattr(result_cache, "MOST_BYTES", old.stat().st_size - 1)
+    new = put(cache, events(1.0, at=2.0))
+    assert new.exists() and not old.exists() and run_of(cache, events(1.0)) is not None
 
 
 def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
@@ -520,6 +554,31 @@ def test_the_journal_of_other_sizes_with_the_same_key_is_not_taken_up(cache: Res
         found = cache.begin(asks)
         assert found is not None and found[0] is not None and len(found[1]) == past
         found[0].close()
+
+
+def test_a_tuning_that_is_cancelled_while_it_begins_leaves_no_lock(
+    cache: ResultCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, may, ended = CachedWork(workload(), target="c", benchmark=QUICK), threading.Event(), threading.Event()
+    begin = cache.begin
+
+    def slow(header: RunStarted, **options: Any) -> Any:
+        may.wait(60)
+        found = begin(header, **options)
+        ended.set()
+        return found
+
+    monkeypatch.setattr(cache, "begin", slow)
+
+    async def cancelled() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await tune_work(work, cache)
+
+    asyncio.run(cancelled())
+    may.set()
+    assert ended.wait(60)
+    wait_until(lambda: begin(work.header) is not None, 20, "the lock")
 
 
 def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import TuneResult
+from atune.journal.writer import opened_aside
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE, Config, config_key
 from atune.version import installed_versions
@@ -116,7 +117,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
         if (found := await anyio.to_thread.run_sync(look_up)) is not None:
             return found
         refuse_in_worker()
-        begun = await anyio.to_thread.run_sync(begin)
+        begun = await opened_aside(begin)
         if begun is None:
             await anyio.sleep(POLL_S)
     journal, past = begun

@@ -32,7 +32,7 @@ from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
-from atune.journal.writer import Journal
+from atune.journal.writer import Journal, opened_aside
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -279,9 +279,9 @@ class Tuner:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
-            made, hit = await self._made_result(), self._engine is not None and self._engine.recalled
+            made = await self._made_result()
             self._result = winning(made)
-            self._result.cache_hit = hit
+            self._result.cache_hit = self._engine is not None and bool(self._engine.recalled)
         except OSError as error:
             self._error = of_the_machine(error)
         except Exception as error:
@@ -297,10 +297,14 @@ class Tuner:
 
     async def _index(self, made: Result | None) -> None:
         """Bring the run's row in the index up to date, however the run ended."""
-        path, state = self._journal_path, self.state
-        if self._cache is not None and path is not None and path.exists() and state is not None and state.header:
+        path, state, cache = self._journal_path, self.state, self._cache
+        answered = "" if self._engine is None else self._engine.recalled
+        if path is not None and cache is not None and str(path) != answered:
             try:
-                await anyio.to_thread.run_sync(self._cache.add, path, state, made)
+                if not path.exists():  # it got no event
+                    await anyio.to_thread.run_sync(cache.discard, path)
+                elif state is not None and state.header:
+                    await anyio.to_thread.run_sync(cache.add, path, state, made)
             except Exception as error:  # which costs the row, and not the run
                 warn_caller(f"the run is not in the result cache: {name_and_message(error)}", RuntimeWarning)
 
@@ -313,7 +317,8 @@ class Tuner:
             journal, past = await Journal.start_aside(self._journal_path)
         kept: Journal | None = None
         if self._default_journal is not None and self._cache is not None:
-            kept = await anyio.to_thread.run_sync(self._cache.open_new, self._default_journal)
+            opening = partial(self._cache.open_new, self._default_journal)
+            kept, _ = await opened_aside(lambda: (opening(), []))
         if kept is not None:
             self._journal_path = Path(kept.path)
             listeners = kept.append, *listeners  # nobody asked for it: the run goes on where it cannot be written
@@ -337,6 +342,16 @@ class Tuner:
             for one in (journal, kept):
                 if one is not None:
                     one.close()
+        if engine.recalled and kept is not None:  # which has no more than that journal
+            self._journal_path = Path(engine.recalled)
+            await anyio.to_thread.run_sync(self._keep_one, kept.path, engine.recalled)
+
+    def _keep_one(self, copy: str, journal: str) -> None:
+        """Discard the `copy` of a `journal` that answered, which becomes the latest."""
+        assert self._cache is not None, "it made the copy"
+        self._cache.discard(copy)
+        with suppress(OSError):
+            os.utime(journal)
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:

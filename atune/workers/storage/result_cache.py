@@ -58,7 +58,8 @@ Begun = tuple[Journal | None, Sequence[AnyEvent]]
 INDEX = "index-1.sqlite3"
 """The index's file, with the version of its table. Another version is another file."""
 MOST_BYTES = 256 << 20
-"""Most bytes of the cache's journals. The oldest are deleted, a set as one; those that a run writes stay."""
+"""Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
+stay."""
 MOST_READ = 8
 """Most journals that known outcomes are read from, the newest first."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
@@ -285,6 +286,10 @@ class ResultCache:
         self._trim()
         return run.status
 
+    def discard(self, path: str | os.PathLike[str]) -> None:
+        """Remove the row of a journal that its run did not keep, and the journal if it is the cache's own."""
+        self._delete([IndexedRun(path=os.path.abspath(path))])
+
     # Look-ups
 
     def find(self, key: ResultKey, header: RunStarted | None = None) -> IndexedRun | None:
@@ -326,17 +331,17 @@ class ResultCache:
 
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
-        wanted, found = {config_key(config) for config in configs}, dict[str, Known]()
-        where = f"WHERE work = ? ORDER BY time DESC LIMIT {MOST_READ}"
-        for run in reversed(self._select(where, work)):
+        wanted, read = {config_key(config) for config in configs}, list[dict[str, Known]]()
+        for run in self._select("WHERE work = ? ORDER BY time DESC", work):
+            if len(read) == MOST_READ:
+                break
             try:
-                state = State.of(JournalReader(run.path))
+                known = known_of(State.of(JournalReader(run.path)))
+                read.append({name: one for name, one in known.items() if name in wanted})
             except JournalError as error:
                 if run.status != "unfinished":  # else its run may just begin
                     self._forget(run.path, str(error))
-                continue
-            found |= {name: one for name, one in known_of(state).items() if name in wanted}
-        return found
+        return {name: one for known in reversed(read) for name, one in known.items()}
 
     def runs(self) -> list[IndexedRun]:
         """Return all runs whose journals are there, the last written first; `time` is when that was."""
@@ -358,7 +363,7 @@ class ResultCache:
         texts = {"kernel": named, "key": "substr(key, 1, length(:key)) = :key", "work": "work = :work"}
         values = {"kernel": kernel, "key": key, "work": work, "source": source}
         chosen = [text for name, text in texts.items() if values[name] is not None]
-        where = " AND ".join([f"status IN {ANSWERS}", *chosen])
+        where = " AND ".join([f"status IN {ANSWERS} AND key <> ''", *chosen])
         newest: dict[str, IndexedRun] = {}
         for run in self._select(f"WHERE {where} ORDER BY time DESC", values):
             newest.setdefault(run.key, run)
@@ -394,7 +399,7 @@ class ResultCache:
             if self._owns(run.path):
                 units.setdefault(Path(run.path).relative_to(self.journals).parts[0], []).append(run)
         total = sum(run.bytes for unit in units.values() for run in unit)
-        for unit in reversed([*units.values()]):
+        for unit in reversed([*units.values()][1:]):
             if total > MOST_BYTES:
                 self._delete(unit)
                 total -= sum(run.bytes for run in unit)
@@ -452,7 +457,7 @@ class ResultCache:
                     db.execute("PRAGMA synchronous = OFF")  # what is lost is made again
                     with db:
                         return work(db)
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, UnicodeError) as error:  # SQLite takes no name that is not UTF-8
                 if attempt == 1 and _damaged(error):
                     damaged = f"the index {self.path} was damaged ({error}), and is made again"
                     continue
