@@ -556,6 +556,21 @@ def test_the_journal_of_other_sizes_with_the_same_key_is_not_taken_up(cache: Res
         found[0].close()
 
 
+def test_a_run_that_was_continued_with_other_work_is_not_taken_up(cache: ResultCache) -> None:
+    work = CachedWork(workload(), target="c", benchmark=QUICK)
+    begun = cache.begin(work.header)
+    assert begun is not None and begun[0] is not None
+    with begun[0] as journal:
+        journal.append(work.header)
+        journal.append(
+            RunResumed(
+                seq=1, time=1.0, mono=0.0, part=1, versions={**work.versions, "atune": "0"}, accepted=("versions",)
+            )
+        )
+    assert run_here(cache).journal != journal.path
+    assert run_here(cache).cache_hit
+
+
 def test_a_tuning_that_is_cancelled_while_it_begins_leaves_no_lock(
     cache: ResultCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

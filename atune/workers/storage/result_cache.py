@@ -31,6 +31,7 @@ from atune.journal.events import (
     BuildFailed,
     Event,
     RunFinished,
+    RunResumed,
     RunStarted,
 )
 from atune.journal.reader import JournalReader, last_event, read
@@ -496,11 +497,15 @@ class ResultCache:
 
 
 def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
-    """Tell whether a run of `header` may continue one with these events: the same key may stand for other work."""
+    """Tell whether a run of `header` may continue one with these events.
+
+    The same key may stand for other work, and the run may have been continued with other work.
+    """
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")
     return (
         isinstance(first, RunStarted)
+        and not any(isinstance(event, RunResumed) and event.accepted for event in past)
         and same_problem(first.arguments, header.arguments)
         and all(getattr(first, name) == getattr(header, name) for name in names)
         and first.settings.get("seed") == header.settings.get("seed")
