@@ -136,25 +136,30 @@ def _remembering(function: Callable[..., Any], parameters: dict[str, Any]) -> An
 
 
 def _storages(one: Any) -> tuple[Any, ...] | None:
-    """Reduce the memory of a large tensor on the CPU, which several tensors may share; None for other objects."""
+    """Reduce the memory of a tensor on the CPU, which several tensors may share; None for other objects.
+
+    torch itself sends a small one, unless its dtype is new, such as a float8: then it is untyped, and torch fails.
+    """
     typed = type(one).__name__ == "TypedStorage"
     untyped = one._untyped_storage if typed else one
-    if type(untyped).__name__ != "UntypedStorage" or untyped.device.type != "cpu" or untyped.nbytes() < LARGE_BYTES:
+    if type(untyped).__name__ != "UntypedStorage" or untyped.device.type != "cpu":
         return None
     if typed:
-        return _typed, (untyped, one.dtype)
+        return (_typed, (untyped, one.dtype)) if untyped.nbytes() >= LARGE_BYTES else None
     torch: Any = sys.modules["torch"]
     return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()),)
 
 
 def _typed(storage: Any, dtype: Any) -> Any:
     torch = importlib.import_module("torch")
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    return torch.storage.TypedStorage(wrap_storage=storage._untyped_storage, dtype=dtype, _internal=True)
 
 
 def _untyped(memory: Any) -> Any:
+    """Return a storage of bytes: torch makes tensors of new dtypes from a typed one."""
     torch = importlib.import_module("torch")
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    tensor = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+    return torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
 
 def _tilelangs(one: Any) -> tuple[Any, ...] | None:

@@ -55,6 +55,17 @@ def test_what_is_large_comes_back_as_it_was(way: Way, tmp_path: Path) -> None:
     assert type(found[4]) is torch.nn.Parameter and found[4].requires_grad
 
 
+@both_ways
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_tensors_of_dtypes_that_torch_itself_cannot_send_come_back(dtype: Any, way: Way, tmp_path: Path) -> None:
+    large, empty = torch.arange(2 * N).remainder(8).to(dtype), torch.empty(0, dtype=dtype)
+    found = unpack(way(pack((large, large[1:9], large[:4].clone(), empty)), tmp_path))
+    assert all(one.dtype == dtype for one in found) and len(found[3]) == 0
+    assert found[0].tolist() == large.tolist() and found[2].tolist() == [0, 1, 2, 3]
+    found[0][1] = 7
+    assert found[1].tolist() == [7, 2, 3, 4, 5, 6, 7, 0]  # it shares the memory still
+
+
 def test_a_lazy_callback_counts_in_a_worker_as_in_the_program() -> None:
     """Or a file that is written beside the script, such as its log, would make the worker's work look edited."""
     factor = numpy.arange(3)
