@@ -62,7 +62,7 @@ EXAMPLES = {
     "set.py": r"3 of 3 with a winner[\s\S]*\{'block': \d+\}\n",
     "shapes.py": r"262144 \{'block': \d+\} [\d.]+ ms\n",
     "service.py": r"answer: 8192\.0\ntuned: \{'block': \d+\}\nanswer: 8192\.0\n",
-    "strategy.py": r"3 [\d.]+ .*\n4 [\d.]+ .*\n2 [\d.]+ .*\{'block_M': ",
+    "strategy.py": r"3 [\d.]+ (?=.*\n4 [\d.]+ )(?=.*\n2 [\d.]+ ).*\{'block_M': ",
     "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
     "logged.py": "nightly",
     "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
