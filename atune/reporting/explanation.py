@@ -84,7 +84,7 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 def fact_lines(record: Record, arch: str, records: Sequence[Record] = ()) -> list[str]:
-    """Return the facts of a record, its roofline and what its threads repeat, a line each."""
+    """Return the facts of a record and what its threads repeat, a line each."""
     known, facts = facts_of(record, arch, records), record.facts
     known += [("warning", line) for line in repeated_lines(None if facts is None else facts.layouts)]
     width = max([9, *(len(name) for name, _ in known)])

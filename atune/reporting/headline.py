@@ -41,10 +41,7 @@ def headline(result: Result) -> Headline:
         *([f"           {against}"] if against else []),
     ]
     figures = [(f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing")]
-    by_default, by_reference = (
-        over_default(result),
-        over_reference(result),
-    )
+    by_default, by_reference = over_default(result), over_reference(result)
     if by_default is not None and not result.default_wins:
         figures.insert(0, _figure(by_default, "the default configuration", result.default_ms))
     if by_reference is not None:

@@ -45,8 +45,7 @@ COLUMNS: dict[str, tuple[str, int | None]] = {
     "stack_bytes": ("stack and spills, bytes", None), "smem_bytes": ("shared memory, bytes", None),
     "threads": ("threads a block", None), "occupancy_blocks": ("occupancy, blocks", None),
     "fragment_registers": ("registers of fragments", None), "redundant": ("redundant iterations", None),
-    "code_bytes": ("code, bytes", None),
-    "outcome": ("what became of it", None),
+    "code_bytes": ("code, bytes", None), "outcome": ("what became of it", None),
 }  # fmt: skip
 """Columns of the table by the field of a row: title, and decimals; ``config`` stands for the axes."""
 ALWAYS = ("index", "latency_ms", "times_winner", "spread", "mark", "outcome")
@@ -66,7 +65,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         timeline.add(event)
     result = Result.of(state, journal, replayed=True)
     mattered = axis_importance(result)
-    data = plot_data(result, mattered, timeline)
+    data, setting = plot_data(result, mattered, timeline), [*environment(result), *_resumed(state)]
     parts = [
         card(result),
         {"kind": "list", "title": "Warnings", "items": list(dict.fromkeys(result.warnings + result.noise))},
@@ -74,12 +73,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         _failures(result),
         _candidates(result),
         *_kernel(result),
-        {
-            "kind": "facts",
-            "id": "environment",
-            "title": "Environment",
-            "rows": [*environment(result), *_resumed(state)],
-        },
+        {"kind": "facts", "id": "environment", "title": "Environment", "rows": setting},
     ]
     plain = f"{summary_text(result)}\n\n{table(result, PLAIN)}"
     return page(page_title(result), parts, plain, data)

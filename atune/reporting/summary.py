@@ -23,17 +23,16 @@ from atune.workload.source_locations import Place, place_in
 
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
-    "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance",
-    "roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
-    "stages", "cache_hit",
+    "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
+    "reference_ratio", "default_ratio", "ties", "warnings", "noise", "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to what was not tried and the failures."""
 
 
 def summary(result: Result) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
-    read = {"axis_importance": axis_importance}
-    found = {name: msgspec.to_builtins(read[name](result) if name in read else getattr(result, name)) for name in KEYS}
+    read = {name: axis_importance(result) if name == "axis_importance" else getattr(result, name) for name in KEYS}
+    found = {name: msgspec.to_builtins(value) for name, value in read.items()}
     left = [{"reason": one.reason, "count": one.count} for one in result.untried]
     return {**found, "untried": left, "failures": failures_data(result.records)}
 

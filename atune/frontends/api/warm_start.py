@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -56,12 +56,13 @@ def _advise(
     sources: Sequence[Source], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
     """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
-    known = [(each.journal or "result", _first(_measured(each), spec)) for each in nearest]
+    here = _keys(spec)
+    known = [(each.journal or "result", _first(_measured(each), here)) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
     remarks: list[str] = []
     for source in sources:
         if source == CACHE:
-            found = list(islice(_nearest_cached(ResultCache(), spec, devices), MOST_CACHED))
+            found = list(islice(_nearest_cached(spec, here, devices), MOST_CACHED))
             advice += found
             if not found:
                 remarks.append("warm cache: the result cache has nothing of this kernel and space")
@@ -70,13 +71,13 @@ def _advise(
             result, name = source, source.journal or "result"
         else:
             result, name = replay(os.fspath(source)), os.fspath(source)
-        advice.append(_advice_of(result, name, spec))
+        advice.append(_advice_of(result, name, spec, here))
         if result.header and result.header.kernel and spec.kernel and result.header.kernel != spec.kernel:
             remarks.append(f"warm {name}: the kernel's source, or what it closes over, has changed since")
     return tuple(advice), remarks
 
 
-def _advice_of(result: Result, source: str, spec: WorkloadSpec) -> Advice:
+def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
     """Return the advice in a result. Raises `UsageError` for one of another kernel, or without use for this space."""
     measured = _measured(result)
     header = result.header
@@ -88,7 +89,7 @@ def _advice_of(result: Result, source: str, spec: WorkloadSpec) -> Advice:
             f"warm {source}: it is of another kernel, {header.workload!r}, and this one is {spec.name!r}. Give "
             "journals of this kernel, or name both workloads alike if they are the same"
         )
-    if not (first := _first(measured, spec)):
+    if not (first := _first(measured, here)):
         raise UsageError(
             f"warm {source}: none of the {len(measured)} configurations that were measured there is in this space of "
             f"{spec.total:,}. Give a journal of a space that shares some"
@@ -102,25 +103,29 @@ def _measured(result: Result) -> list[tuple[float, Config]]:
     return [(latency_ms, config) for latency_ms, config in found if latency_ms and math.isfinite(latency_ms)]
 
 
-def _first(measured: Iterable[tuple[float, Config]], spec: WorkloadSpec) -> tuple[Config, ...]:
-    """Return the fastest configurations that `spec` has, too, the best first."""
-    here = {config_key(config) for config in spec.configs}
+def _keys(spec: WorkloadSpec) -> set[str]:
+    """Return the configuration keys of a space."""
+    return {config_key(config) for config in spec.configs}
+
+
+def _first(measured: Iterable[tuple[float, Config]], here: Container[str]) -> tuple[Config, ...]:
+    """Return the fastest configurations whose keys are `here`, in this space, too, the best first."""
     known = [(latency_ms, key, config) for latency_ms, config in measured if (key := config_key(config)) in here]
     return tuple(dict(config) for _, _, config in sorted(known, key=lambda one: one[:2])[:FIRST])
 
 
-def _nearest_cached(cache: ResultCache, spec: WorkloadSpec, devices: Iterable[DeviceInfo]) -> Iterator[Advice]:
+def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[DeviceInfo]) -> Iterator[Advice]:
     """Yield advice of the cache's runs of this kernel: of these devices first, then of the nearest problems."""
-    here = {device.name for device in devices}
+    cache, names = ResultCache(), {device.name for device in devices}
 
     def place(run: IndexedRun) -> tuple[bool, float, str]:
         assert run.parts is not None, "it has a result"
         arguments = run.parts.tuned_for or run.parts.problem
         far = distance(arguments if isinstance(arguments, dict) else {}, spec.arguments)
-        return here.isdisjoint(run.parts.device.split(" + ")), far, run.key
+        return names.isdisjoint(run.parts.device.split(" + ")), far, run.key
 
     for run in sorted(cache.answers(kernel=spec.name, source=spec.kernel), key=place):
-        if (result := cache.result(run)) is not None and (first := _first(_measured(result), spec)):
+        if (result := cache.result(run)) is not None and (first := _first(_measured(result), here)):
             yield Advice(f"{CACHE} {run.key}", first)
 
 
@@ -142,5 +147,6 @@ def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: Workl
     if run is not None and same and (events := cache.events(run, header)):
         return Recalled(events, whole=run.path)
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
-    found = ((run.key, _first([(0.0, run.config or {})], spec)) for run in best_first)
+    here = _keys(spec) if best_first else ()
+    found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)
     return Recalled(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))
