@@ -58,10 +58,3 @@ def journal(arguments: argparse.Namespace, name: str) -> str | None:
     path = Path(arguments.out) / f"{name}.jsonl"
     path.unlink(missing_ok=True)
     return str(path)
-
-
-def roles(artifact: Any) -> Any:
-    """Return the roles of the parameters of a benchmark's kernel: the last is its output."""
-    from atune.model.artifact import Roles
-
-    return Roles(outputs=(len(artifact.params) - 1,))

@@ -1,24 +1,20 @@
 """Strategies on recorded spaces, simulated: how near to the best they come, and after how many candidates.
 
     python bench/strategies.py --seeds 100
-    python bench/strategies.py --cpu      # what the strategies themselves cost, in a space of 4,000 points
 
-Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`, and gemm288 with 29 and 40
-candidates. With `--prior` strategies have its estimates, but for exhaustive and random, which take none. Writes
-table.md and result.json, or cpu.md, to results/strategies, with `--prior` to results/strategies_prior. Rows of
-result.json that `--spaces` and `--strategies` leave out stay. Needs no GPU and no torch.
+Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`. With `--prior` strategies have its
+estimates, but for exhaustive and random, which take none. Writes table.md and result.json to results/strategies, with
+`--prior` to results/strategies_prior. Rows of result.json that `--spaces` and `--strategies` leave out stay. Needs no
+GPU and no torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
-import random
 import statistics
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,20 +24,14 @@ from recording import Recording, read_recording
 from simulate import Summary, Trial, regrets, simulate
 from spaces import FOLDER, SPACES, SUFFIX
 
-from atune.engine.search.interface import AHEAD, Guarded, Searched
-from atune.engine.search.strategies import make_strategy
-from atune.model.candidate import Config
 from atune.model.settings import Budget
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GEMM288 = RESULTS / "gemm288" / "atune.jsonl"
-TABLE = {29: {"random": 40, "forest": 80}, 40: {"random": 56, "forest": 92}}
-"""Seeds in a hundred within 2 % on gemm288, of these strategies as they were first tried."""
 STRATEGIES = ("exhaustive", "random", "forest")
 BUDGET = "10%"
 MARKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Shares of the budget at which the curves are told."""
-CPU_POINTS, CPU_BUDGET, CPU_GOAL_MS = 4000, 400, 20
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +115,7 @@ def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
         f"    {command(rows, seeds, budget, prior)}",
         "",
         f"Simulated, {seeds} seeds each, {having}, 16 compile workers and one",
-        f"device. The budget is {budget.replace('%', ' % of the candidates')}; gemm288 has 29 and 40 candidates, too.",
+        f"device. The budget is {budget.replace('%', ' % of the candidates')}.",
         "Shares are of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above",
         "that of the space, median.",
         "",
@@ -134,89 +124,10 @@ def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
         *map(shown, rows),
     ]
-    if not prior:
-        lines += beside_the_first(rows)
     lines += ["", "Median regret, in per cent, after so many candidates:", ""]
     for row in rows:
         told = ", ".join(f"{number}: {100 * value:.2f}" for number, value in row.curve.items())
         lines.append(f"- {row.space}, {row.summary.evaluations}, {row.summary.strategy}: {told}")
-    return "\n".join(lines) + "\n"
-
-
-def beside_the_first(rows: list[Row]) -> list[str]:
-    lines = [
-        "",
-        "gemm288, within 2 %, beside the strategies as they were first tried:",
-        "",
-        "| tried | strategy | first | now |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        s = row.summary
-        first = TABLE.get(s.evaluations, {}).get(s.strategy) if row.space == "gemm288" else None
-        if first is not None:
-            now = f"{100 * s.within_2pct:.0f} ({100 * row.low_2pct:.0f}–{100 * row.high_2pct:.0f})"
-            lines.append(f"| {s.evaluations} | {s.strategy} | {first} | {now} |")
-    return lines
-
-
-def synthetic(points: int = CPU_POINTS) -> dict[int, Config]:
-    """Return `points` configurations of a matrix product, drawn from six axes with 8,640 combinations."""
-    axes = {
-        "block_M": (16, 32, 64, 128, 192, 256),
-        "block_N": (16, 32, 64, 128, 192, 256),
-        "block_K": (16, 32, 64, 96, 128),
-        "num_stages": (0, 1, 2, 3, 4, 5),
-        "threads": (128, 256, 384, 512),
-        "swizzle": (False, True),
-    }
-    configs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return dict(enumerate(random.Random(1).sample(configs, points)))
-
-
-def synthetic_ms(config: Config) -> float:
-    """Return a latency with one optimum and slopes towards it."""
-    far = {"block_M": 128, "block_N": 128, "block_K": 64, "threads": 256}
-    steps = sum(abs(math.log2(config[name] / best)) for name, best in far.items())
-    return 1.0 + 0.3 * steps + 0.2 * abs(config["num_stages"] - 3) + 0.1 * config["swizzle"]
-
-
-def cpu_ms(name: str, budget: int = CPU_BUDGET) -> tuple[float, float]:
-    """Return milliseconds of CPU time a candidate that the strategy itself takes, and those of making it."""
-    configs = synthetic()
-    latencies = {index: synthetic_ms(config) for index, config in configs.items()}
-    began = time.process_time()
-    strategy = Guarded(make_strategy(name, Searched(configs, 0, budget)), configs)
-    made = time.process_time()
-    outstanding: deque[int] = deque()
-    for _ in range(budget):
-        if len(outstanding) >= strategy.limit(AHEAD * 16):
-            index = outstanding.popleft()
-            strategy.tell(index, latencies[index])
-        asked = strategy.ask()
-        assert asked is not None
-        outstanding.append(asked)
-    return 1e3 * (time.process_time() - made) / budget, 1e3 * (made - began)
-
-
-def cpu_page(names: list[str], rounds: int = 3) -> str:
-    """Return a table of what strategies take themselves; of `rounds` the median."""
-    if "forest" in names:
-        cpu_ms("forest", 16)  # imports scikit-learn
-    lines = [
-        "# CPU time of the strategies themselves",
-        "",
-        f"A space of {CPU_POINTS:,} points on six axes, {CPU_BUDGET} of which are asked for and told of, no prior.",
-        f"CPU time of the process, the median of {rounds} runs. The goal is {CPU_GOAL_MS} ms a candidate.",
-        "",
-        "| strategy | ms a candidate | ms to begin |",
-        "|---|---|---|",
-    ]
-    for name in names:
-        runs = [cpu_ms(name) for _ in range(rounds)]
-        each, once = (statistics.median(run[number] for run in runs) for number in (0, 1))
-        lines.append(f"| {name} | {each:.3f} | {once:.0f} |")
-        print(lines[-1], flush=True)
     return "\n".join(lines) + "\n"
 
 
@@ -257,25 +168,18 @@ def main() -> None:
     parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--cpu", action="store_true", help="what the strategies themselves cost, and nothing else")
     options = parser.parse_args()
     options.out = options.out or RESULTS / ("strategies_prior" if options.prior else "strategies")
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.cpu:
-        (options.out / "cpu.md").write_text(cpu_page(options.strategies))
-        return
     rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
     for space in options.spaces:
         recording = recorded(space)
         budget = Budget.parse(options.budget).most(len(recording.configs)) or len(recording.configs)
-        for tried in sorted({budget, *(TABLE if space == "gemm288" else ())}):
-            for strategy in options.strategies:
-                # its order is always the same one
-                seeds = 1 if strategy == "exhaustive" else options.seeds
-                rows.append(
-                    play(space, recording, strategy, tried, seeds, min(options.processes, seeds), options.prior)
-                )
-                print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
+        for strategy in options.strategies:
+            # its order is always the same one
+            seeds = 1 if strategy == "exhaustive" else options.seeds
+            rows.append(play(space, recording, strategy, budget, seeds, min(options.processes, seeds), options.prior))
+            print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
         rows = in_order(rows)
         (options.out / "table.md").write_text(page(rows, options.seeds, options.budget, options.prior))
         data = {"seeds": options.seeds, "rows": msgspec.to_builtins(rows)}

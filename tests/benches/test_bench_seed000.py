@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rounds
 import seed000
 from counted import Finished
 
@@ -53,8 +52,8 @@ def scripted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_
 def test_the_table_and_the_figure_have_what_the_runs_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rounds, "run_counted", scripted)
-    monkeypatch.setattr(rounds, "read_journal", lambda run, *_: setattr(run, "result_s", run.wall_s))
+    monkeypatch.setattr(seed000, "run_counted", scripted)
+    monkeypatch.setattr(seed000, "read_journal", lambda run, *_: setattr(run, "result_s", run.wall_s))
     command = ["--target", "c", "--space", "roller20", "--budget", "20", "--out", str(tmp_path)]
     assert seed000.main([*command, "--only", "groups"]) == 0
     text = capsys.readouterr().out
