@@ -5,23 +5,348 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
 from atune.engine.interfaces import CompileHints, ignored
-from atune.model.artifact import Lowered
+from atune.engine.run_state import background
+from atune.errors import WorkerError, WorkerLost, WorkloadError
+from atune.model import jobs
+from atune.model.artifact import (
+    Artifact,
+    Built,
+    Compared,
+    Elaborated,
+    Failure,
+    FailureKind,
+    KernelParam,
+    Lowered,
+    Roles,
+    StaticFacts,
+)
 from atune.model.candidate import BASELINE, Candidate, Config, config_key, space_hash
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.folders import run_folder
+from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
-from atune.testing.script import FakeCompileWorker, FakeDeviceWorker, Script, Stage, symbol_of
 from atune.workload.workload import Workload, WorkloadSpec, with_space
+
+Stage = Literal["elaborate", "lower", "build", "measure"]
+Seconds = float | Callable[[Config], float]
+
+STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
+"""Default stage of a kind of failure. The stage of every other kind is measuring."""
+FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "timeout")
+"""Failures that end the device's process."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Behaviour of the fakes, by configuration or by candidate index. Times are in virtual seconds.
+
+    `latency_ms` is the kernel's latency, and `final_ms` that in the final (the same by default). `reference_ms` is the
+    reference's latency (None: no reference). `lower_s`, `measure_s` and `start_s` are the times of lowering, measuring
+    and starting a device's process. A library takes `library_s`, and `compile_s` for each member.
+
+    `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
+    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to the stage that
+    never ends for it; the deadlines of the settings end it. Failures of a kind in `FATAL` end the device's process.
+
+    Configurations with an equal `code_key` are duplicates. `start_failures` is the number of times that a device, by
+    its name, fails to start at first (`math.inf`: always). `prepare_error` makes the user's inputs or reference fail.
+    Lowering returns `facts` of a candidate, and so does elaborating, which takes `elaborate_s`.
+
+    `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
+    killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
+    its measurement. `dies_after` is the number of times that the device dies after it.
+
+    `spoilt` maps a candidate to its failure in a process that ran others before, and only there. `final_fails` maps it
+    to its failure in the final, after its timing. `first_ms` is the latency of only the first measurement. `slowdown`
+    is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
+    sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
+
+    `cicc` compiles every library by cicc, in a state that no run has compared.
+    Comparing it takes `compare_s`, fails if `compare_fails`, and loses the worker in its first `compare_losses` calls.
+    If `differs`, cicc's code differs: libraries by nvcc have the latency `plain_ms` (by default the candidate's), and
+    measuring them fails for those in `plain_fails`.
+    """
+
+    latency_ms: Callable[[Config], float] = lambda config: 1.0
+    final_ms: Callable[[Config], float] | None = None
+    reference_ms: float | None = 2.0
+    elaborate_s: Seconds = 0.02
+    lower_s: Seconds = 0.1
+    library_s: float = 1.0
+    compile_s: Seconds = 0.5
+    measure_s: Seconds = 0.2
+    start_s: float = 1.0
+    fails: Mapping[int, FailureKind | tuple[Stage, FailureKind]] = field(default_factory=dict)
+    hangs: Mapping[int, Stage] = field(default_factory=dict)
+    facts: Callable[[Config], StaticFacts] = lambda config: StaticFacts()
+    code_key: Callable[[Config], str] = config_key
+    start_failures: Mapping[str, float] = field(default_factory=dict)
+    kills: Mapping[int, tuple[Stage, int]] = field(default_factory=dict)
+    doubts: Mapping[int, int] = field(default_factory=dict)
+    dies_after: Mapping[int, int] = field(default_factory=dict)
+    spoilt: Mapping[int, FailureKind] = field(default_factory=dict)
+    final_fails: Mapping[int, FailureKind] = field(default_factory=dict)
+    first_ms: Mapping[int, float] = field(default_factory=dict)
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+    final_noise: Callable[[int], float] = lambda index: 1.0
+    final_losses: int = 0
+    cicc: bool = False
+    compare_s: float = 1.0
+    compare_fails: bool = False
+    compare_losses: int = 0
+    differs: bool = False
+    plain_ms: Callable[[Config], float] | None = None
+    plain_fails: Mapping[int, FailureKind] = field(default_factory=dict)
+    prepare_error: str = ""
+
+    def failure(self, index: int, stage: Stage) -> FailureKind | None:
+        """Return the kind of failure scripted for candidate `index` in `stage`."""
+        scripted = self.fails.get(index)
+        if scripted is None:
+            return None
+        where, kind = scripted if isinstance(scripted, tuple) else (STAGE_OF.get(scripted, "measure"), scripted)
+        return kind if where == stage else None
+
+    def latency_of(self, config: Config, *, plain: bool, final: bool) -> float:
+        """Return the latency, ms, of a candidate's first library or of its plain one."""
+        if self.cicc and plain and self.plain_ms is not None:
+            return self.plain_ms(config)
+        return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
+
+    def seconds(self, seconds: Seconds, stage: Stage, index: int, config: Config) -> float:
+        """Return what `stage` takes of candidate `index`: the script's `seconds`, or for ever."""
+        if self.hangs.get(index) == stage:
+            return math.inf
+        return seconds(config) if callable(seconds) else seconds
+
+
+KILLED = "scripted to be killed from outside"
+
+
+class FakeCompileWorker:
+    """A compile worker."""
+
+    def __init__(self, machine: FakeMachine, name: str) -> None:
+        self.machine, self.name = machine, name
+
+    async def run(self, job: jobs.Job[jobs.A]) -> jobs.A:
+        answer: Any = None
+        match job:
+            case jobs.LowerJob():
+                answer = await self._lower(job.candidate)
+            case jobs.ElaborateJob():
+                answer = await self._elaborate(job.candidates)
+            case jobs.RolesJob():
+                answer = self._roles(job.candidate.index)
+            case jobs.BuildJob():
+                answer = await self._build(job)
+            case jobs.CompareJob():
+                answer = await self._compare(job)
+        return cast(jobs.A, answer)
+
+    def _roles(self, index: int) -> Roles | Failure:
+        self.machine.examined.append(index)
+        kind = self.machine.script.failure(index, "lower")
+        return Roles(outputs=(0,)) if kind is None else Failure(index, kind, f"scripted to fail: {kind}")
+
+    async def _lower(self, candidate: Candidate) -> Lowered | Failure:
+        machine, script, index = self.machine, self.machine.script, candidate.index
+        limit = machine.compile.compile_timeout_s
+        machine.lowered.append(index)
+        machine._given[index] = candidate.config
+        seconds = script.seconds(script.lower_s, "lower", index, candidate.config)
+        if not await machine.spend("lower", seconds, limit):
+            return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}")
+        if machine.killed(index, "lower"):
+            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
+        if kind := script.failure(index, "lower"):
+            return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
+        return Lowered(
+            index=index,
+            code_key=script.code_key(candidate.config),
+            merge_key="",
+            params=(KernelParam("float32", (1,)),),
+            facts=script.facts(candidate.config),
+            seconds=seconds,
+            blob=b"",
+        )
+
+    async def _elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure] | jobs.GroupFailed:
+        machine, script = self.machine, self.machine.script
+        limit, answers = machine.compile.compile_timeout_s, list[Elaborated | Failure]()
+        machine.elaborated.append(tuple(candidate.index for candidate in candidates))
+        for index, config in ((candidate.index, candidate.config) for candidate in candidates):
+            seconds = script.seconds(script.elaborate_s, "elaborate", index, config)
+            in_time = await machine.spend("elaborate", seconds, limit)
+            if not in_time and len(candidates) > 1:
+                return jobs.GroupFailed("elaborating ran past the deadline")
+            if not in_time:
+                answers.append(Failure(index, "timeout", f"elaborating ran past compile_timeout_s={limit:g}"))
+            elif kind := script.failure(index, "elaborate"):
+                answers.append(Failure(index, kind, f"scripted to fail: {kind}", "output of the fake"))
+            else:
+                answers.append(Elaborated(index, script.facts(config)))
+        return answers
+
+    async def _build(self, job: jobs.BuildJob) -> list[Built] | jobs.GroupFailed:
+        machine, script, group = self.machine, self.machine.script, job.group
+        compiler, state = ("cicc", "fake") if script.cicc and not job.plain else ("", "")
+        limit = job.limit_s or machine.compile.compile_timeout_s
+        indices = tuple(member.index for member in group)
+        machine.groups.append(indices)
+        each_s = [script.seconds(script.compile_s, "build", i, machine.config_of(i)) for i in indices]
+        seconds = script.library_s + sum(each_s)
+        kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
+        if not await machine.spend("build", seconds, limit):
+            kinds = ["timeout" if job.limit_s is None else "hopeless"]
+        if any(machine.killed(i, "build") for i in indices):
+            if len(group) > 1:
+                return jobs.GroupFailed(KILLED, KILLED)
+            return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
+        if kinds:
+            past = {
+                "timeout": f"compiling ran past compile_timeout_s={limit:g}",
+                "hopeless": jobs.HOPELESS.format(limit_s=limit),
+            }
+            message = past.get(kinds[0], f"scripted to fail: {kinds[0]}")
+            if len(group) > 1:
+                return jobs.GroupFailed(message)
+            return [Failure(indices[0], kinds[0], message, "output of the fake")]
+        path = machine.new_library()
+        return [
+            Artifact(m.index, path, f"fake_{m.index}", m.params, "c", seconds, compiler=compiler, state=state)
+            for m in group
+        ]
+
+    async def _compare(self, job: jobs.CompareJob) -> Compared | Failure:
+        machine, script, index = self.machine, self.machine.script, job.candidate.index
+        machine.compared.append(index)
+        lost = len(machine.compared) <= script.compare_losses
+        await machine.spend("compare", script.compare_s)
+        if lost:
+            raise WorkerLost(f"{self.name} is scripted to be lost while it compares")
+        if script.compare_fails:
+            return Failure(index, "compile", "nvcc is scripted to fail")
+        return Compared(index, "the device code" if script.differs else "")
+
+
+class FakeDeviceWorker:
+    """A device's process."""
+
+    def __init__(self, machine: FakeMachine, info: DeviceInfo) -> None:
+        self.machine, self.info = machine, info
+        self.name = info.id
+        self.alive = False
+        self._used = False
+        """Whether a candidate has run in this process."""
+
+    async def run(self, job: jobs.Job[jobs.A]) -> jobs.A:
+        answer: Any
+        match job:
+            case jobs.StartJob():
+                answer = jobs.Started(await self.start())
+            case jobs.PrepareJob():
+                answer = jobs.Prepared(await self._prepare())
+            case jobs.MeasureJob():
+                answer = await self._measure(job.artifact, job.best_ms)
+            case jobs.FinalJob():
+                answer = await self._final(job)
+        return cast(jobs.A, answer)
+
+    async def start(self) -> DeviceInfo:
+        """Start the process. Raises `WorkerError` if the script says so."""
+        self.alive = self._used = False
+        machine = self.machine
+        machine.starts[self.name] += 1
+        await machine.spend("start", machine.script.start_s)
+        if machine.starts[self.name] <= machine.script.start_failures.get(self.name, 0):
+            raise WorkerError(f"{self.name} is scripted not to start", "output of the fake driver")
+        self.alive = True
+        return self.info
+
+    async def _prepare(self) -> Timing | None:
+        self._check_alive()
+        if self.machine.script.prepare_error:
+            raise WorkloadError(self.machine.script.prepare_error)
+        await self.machine.spend("prepare", 0.1)
+        reference = self.machine.script.reference_ms
+        slowdown = self.machine.script.slowdown.get(self.name, 1.0)
+        return None if reference is None else _timing(reference * slowdown, self.machine.benchmark.n_repeat)
+
+    async def _measure(self, artifact: Artifact, best_ms: float | None) -> Measurement | Failure:
+        self._check_alive()
+        machine, script = self.machine, self.machine.script
+        limit = machine.benchmark.benchmark_timeout_s
+        index = artifact.index
+        config = machine.config_of(index)
+        machine.measured[self.name].append(index)
+        machine.best_known.append(best_ms)
+        before = machine.begun[index]
+        machine.begun[index] += 1
+        seconds = script.seconds(script.measure_s, "measure", index, config)
+        kind = script.failure(index, "measure")
+        if script.cicc and artifact.plain:
+            kind = script.plain_fails.get(index)
+        message = f"scripted to fail: {kind}"
+        if not await machine.spend("measure", seconds, limit):
+            kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+        used, self._used = self._used, True
+        doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
+        if used and kind is None and index in script.spoilt:
+            kind, doubt = script.spoilt[index], "scripted to be spoilt by another"
+        elif doubt and kind is None:
+            kind = "worker_lost"
+        elif kind is None and index in script.dies_after and before < script.dies_after[index]:
+            self.alive = False
+        if kind is not None:
+            self.alive = kind not in FATAL
+            return Failure(artifact.index, kind, message, "output of the fake", doubt)
+        checked = script.reference_ms is not None and machine.benchmark.check
+        early = script.first_ms.get(index) if not before else None
+        latency = script.latency_of(config, plain=artifact.plain, final=False) if early is None else early
+        timing = _timing(latency * script.slowdown.get(self.name, 1.0), machine.benchmark.n_repeat)
+        return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
+
+    async def _final(self, job: jobs.FinalJob) -> jobs.Finals:
+        self._check_alive()
+        self._used = True
+        machine, script = self.machine, self.machine.script
+        machine.finals.append(tuple(artifact.index for artifact in job.artifacts))
+        if len(machine.finals) <= script.final_losses:
+            self.alive = False
+            raise WorkerLost(f"device {self.name} is scripted to be lost in the final")
+        await machine.spend("final", 0.1 * len(job.artifacts))
+        entries, failures = [], []
+        for artifact in job.artifacts:
+            index = artifact.index
+            ms = script.latency_of(machine.config_of(index), plain=artifact.plain, final=True)
+            samples = [1e3 * ms * script.final_noise(index) for _ in range(job.rounds)]
+            entries.append(FinalEntry(index, Timing.of(samples, "perf_counter")))
+            if kind := script.final_fails.get(index):
+                failures.append(Failure(index, kind, f"scripted to fail in the final: {kind}"))
+                self.alive &= kind not in FATAL
+        timing = None if script.reference_ms is None else _timing(script.reference_ms, job.rounds)
+        return jobs.Finals(tuple(entries), timing, tuple(failures))
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise WorkerLost(f"device {self.name} was not started, or was lost")
+
+
+def _timing(latency_ms: float, samples: int) -> Timing:
+    return Timing.of([latency_ms * 1e3] * samples, "perf_counter")
+
 
 SETTLE = 24
 """Turns of the event loop without a new sleeper after which all tasks are assumed to wait for the clock."""
@@ -38,64 +363,39 @@ class FakeClock:
         self.now = 0.0
         self.pace = pace
         self._sleepers: list[tuple[float, int, anyio.Event]] = []
-        self._started = 0
         self._activity = 0
-        self._driven = False
         self._joined = anyio.Event()
 
     async def sleep(self, seconds: float) -> None:
         """Sleep `seconds` of virtual time, forever if infinite."""
-        end, event = self.now + seconds, anyio.Event()
-        self._started += 1
         self._activity += 1
-        sleeper = (end, self._started, event)
+        sleeper = (self.now + seconds, self._activity, anyio.Event())
         heapq.heappush(self._sleepers, sleeper)
         self._joined.set()
         try:
-            while sleeper in self._sleepers:
-                if self._driven:
-                    await sleeper[2].wait()
-                    if sleeper in self._sleepers:  # woken to drive the clock, before its end
-                        sleeper = self._renewed(sleeper)
-                else:
-                    await self._drive(sleeper)
+            await sleeper[2].wait()
         finally:
             if sleeper in self._sleepers:
                 self._sleepers.remove(sleeper)
                 heapq.heapify(self._sleepers)
-            if not self._driven and self._sleepers:
-                self._sleepers[0][2].set()  # the next sleeper drives the clock from now on
-        await anyio.lowlevel.checkpoint()
 
-    def _renewed(self, sleeper: tuple[float, int, anyio.Event]) -> tuple[float, int, anyio.Event]:
-        fresh = (sleeper[0], sleeper[1], anyio.Event())
-        self._sleepers[self._sleepers.index(sleeper)] = fresh
-        return fresh
-
-    async def _drive(self, own: tuple[float, int, anyio.Event]) -> None:
-        """Move the clock until `own`'s end."""
-        self._driven = True
-        try:
-            while own in self._sleepers:
-                await self._settle()
-                end, _, event = self._sleepers[0]
-                if math.isinf(end):
-                    self._joined = anyio.Event()
-                    await self._joined.wait()
-                    continue
-                if self.pace and end > self.now:
-                    step = min(end - self.now, 0.01 / self.pace)
-                    await anyio.sleep(step * self.pace)
-                    self.now += step
-                    if self.now < end:
-                        continue
+    async def run(self) -> None:
+        """Move the time on, until cancelled. An open machine does this."""
+        while True:
+            await self._settle()
+            end = self._sleepers[0][0] if self._sleepers else math.inf
+            if math.isinf(end):
+                self._joined = anyio.Event()
+                await self._joined.wait()
+            elif self.pace and end > self.now:
+                step = min(end - self.now, 0.01 / self.pace)  # an earlier sleeper may join meanwhile
+                await anyio.sleep(step * self.pace)
+                self.now += step
+            else:
+                end, _, event = heapq.heappop(self._sleepers)
                 self.now = max(self.now, end)
-                # A new sleeper may have joined; wake the earliest in any case.
-                _, _, event = heapq.heappop(self._sleepers)
                 self._activity += 1
                 event.set()
-        finally:
-            self._driven = False
 
     async def _settle(self) -> None:
         quiet, seen = 0, self._activity
@@ -120,8 +420,6 @@ class FakeMachine:
         The behaviour of each candidate.
     workers, devices
         Compile workers, and devices (``fake-0``, ``fake-1``, …).
-    speeds
-        Factor by which each device measures faster than the script; 1 for further devices.
     limits
         Hard limits of every device.
     clock
@@ -145,7 +443,6 @@ class FakeMachine:
         *,
         workers: int = 2,
         devices: int = 1,
-        speeds: Sequence[float] = (),
         limits: DeviceLimits | None = None,
         clock: FakeClock | None = None,
         compile: CompileSettings | None = None,
@@ -168,8 +465,6 @@ class FakeMachine:
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default, self.refused, self.no_default = default, refused, no_default
-        self.described = self.configs
-        """The answer of `describe`. Tests of a changed space give it another order or number."""
         self.fingerprint = fingerprint or "fake"
         self.opened = self.closed = 0
         """Numbers of times that `open` was entered and left."""
@@ -202,11 +497,10 @@ class FakeMachine:
         self._folder = Path()
         self._libraries = 0
         self._kills: Counter[int] = Counter()
-        factors = [*speeds, *[1.0] * devices][:devices]
         self._compile_workers = [FakeCompileWorker(self, f"compile-{i}") for i in range(workers)]
         self._device_workers = [
-            FakeDeviceWorker(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()), speed)
-            for i, speed in enumerate(factors)
+            FakeDeviceWorker(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()))
+            for i in range(devices)
         ]
 
     @asynccontextmanager
@@ -219,7 +513,9 @@ class FakeMachine:
             self._folder = Path(folder)
             self.opened += 1
             try:
-                yield
+                async with background() as tasks:
+                    tasks.start_soon(self.clock.run)
+                    yield
             finally:
                 self.closed += 1
 
@@ -229,7 +525,7 @@ class FakeMachine:
             name="fake",
             origin="",
             arguments={},
-            configs=tuple(self.described),
+            configs=tuple(self.configs),
             default=BASELINE if isinstance(self.default, dict) else self.default,
             baseline=self.default if isinstance(self.default, dict) else None,
             refused=self.refused,
@@ -237,7 +533,7 @@ class FakeMachine:
             fingerprint=self.fingerprint,
             code=self.fingerprint,
             problem={},
-            space=space_hash(map(config_key, self.described)),
+            space=space_hash(map(config_key, self.configs)),
         )
         if self._workload is not None:
             spec = with_space(spec, self._workload, seed)
@@ -275,36 +571,30 @@ class FakeMachine:
         """Number of calls under way."""
         return sum(self._now_running.values())
 
-    async def take(self, seconds: float, limit_s: float = math.inf) -> bool:
-        """Let virtual time pass. Returns false if `limit_s` is less than `seconds`."""
+    async def spend(self, stage: str, seconds: float, limit_s: float = math.inf) -> bool:
+        """Let a call of `stage` take virtual time. Returns false if `limit_s` is less than `seconds`."""
         assert self.clock is not None, "the machine is not open"
-        await self.clock.sleep(min(seconds, limit_s))
-        return seconds <= limit_s
-
-    def killed(self, index: int, stage: Stage) -> bool:
-        """Tell whether the compile worker with candidate `index` in `stage` is killed now, and count the kill."""
-        where, times = self.script.kills.get(index, (stage, 0))
-        if where != stage or self._kills[index] >= times:
-            return False
-        self._kills[index] += 1
-        return True
-
-    def new_library(self, group: Sequence[Lowered | Candidate]) -> str:
-        """Write a library that represents its symbols' results as data. Return its path."""
-        path = self._folder / f"{self._libraries}.so"
-        self._libraries += 1
-        path.write_bytes(msgspec.msgpack.encode({symbol_of(member.index): member.index for member in group}))
-        return str(path)
-
-    @contextmanager
-    def running_as(self, stage: str) -> Generator[None, None, None]:
-        """Count a call of `stage`."""
         self._now_running[stage] += 1
         self.most_at_once[stage] = max(self.most_at_once[stage], self._now_running[stage])
         try:
-            yield
+            await self.clock.sleep(min(seconds, limit_s))
         except anyio.get_cancelled_exc_class():
             self.cancelled[stage] += 1
             raise
         finally:
             self._now_running[stage] -= 1
+        return seconds <= limit_s
+
+    def killed(self, index: int, stage: Stage) -> bool:
+        """Tell whether the compile worker with candidate `index` in `stage` is killed now, and count the kill."""
+        where, times = self.script.kills.get(index, (stage, 0))
+        kill = where == stage and self._kills[index] < times
+        self._kills[index] += kill
+        return kill
+
+    def new_library(self) -> str:
+        """Write a file that stands for a library. Return its path."""
+        path = self._folder / f"{self._libraries}.so"
+        self._libraries += 1
+        path.write_bytes(b"a library of the fakes")
+        return str(path)

@@ -31,8 +31,7 @@ from atune.journal.reader import read, replay
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
-from atune.testing import FakeMachine, Script
-from atune.testing.script import Stage
+from atune.testing import FakeMachine, Script, Stage
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
