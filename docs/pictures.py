@@ -83,13 +83,13 @@ def chart() -> str:
 
 
 def progress(events: list[Event]) -> str:
-    """Return what a run's progress shows after `events`, with its colours as ANSI sequences."""
+    """Return what a run's progress shows after `events`."""
     stream = Terminal()
     with mock.patch.dict(os.environ, SURROUNDINGS), Progress(stream) as shown:
         for event in events:
             shown.on_event(event)
-    frames = re.split(r"\r?(?:\x1b\[1A|\x1b\[2K)+", stream.getvalue())
-    return [frame for frame in frames if "compiled" in frame][-1].strip("\n")
+    frames = re.split(r"\r(?:\x1b\[A|\x1b\[K)+", stream.getvalue())
+    return [frame for frame in frames if "compiled" in frame][-1]
 
 
 def result() -> str:

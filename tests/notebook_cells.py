@@ -2,8 +2,8 @@
 
     python tests/notebook_cells.py NOTEBOOK.ipynb [--store]
 
-IPython is a stand-in that keeps what is displayed. The last line of stdout is JSON: for each code cell, by its id, the
-HTML or text of its last expression, and what the cell displayed until then. With `--store` (`make notebook`) the
+IPython is a stand-in. The last line of stdout is JSON: for each code cell, by its id, the HTML or text of its last
+expression, and what the cell wrote to stderr. With `--store` (`make notebook`) the
 notebook gets these as its cells' outputs: GitHub shows a notebook as it is stored.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
+import io
 import json
 import linecache
 import sys
@@ -20,23 +22,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
-class Handle:
-    """A place in a cell's output."""
-
-    def __init__(self, shown: dict[str, str], log: list[dict[str, str]]) -> None:
-        self.log = log
-        self.update(shown, raw=True)
-
-    def update(self, shown: dict[str, str], raw: bool) -> None:
-        self.log.append(shown)
-
-
-def stand_in(log: list[dict[str, str]]) -> None:
-    """Put modules with IPython's names in place."""
-    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+def stand_in() -> None:
+    """Put a module with IPython's name in place."""
+    ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=True)  # type: ignore[attr-defined]
-    display.display = lambda shown, raw, display_id: Handle(shown, log)  # type: ignore[attr-defined]
-    sys.modules.update({"IPython": ipython, "IPython.display": display})
+    sys.modules["IPython"] = ipython
 
 
 def forms(value: Any) -> dict[str, str]:
@@ -47,9 +37,10 @@ def forms(value: Any) -> dict[str, str]:
     return {**html, "text/plain": repr(value)}
 
 
-def outputs(number: int, displayed: list[dict[str, str]], value: Any) -> list[dict[str, Any]]:
-    """Return a cell's outputs as a notebook stores them: the last state of what it displayed, and its value."""
-    shown = [{"output_type": "display_data", "data": displayed[-1], "metadata": {}}] if displayed else []
+def outputs(number: int, written: str, value: Any) -> list[dict[str, Any]]:
+    """Return a cell's outputs as a notebook stores them: what it wrote to stderr, and its value."""
+    lines = written.splitlines(keepends=True)
+    shown: list[dict[str, Any]] = [{"output_type": "stream", "name": "stderr", "text": lines}] if lines else []
     if data := forms(value):
         shown.append({"output_type": "execute_result", "execution_count": number, "data": data, "metadata": {}})
     return shown
@@ -74,17 +65,13 @@ async def awaited(value: Any) -> Any:
 
 
 async def main(path: Path, store: bool) -> None:
-    log: list[dict[str, str]] = []
-    stand_in(log)
+    stand_in()
     shown, notebook = {}, json.loads(path.read_text())
     for number, cell in enumerate((cell for cell in notebook["cells"] if cell["cell_type"] == "code"), 1):
-        log.clear()
-        value = await run_cell(cell["id"], "".join(cell["source"]), sys.modules["__main__"].__dict__)
-        shown[cell["id"]] = {
-            "value": next(iter(forms(value).values()), ""),
-            "displayed": [one["text/html"] for one in log],
-        }
-        cell |= {"execution_count": number, "outputs": outputs(number, log, value)}
+        with contextlib.redirect_stderr(io.StringIO()) as written:
+            value = await run_cell(cell["id"], "".join(cell["source"]), sys.modules["__main__"].__dict__)
+        shown[cell["id"]] = {"value": next(iter(forms(value).values()), ""), "written": written.getvalue()}
+        cell |= {"execution_count": number, "outputs": outputs(number, written.getvalue(), value)}
     if store:
         text = json.dumps(notebook, ensure_ascii=False, indent=1)
         path.write_text(text.replace(str(Path.home()), "~") + "\n")  # the journal's folder

@@ -272,7 +272,7 @@ def test_each_command_is_a_right_call(
         "pip install 'atune[search]'\n",
         "pip install atune\n",
         "pip install '.[nothing]'\n",
-        "pip install 'rich>=12'\n",
+        "pip install 'anyio>=3'\n",
         "atune tune scale.py                         all configurations\n",
         "atune tune scale.py --budgets 10%\n",
         "atune bundle J J … -o matmul.bundle\n",

@@ -31,7 +31,7 @@ names = [name for name in atune.__all__ if getattr(atune, name) is None]
 all_seconds = time.process_time() - started
 for _ in range(10**7): pass
 loop_seconds = time.process_time() - started - all_seconds
-names_of_heavy = "tilelang torch tvm tvm_ffi cuda pynvml numpy structlog rich".split()
+names_of_heavy = "tilelang torch tvm tvm_ffi cuda pynvml numpy structlog".split()
 heavy = [m for m in names_of_heavy if m in sys.modules]
 print(json.dumps({
     "loops": seconds / loop_seconds, "all_loops": all_seconds / loop_seconds, "heavy": heavy, "names": names,

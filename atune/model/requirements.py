@@ -18,7 +18,6 @@ REQUIRES = {
     "msgspec": ">=0.20,<0.23",
     "structlog": ">=25.1,<27",
     "cloudpickle": ">=3.0,<4",
-    "rich": ">=13,<16",
     "nvidia-ml-py": ">=12.0,<14",
 }
 """Tested versions by package, as in pyproject.toml."""

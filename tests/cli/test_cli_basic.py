@@ -298,7 +298,7 @@ def test_help_and_version_are_quick_and_light() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and b"doctor" in done.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # 0.1 s on an idle machine
-    heavy = ("rich", "structlog", "torch", "tilelang")
+    heavy = ("structlog", "torch", "tilelang")
     code = f"import sys, atune.frontends.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
     assert done.stdout == b"[]\n"

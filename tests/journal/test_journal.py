@@ -314,7 +314,7 @@ import sys
 from atune.journal.reader import replay
 from atune.reporting.export import table
 table(replay(sys.argv[1]))
-print([m for m in ("tilelang", "torch", "structlog", "rich", "cloudpickle", "toy") if m in sys.modules])
+print([m for m in ("tilelang", "torch", "structlog", "cloudpickle", "toy") if m in sys.modules])
 """
     done = subprocess.run(
         [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
