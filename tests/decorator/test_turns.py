@@ -17,17 +17,17 @@ import pytest
 from atune.frontends.api.tuner import tune
 from atune.journal.events import Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local import device_worker
 from atune.workers.processes.worker import Worker
-from atune.workers.system.resources import DeviceLock
+from atune.workers.system.resources import device_lock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.workers.system.resources import DeviceLock
+from atune.workers.system.resources import device_lock
 async def main():
-    async with DeviceLock("gpu", pathlib.Path(sys.argv[1])).held():
+    async with device_lock("gpu", pathlib.Path(sys.argv[1])):
         print("held", flush=True)
         await anyio.sleep_forever()
 anyio.run(main)
@@ -47,9 +47,8 @@ async def test_a_run_without_a_pause_leaves_every_other_turn_to_one_that_waits(t
 
     async def run(name: str) -> None:
         nonlocal holders
-        lock = DeviceLock("gpu", tmp_path)
         for _ in range(10):
-            async with lock.held() as waited_s:
+            async with device_lock("gpu", tmp_path) as waited_s:
                 assert waited_s is not None and holders == 0
                 holders += 1
                 turns.append(name)
@@ -67,14 +66,13 @@ async def test_a_run_without_a_pause_leaves_every_other_turn_to_one_that_waits(t
 async def test_a_killed_program_leaves_the_device_free(tmp_path: Path) -> None:
     process = holder(tmp_path)
     try:
-        lock = DeviceLock("gpu", tmp_path)
         with anyio.move_on_after(0.2) as scope:
-            async with lock.held():
+            async with device_lock("gpu", tmp_path):
                 raise AssertionError("it is held by the other program")
         assert scope.cancelled_caught
         process.kill()
         with anyio.fail_after(5):
-            async with lock.held() as waited_s:
+            async with device_lock("gpu", tmp_path) as waited_s:
                 assert waited_s is not None
     finally:
         process.kill()
@@ -86,7 +84,7 @@ async def test_a_stopped_program_is_not_waited_for_for_ever(tmp_path: Path) -> N
     try:
         os.kill(process.pid, signal.SIGSTOP)
         began = time.monotonic()
-        async with DeviceLock("gpu", tmp_path, patience_s=0.3).held() as waited_s:
+        async with device_lock("gpu", tmp_path, patience_s=0.3) as waited_s:
             assert waited_s is None and 0.3 <= time.monotonic() - began < 3
     finally:
         process.kill()
@@ -94,15 +92,14 @@ async def test_a_stopped_program_is_not_waited_for_for_ever(tmp_path: Path) -> N
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind(tmp_path: Path) -> None:
-    lock = DeviceLock("gpu", tmp_path)
     before = len(os.listdir("/proc/self/fd"))
-    async with lock.held():
+    async with device_lock("gpu", tmp_path):
         began = time.monotonic()
         with anyio.move_on_after(0.1):
-            async with lock.held():
+            async with device_lock("gpu", tmp_path):
                 raise AssertionError("it is held already")
         assert time.monotonic() - began < 0.5
-    async with lock.held() as waited_s:
+    async with device_lock("gpu", tmp_path) as waited_s:
         assert waited_s is not None and waited_s < 0.5
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -144,19 +141,14 @@ async def test_two_runs_of_one_program_never_measure_at_once(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: object) -> None:
     process = holder(tmp_path)
-    made, entered = LocalDeviceWorker.__init__, anyio.Event()
+    entered = anyio.Event()
 
-    class Announced(DeviceLock):
-        def held(self) -> Any:
-            entered.set()
-            return super().held()
+    def announced(device: str) -> Any:
+        entered.set()
+        return device_lock("gpu", tmp_path)
 
-    def shared(worker: LocalDeviceWorker, *arguments: Any) -> None:
-        made(worker, *arguments)
-        worker._lock = Announced("gpu", tmp_path)
-
-    monkeypatch.setattr(LocalDeviceWorker, "__init__", shared)
-    monkeypatch.setattr("atune.workers.local.device_worker.SHARED_S", 1.0)
+    monkeypatch.setattr(device_worker, "device_lock", announced)
+    monkeypatch.setattr(device_worker, "SHARED_S", 1.0)
     events: list[Event] = []
 
     def listen(event: Event) -> None:

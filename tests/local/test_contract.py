@@ -40,7 +40,7 @@ from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.cluster.machine import ClusterMachine
 from atune.workers.cluster.nodes import ClusterDeviceWorker
 from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.device_worker import DeviceContext
+from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
@@ -87,7 +87,7 @@ class Bench:
                 patch.setattr(self.machine, "compile", CompileSettings(compile_timeout_s=LIMIT_S))
                 patch.setattr(self.machine, "benchmark", BenchmarkSettings(benchmark_timeout_s=LIMIT_S))
             patch.setattr(LocalCompileWorker, "_limit_s", LIMIT_S)
-            patch.setattr(DeviceContext, "limit_s", LIMIT_S)
+            patch.setattr(LocalDeviceWorker, "_limit_s", LIMIT_S)
             yield
 
     def candidate(self, name: Any) -> Candidate:

@@ -73,10 +73,10 @@ def test_nobody_is_named_where_nobody_else_is_sure_to_compute(stranger: Stranger
         pass
     with subprocess.Popen(["sleep", "300"]) as child:
         try:
-            assert others(running(os.getpid(), child.pid, ended.pid), os.getpid()) == []
+            assert not others(running(os.getpid(), child.pid, ended.pid), os.getpid())
         finally:
             child.kill()
-    assert others(running(stranger()), os.getpid()) == others([], os.getpid()) == []
+    assert not others(running(stranger()), os.getpid()) and not others([], os.getpid())
 
 
 def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
@@ -85,7 +85,7 @@ def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
     monkeypatch.setenv(SERVER_FOLDER, f"{tmp_path}/atune-0/server-1")
     same = stranger(**{SERVER_FOLDER: f"{tmp_path}/atune-0/server-2"})
     other = stranger(**{SERVER_FOLDER: f"{tmp_path}/elsewhere/atune-0/server-3"})
-    assert [one.pid for one in others(running(os.getpid(), same, other), os.getpid())] == [other]
+    assert list(others(running(os.getpid(), same, other), os.getpid())) == [other]
 
 
 class OnAGpu(LocalMachine):

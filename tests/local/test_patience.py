@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.stages import compile_jobs
 from atune.workers.local import workers as patience
-from atune.workers.local.workers import Patience
+from atune.workers.local.workers import Workers
 from atune.workers.system import resources
 from atune.workers.system.resources import (
     WORKER_BYTES,
@@ -23,6 +24,7 @@ from atune.workers.system.resources import (
     check_compiled,
     check_machine,
 )
+from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
@@ -35,6 +37,12 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr(resources, "usable_memory_bytes", lambda: room)
+
+
+def workers_of(folder: Path, warn: Callable[[str], None]) -> Workers:
+    workers = Workers(FileRef("x.py", "X"))
+    workers.run_dir, workers.warn = str(folder), warn
+    return workers
 
 
 class Attempts:
@@ -67,7 +75,7 @@ async def test_what_stays_short_ends_the_run_and_says_what_to_do(
     warnings: list[str] = []
     attempts = Attempts(error, 99)
     with pytest.raises(MachineError) as caught:
-        await Patience(str(tmp_path), warnings.append).until_it_works(attempts)
+        await workers_of(tmp_path, warnings.append).until_it_works(attempts)
     message = str(caught.value)
     assert says in message and advice in message and "atune resume" in message and caught.value.__cause__ is error
     assert attempts.made == 4
@@ -85,7 +93,7 @@ async def test_what_stays_short_ends_the_run_and_says_what_to_do(
 async def test_what_is_no_shortage_is_not_tried_again(error: Exception, tmp_path: Path) -> None:
     attempts = Attempts(error, 99)
     with pytest.raises(type(error)):
-        await Patience(str(tmp_path), print).until_it_works(attempts)
+        await workers_of(tmp_path, print).until_it_works(attempts)
     assert attempts.made == 1
 
 

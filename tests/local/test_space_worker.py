@@ -16,7 +16,7 @@ from atune.errors import SpaceError, WorkloadError
 from atune.frontends.api.tuner import tune
 from atune.model.settings import Budget
 from atune.stages.session import session as entries
-from atune.workers.local import space_worker
+from atune.workers.local import workers
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref, ship
 from atune.workload.workload import describe, head
@@ -27,8 +27,8 @@ KERNELS = Path(space_kernels.__file__)
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space_worker, "ANSWER_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(space_worker, "FILE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(workers, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(workers, "FILE_TIMEOUT_S", 3.0)
 
 
 @pytest.fixture

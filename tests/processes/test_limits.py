@@ -160,7 +160,7 @@ def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: p
     for workers, wanted in ((None, 3), (6, 6)):
         settings = CompileSettings(workers=workers)
         machine = local.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
-        machine._warn = warnings.append
+        machine.workers.warn = warnings.append
         machine._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
         assert len(machine.compile_workers()) == wanted
     [warning] = warnings

@@ -24,7 +24,7 @@ from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
-from atune.workers.local.space_worker import discover, survey_space
+from atune.workers.local.workers import discover, survey_space
 from atune.workload.pickling import FileRef
 
 

@@ -16,7 +16,7 @@ from atune.errors import name_and_message
 from atune.model.artifact import FailureKind
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import Conditions
-from atune.workers.processes.messages import Around, Neighbour, Neighbours
+from atune.workers.processes.messages import Neighbours
 
 THROTTLE = {
     0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
@@ -54,29 +54,29 @@ class Observer:
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: `Neighbours` → `Around`; empty where NVML cannot tell."""
+    """Entry point: the answer to `Neighbours`; nobody where NVML cannot tell."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
-    found: list[Neighbour] = []
-    busy: int | None = None
+    found: dict[int, str] = {}
+    busy = 0
     with suppress(Exception):  # no driver, no permission, not supported here
         running = _nvml().nvmlDeviceGetComputeRunningProcesses(_handle(question.uuid))
         found = others(running, question.program)
         if question.idle and os.getpid() not in {entry.pid for entry in running}:
             busy = int(_nvml().nvmlDeviceGetUtilizationRates(_handle(question.uuid)).gpu)
-    return msgspec.msgpack.encode(Around(tuple(found), busy))
+    return msgspec.msgpack.encode((found, busy))
 
 
-def others(running: list[Any], program: int) -> list[Neighbour]:
-    """Return the processes in NVML's `running` that belong neither to this run nor to one that takes turns with it.
+def others(running: list[Any], program: int) -> dict[int, str]:
+    """Describe the processes in NVML's `running`, by pid, that are neither of this run nor of one that takes turns.
 
     This process has a context, so it must be listed; otherwise returns none. Then the numbers are from another process
     namespace, as in some containers, or the list is incomplete. `program`: the process that the run belongs to.
     """
     memory = {entry.pid: entry.usedGpuMemory for entry in running}
     if os.getpid() not in memory:
-        return []
+        return {}
     found = [pid for pid in sorted(memory) if not _belongs(pid, program) and not _takes_turns(pid)]
-    return [one for pid in found if (one := _described(pid, memory[pid])) is not None]
+    return {pid: text for pid in found if (text := _described(pid, memory[pid]))}
 
 
 @cache
@@ -114,20 +114,20 @@ def _takes_turns(pid: int) -> bool:
     return False
 
 
-def _described(pid: int, used: int | None) -> Neighbour | None:
-    """Return the facts of a process; None if it has ended, or is of another namespace."""
+def _described(pid: int, used: int | None) -> str:
+    """Describe a process; empty if it has ended, or is of another namespace."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
-        return None
+        return ""
     user = ""
     if owner != os.getuid():
         try:
-            user = pwd.getpwuid(owner).pw_name
+            user = f" of user {pwd.getpwuid(owner).pw_name}"
         except KeyError:
-            user = str(owner)
-    return Neighbour(pid, name, user, used)
+            user = f" of user {owner}"
+    return f"process {pid}{user} ({name}{'' if used is None else f', {used >> 20} MiB'})"
 
 
 _BEYOND_REPAIR = re.compile(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -42,7 +41,7 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.model.settings import CompileSettings
-from atune.workers.local.workers import Patience, Workers, how_it_ended, process_folders, shortage
+from atune.workers.local.workers import Workers, how_it_ended, process_folders, shortage
 from atune.workers.processes.messages import COMPILE, SERVICE_HEADER, SERVICE_LISTEN, ServiceReady, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import started
@@ -67,22 +66,20 @@ DOING: dict[type, str] = {
 """What a process does, for messages."""
 
 
-@dataclass(frozen=True)
-class CompileContext:
-    """Shared state of a run's compile workers."""
-
-    session: Session
-    workers: Workers
-    store: RunStore
-    service: CompileService
-    patience: Patience
-
-
 class LocalCompileWorker:
     """One compile worker, replaced when it dies."""
 
-    def __init__(self, context: CompileContext, name: str, cpus: Sequence[int] | None) -> None:
-        self.context, self.name, self.cpus = context, name, cpus
+    def __init__(
+        self,
+        workers: Workers,
+        session: Session,
+        store: RunStore,
+        service: CompileService,
+        name: str,
+        cpus: Sequence[int] | None,
+    ) -> None:
+        self.workers, self.session, self.store, self.service = workers, session, store, service
+        self.name, self.cpus = name, cpus
         self._worker: Worker | None = None
         self._libraries = 0
 
@@ -104,11 +101,11 @@ class LocalCompileWorker:
         return cast(A, answer)
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
-        anew = job.anew or not self.context.store.used
+        anew = job.anew or not self.store.used
         lowered = await self._try(LowerJob(job.candidate, anew=anew), job.candidate.index)
         if isinstance(lowered, Failure) or lowered.blob or anew:
             return lowered
-        kept = await self.context.store.find(lowered)
+        kept = await self.store.find(lowered)
         return lowered if kept is not None else await self._lower(LowerJob(job.candidate, anew=True))
 
     async def _elaborate(self, job: ElaborateJob) -> list[Elaborated | Failure] | GroupFailed:
@@ -122,9 +119,9 @@ class LocalCompileWorker:
         return _of_group(answer, len(job.candidates))
 
     async def _find(self, lowered: Lowered) -> Artifact | None:
-        found = await self.context.store.find(lowered)
+        found = await self.store.find(lowered)
         if found is None:
-            self.context.service.saw(lowered, self.context.session.target)  # only its first call decides
+            self.service.saw(lowered, self.session.target)  # only its first call decides
         return found
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
@@ -133,7 +130,7 @@ class LocalCompileWorker:
         for lowered in job.group:
             if not lowered.blob:
                 gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
-                built[lowered.index] = await self.context.store.find(lowered) or gone
+                built[lowered.index] = await self.store.find(lowered) or gone
         if fresh := [lowered for lowered in job.group if lowered.blob]:
             answers = await self._compile(fresh, job)
             if isinstance(answers, GroupFailed):
@@ -143,7 +140,7 @@ class LocalCompileWorker:
 
     async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
         """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
-        store, service = self.context.store, self.context.service
+        store, service = self.store, self.service
         use_service = service.ready and not asked.plain
         for lowered in group:
             use_service = use_service and not await store.differs(lowered.use)
@@ -163,7 +160,7 @@ class LocalCompileWorker:
         """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
         if isinstance(built, Failure):
             return built
-        compared = bool(built.state) and await self.context.store.equal(lowered.use) == built.state
+        compared = bool(built.state) and await self.store.equal(lowered.use) == built.state
         key = built.store_key if lowered.storable else ""
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
@@ -178,17 +175,21 @@ class LocalCompileWorker:
         return answer
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None) -> A | Failure:
-        """Have the process do `job`. Return its answer, or why there is none, as a failure of candidate `index`.
+        """Have the process do `job`, for at most `limit_s` or the settings' deadline.
 
-        If the worker was killed from outside, the failure has a doubt, so that the work is repeated.
+        Return its answer, or why there is none, as a failure of candidate `index`. If the worker was killed from
+        outside, the failure has a doubt, so that the work is repeated. Waits and calls a new process if the machine is
+        short of a resource or the server was lost.
         """
         doing = DOING[type(job)]
         try:
-            return await self._call(job, limit_s)
+            return decoded(job, await self.workers.until_it_works(lambda: self._call(job, limit_s)))
         except WorkerTimeout as error:
             if isinstance(job, BuildJob) and job.limit_s is not None:
                 return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s), error.detail)
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
+        except ServerLost:  # a new server starts, or the next call raises the reason why not
+            return await self._try(job, index, limit_s)
         except WorkerLost as error:
             how = how_it_ended(error)
             if not error.outside:
@@ -200,26 +201,10 @@ class LocalCompileWorker:
                 raise translated(error) from error
             return Failure(index, "codegen", str(error), error.detail)
 
-    async def _call(self, job: Job[A], limit_s: float | None = None) -> A:
-        """Call the process, for at most `limit_s` or the settings' deadline.
-
-        Waits and calls a new process if the machine is short of a resource or the server was lost. Raises `WorkerLost`
-        also if a compiler was killed.
-        """
-
-        async def attempt() -> bytes:
-            while True:
-                try:
-                    return await self._call_now(job, limit_s)
-                except ServerLost:
-                    continue  # a new server starts, or the next call raises the reason why not
-
-        return decoded(job, await self.context.patience.until_it_works(attempt))
-
-    async def _call_now(self, job: Job[Any], limit_s: float | None) -> bytes:
-        context = self.context
+    async def _call(self, job: Job[Any], limit_s: float | None) -> bytes:
+        """Call the process, which is started if there is none. Raises `WorkerLost` also if a compiler was killed."""
         if self._worker is None or not self._worker.alive:
-            self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
+            self._worker = await self.workers.loaded(self.name, self.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
         try:
             return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
@@ -230,17 +215,17 @@ class LocalCompileWorker:
                 await self._worker.kill()  # it may hold the missing resource
             raise
         except WorkerLost as error:
-            if not error.outside and space_is_short(context.session.run_dir):  # such as SIGBUS in a mapped file
+            if not error.outside and space_is_short(self.session.run_dir):  # such as SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
 
     @property
     def _limit_s(self) -> float:
-        return self.context.session.compile.compile_timeout_s
+        return self.session.compile.compile_timeout_s
 
     def _new_library(self) -> str:
         self._libraries += 1
-        folder = made_folder(self.context.session.run_dir, "artifacts")
+        folder = made_folder(self.session.run_dir, "artifacts")
         return os.path.join(folder, f"{self.name}-{self._libraries}.so")
 
 

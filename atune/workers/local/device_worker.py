@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -37,10 +36,10 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.local.workers import LOAD_TIMEOUT_S, Patience, Workers, how_it_ended
-from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Around, Neighbours, Session
+from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
+from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
 from atune.workers.processes.worker import Worker
-from atune.workers.system.resources import DeviceLock
+from atune.workers.system.resources import PATIENCE_S, device_lock
 
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
@@ -49,30 +48,21 @@ DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
 NOT_ALONE = "earlier candidates in its process may have caused this"
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
-
-
-@dataclass(frozen=True)
-class DeviceContext:
-    """Shared state of a run's device workers."""
-
-    session: Session
-    workers: Workers
-    warn: Callable[[str], None]
-    patience: Patience
-    shared: bool = False
-    """Whether other runs of this set measure on the devices, too, in turn with this one."""
-
-    @property
-    def limit_s(self) -> float:
-        """Most seconds for one candidate."""
-        return self.session.benchmark.benchmark_timeout_s
+BUSY_PERCENT = 20
+"""Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+REMEDY = "end it, or measure on another device"
 
 
 class LocalDeviceWorker:
-    """One device's process, which a `StartJob` replaces."""
+    """One device's process, which a `StartJob` replaces.
 
-    def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
-        self.context, self.info, self.cpus = context, info, cpus
+    `shared`: other runs of this set measure on the device, too, in turn with this one.
+    """
+
+    def __init__(
+        self, workers: Workers, session: Session, info: DeviceInfo, cpus: Sequence[int] | None, *, shared: bool = False
+    ) -> None:
+        self.workers, self.session, self.info, self.cpus, self.shared = workers, session, info, cpus, shared
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
         self._inputs: PrepareJob | None = None
@@ -80,10 +70,11 @@ class LocalDeviceWorker:
         self._prepared = False
         self._used = False
         """Whether a candidate has run in this process."""
-        self._lock = DeviceLock(info.uuid or info.id)
+        self._device = info.uuid or info.id
         self._called = 0.0
         self._noted = False
-        self._lookout = Lookout(info, context.warn)
+        self._named: set[int] = set()
+        """Processes of others on the device that the user was told of."""
 
     @property
     def alive(self) -> bool:
@@ -106,7 +97,7 @@ class LocalDeviceWorker:
 
     async def _start(self) -> Started:
         await self._stop()
-        self._worker = await self.context.patience.until_it_works(self._new)
+        self._worker = await self.workers.until_it_works(self._new)
         if self._inputs is not None:
             await self._prepare(self._inputs)
         return Started(self.info)
@@ -116,7 +107,6 @@ class LocalDeviceWorker:
             await self._prepare(PrepareJob(job.artifact.params, job.roles, timed=False))
         used, self._used = self._used, True
         answer = await self._measured(job)
-        await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
@@ -127,7 +117,7 @@ class LocalDeviceWorker:
         return answer
 
     async def _measured(self, job: MeasureJob) -> Measurement | Failure:
-        limit, index = self.context.limit_s, job.artifact.index
+        limit, index = self._limit_s, job.artifact.index
         try:
             return await self._call(job, limit)
         except WorkerTimeout as error:
@@ -147,8 +137,8 @@ class LocalDeviceWorker:
 
     async def _final(self, job: FinalJob) -> Finals:
         self._used = True
-        await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
-        finals = await self._call(job, self.context.limit_s * (len(job.artifacts) + 1))
+        await self._look()
+        finals = await self._call(job, self._limit_s * (len(job.artifacts) + 1))
         if any(failure.kind in SPOILING for failure in finals.failures):
             await self._stop()
         return finals
@@ -158,9 +148,9 @@ class LocalDeviceWorker:
 
         A failure of the first process is the workload's: raises `WorkloadError`.
         """
-        limit, first = self.context.limit_s, job.timed
+        limit, first = self._limit_s, job.timed
         if first:
-            await self._lookout.look(self._worker, limit, idle=True)
+            await self._look(idle=True)
         try:
             prepared = await self._call(job, limit)
         except RemoteError as error:
@@ -179,18 +169,18 @@ class LocalDeviceWorker:
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
         assert self._worker is not None
-        await self.context.workers.agree(self._worker, prepared.loaded_as)
+        await self.workers.agree(self._worker, prepared.loaded_as)
         self._prepared, self._inputs = True, msgspec.structs.replace(job, timed=False)
         return prepared
 
     async def _new(self) -> Worker:
         """Fork a process, pin it to the device and make its context."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
-        worker = await self.context.workers.spawn(self._role, env=env, cpus=self.cpus)
-        session = msgspec.structs.replace(self.context.session, device=self.info.id)
+        worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
+        session = msgspec.structs.replace(self.session, device=self.info.id)
         try:
             await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
-            async with self._lock.held() as waited_s:  # making a context may disturb a timing on the device
+            async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
                 self._note(waited_s)
                 reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S)
         except WorkerError:
@@ -209,25 +199,43 @@ class LocalDeviceWorker:
         worker = self._worker
 
         async def attempt() -> bytes:
-            async with self._lock.held() as waited_s:
+            async with device_lock(self._device) as waited_s:
                 self._note(waited_s)
                 self._called = time.monotonic()
                 return await worker.call(MEASURE + job.name, encoded(job), timeout_s)
 
-        return decoded(job, await self.context.patience.until_it_works(attempt))
+        return decoded(job, await self.workers.until_it_works(attempt))
 
     def _note(self, waited_s: float | None) -> None:
         """Warn, once, that the device is shared."""
         if waited_s is None:
-            message = (
-                f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
+            self.workers.warn(
+                f"another run has held device {self.name} for {PATIENCE_S:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not (self._noted or self.context.shared):
-            message = f"another run also measures on device {self.name}: they take turns"
-        else:
+        elif waited_s > SHARED_S and not (self._noted or self.shared):
+            self._noted = True
+            self.workers.warn(f"another run also measures on device {self.name}: they take turns")
+
+    async def _look(self, *, idle: bool = False) -> None:
+        """Warn, once about each, of processes of others on a GPU: its process asks NVML. `idle`: nothing computes now.
+
+        The process may die of the question or run past the deadline; its next call then reports this.
+        """
+        if not self.info.uuid or self._worker is None or not self._worker.alive:
             return
-        self._noted = True
-        self.context.warn(message)
+        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
+        with suppress(WorkerError):
+            reply = await self._worker.call(NEIGHBOURS, question, self._limit_s)
+            others, busy_percent = msgspec.msgpack.decode(reply, type=tuple[dict[int, str], int])
+            if busy_percent > BUSY_PERCENT:
+                self.workers.warn(
+                    f"device {self.name} was {busy_percent} % busy before anything was measured on it: "
+                    f"another program computes there and {DISTURBS}; {REMEDY}"
+                )
+            new = [text for pid, text in others.items() if pid not in self._named]
+            self._named |= others.keys()
+            if new:
+                self.workers.warn(f"device {self.name} is also used by {', '.join(new)}: that {DISTURBS}; {REMEDY}")
 
     async def _stop(self) -> None:
         self._prepared = self._used = False
@@ -235,46 +243,7 @@ class LocalDeviceWorker:
             await self._worker.kill()
             self._worker = None
 
-
-LOOK_S = 5.0
-"""Least seconds between two checks."""
-MOST_NEIGHBOURS = 8
-"""Most processes of others that a run reports per device."""
-
-BUSY_PERCENT = 20
-"""Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
-REMEDY = "end it, or measure on another device"
-
-
-class Lookout:
-    """Looks for other users of one device: its process asks NVML. Warns once about each process of others."""
-
-    def __init__(self, info: DeviceInfo, warn: Callable[[str], None]) -> None:
-        self.info, self.warn = info, warn
-        self._looked = float("-inf")
-        self._named: set[int] = set()
-
-    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False, idle: bool = False) -> None:
-        """Check for other users, unless the last check was less than `LOOK_S` ago. `at_once`: check in any case.
-
-        `idle`: the run computes nothing now.
-
-        The process may die of the question or run past `limit_s`; its next call then reports this.
-        """
-        now = time.monotonic()
-        if not self.info.uuid or worker is None or not worker.alive or (now - self._looked < LOOK_S and not at_once):
-            return
-        self._looked = now
-        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
-        with suppress(WorkerError):
-            seen = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=Around)
-            if (seen.busy_percent or 0) > BUSY_PERCENT:
-                self.warn(
-                    f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
-                    f"another program computes there and {DISTURBS}; {REMEDY}"
-                )
-            new = [one for one in seen.neighbours if one.pid not in self._named][: MOST_NEIGHBOURS - len(self._named)]
-            self._named |= {one.pid for one in new}
-            if new:
-                others = ", ".join(map(str, new))
-                self.warn(f"device {self.info.id} is also used by {others}: that {DISTURBS}; {REMEDY}")
+    @property
+    def _limit_s(self) -> float:
+        """Most seconds for one candidate."""
+        return self.session.benchmark.benchmark_timeout_s

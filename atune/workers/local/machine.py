@@ -25,15 +25,13 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.local.compile_worker import (
     COMPILE_NICE,
-    CompileContext,
     CompileService,
     LocalCompileWorker,
     RunStore,
     ServiceProcess,
 )
-from atune.workers.local.device_worker import DeviceContext, LocalDeviceWorker
-from atune.workers.local.space_worker import described
-from atune.workers.local.workers import Patience, Workers, fork_server
+from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.workers import Workers, described, fork_server
 from atune.workers.processes.messages import DISCOVER, Discovery, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.storage.artifact_store import ArtifactStore
@@ -103,7 +101,6 @@ class LocalMachine:
         self.service = CompileService(self.compile, target)
         self.store = RunStore()
         self.run_dir = ""
-        self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
@@ -116,12 +113,12 @@ class LocalMachine:
 
         Unless it is cancelled, a run leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
         """
-        self._warn, self.service.wake = warn, wake
+        self.service.wake = wake
         with run_folder() as self.run_dir:
-            processes = shared_processes(self._warned) if self.shared is None else nullcontext(self.shared)
-            async with processes as shared, background() as tasks:
+            own = shared_processes(lambda message: self.workers.warn(message))
+            async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
-                self.workers.attach(self.server, self.run_dir, tasks, self._warned)
+                self.workers.attach(self.server, self.run_dir, tasks, warn)
                 early = self.shared is not None or self.server.preload_s is None  # importing uses only one core
                 self.service.start(shared.service, tasks, self.run_dir, early=early)
                 store = ArtifactStore() if self.compile.store else None
@@ -131,7 +128,7 @@ class LocalMachine:
                     self._sent = await self._put_aside(self.workload)
                     yield
                 finally:
-                    self._warn = ignored  # the run has ended and records no more events
+                    self.workers.warn = ignored  # the run has ended and records no more events
                     if self.shared is not None:
                         await self.workers.end()
             # Skipped after an error or a cancellation, which must not wait.
@@ -171,7 +168,7 @@ class LocalMachine:
         self._found = found
         if self._most_cores is None:  # an agent's are told by the machine of the cluster
             for remark in filter(None, (found.untested, found.fallback)):
-                self._warn(remark)
+                self.workers.warn(remark)
         self.use(found.no_cicc)
         return found.target, list(found.devices)
 
@@ -192,17 +189,11 @@ class LocalMachine:
         """
         cores, (n, limited) = self._cores, self.most_workers()
         if limited:
-            self._warn(limited)
+            self.workers.warn(limited)
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
-        context = CompileContext(
-            session=self._session(),
-            workers=self.workers,
-            store=self.store,
-            service=self.service,
-            patience=self._patience,
-        )
-        return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
+        given = self.workers, self._session(), self.store, self.service
+        return [LocalCompileWorker(*given, f"compile-{i}", cpus) for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
         """Return the number of compile workers, and a warning if memory limits it."""
@@ -218,11 +209,8 @@ class LocalMachine:
     def device_workers(self) -> list[LocalDeviceWorker]:
         # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
         cpus = self._cores[-1:] if self._on_cpu else None
-        context = DeviceContext(
-            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience,
-            shared=self.shared is not None,
-        )  # fmt: skip
-        return [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
+        shared, session = self.shared is not None, self._session()
+        return [LocalDeviceWorker(self.workers, session, info, cpus, shared=shared) for info in self.found.devices]
 
     def _session(self) -> Session:
         return Session(
@@ -241,14 +229,6 @@ class LocalMachine:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
         builds: Literal["all", "first"] = "first" if self.service.warming else "all"
         return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
-
-    def _warned(self, message: str) -> None:
-        """Pass a warning on, unless the run has ended."""
-        self._warn(message)
-
-    @property
-    def _patience(self) -> Patience:
-        return Patience(self.run_dir, self._warned)
 
     @property
     def _cores(self) -> list[int]:

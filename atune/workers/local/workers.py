@@ -1,39 +1,70 @@
-"""Worker processes of one run, forked by the fork server, and waiting for what the machine is short of."""
+"""Worker processes of one run, forked by the fork server, waiting for what is short, and questions about a space."""
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
 from typing import TypeVar, get_args
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+import atune
 from atune.engine.interfaces import ignored
+from atune.engine.run_state import background
 from atune.errors import (
     MachineError,
     RemoteError,
     ServerLost,
+    SpaceError,
     WorkerError,
     WorkerLost,
     WorkerTimeout,
     WorkloadError,
     translated,
 )
-from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, made_folder
-from atune.workers.processes.messages import BEGIN, LOAD, WRITTEN, Session
+from atune.model.candidate import Config, thaw
+from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, made_folder, run_folder
+from atune.model.settings import CompileSettings
+from atune.workers.processes.messages import (
+    BEGIN,
+    DISCOVER,
+    LIST_SPACE,
+    LOAD,
+    LOAD_SPACE,
+    SURVEY_SPACE,
+    WRITTEN,
+    Discovery,
+    LoadSpace,
+    Session,
+    SpacePart,
+)
 from atune.workers.processes.pool import ForkServer
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.processes.worker import CANCEL_S, Worker
 from atune.workers.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
 from atune.workload.pickling import FileRef, WorkloadRef
+from atune.workload.workload import SpaceSurvey, WorkloadSpec
 
 T = TypeVar("T")
 
+FILE_TIMEOUT_S = 120.0
+"""For running the user's file, including its imports."""
+ANSWER_TIMEOUT_S = 60.0
+"""For one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
+
 LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context. A slow machine needs far less."""
+
+PAUSES_S = (0.5, 2.0, 8.0)
+"""Successive waits, in seconds, for a resource that the machine is short of."""
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
@@ -67,8 +98,9 @@ class Workers:
     def __init__(self, workload: WorkloadRef, known: str = "") -> None:
         self.what = workload.origin if isinstance(workload, FileRef) else "the workload"
         """The workload, for messages."""
+        self.run_dir = ""
+        self.warn: Callable[[str], None] = ignored
         self._server: ForkServer
-        self._warn: Callable[[str], None] = ignored
         self._env: dict[str, str]
         self._background: TaskGroup
         self._forked: list[Worker] = []
@@ -77,15 +109,20 @@ class Workers:
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
         self._known = known or self._programs
         self._began = time.time()
+        self._warned_of = set[str]()
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
-        """Fork from `server` from now on. The workers write to `run_dir`.
+        """Fork from `server` from now on. The workers write to `run_dir`. `background` ends with the run."""
+        self._server, self._env, self._background = server, process_folders(run_dir), background
+        self.run_dir, self.warn = run_dir, warn
 
-        `background` ends with the run. `warn` is told, once, if the workers load other work than the program has.
-        """
-        self._server, self._env, self._background, self._warn = server, process_folders(run_dir), background, warn
+    def warn_once(self, of: str, message: str) -> None:
+        """Warn, unless it was warned `of` this before."""
+        if of not in self._warned_of:
+            self._warned_of.add(of)
+            self.warn(message)
 
     async def spawn(
         self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -119,12 +156,12 @@ class Workers:
         written = msgspec.msgpack.decode(reply, type=list[str])
         if loaded_as == self._loaded_as and not written:
             if self._programs:
-                self._warn(
+                self.warn_once(
+                    "other work",
                     f"the workers loaded {self.what} as other work than this program has. The program changed a global "
                     "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
-                    "work; pass such values as arguments, or restart the program"
+                    "work; pass such values as arguments, or restart the program",
                 )
-                self._warn = ignored
             return
         cause = "none of its Python files was written since: something else that it reads while loading changed"
         if written:
@@ -193,25 +230,11 @@ class Workers:
             except WorkerTimeout as error:
                 raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
 
-
-def how_it_ended(error: WorkerLost) -> str:
-    """Return how a worker ended, without its name, so that failures of one kind can be counted together."""
-    return str(error).rpartition(": ")[2]
-
-
-PAUSES_S = (0.5, 2.0, 8.0)
-"""Successive waits, in seconds, for a resource that the machine is short of."""
-
-
-class Patience:
-    """Retries work that failed because the machine was short of a resource. `folder`: the folder of the run's files."""
-
-    def __init__(self, folder: str, warn: Callable[[str], None]) -> None:
-        self.folder, self.warn = folder, warn
-        self._warned_of: set[Resource] = set()
-
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`. Raises `MachineError` if the shortage lasts."""
+        """Return the result of `attempt`, which is repeated while the machine is short of a resource.
+
+        Raises `MachineError` if the shortage lasts.
+        """
         for pause_s in (*PAUSES_S, None):
             try:
                 return await attempt()
@@ -219,12 +242,16 @@ class Patience:
                 if (short_of := shortage(error)) is None:
                     raise
                 if pause_s is None:
-                    raise machine_error(short_of, self.folder) from error
-            if short_of not in self._warned_of:
-                self._warned_of.add(short_of)
-                self.warn(f"waiting, up to {sum(PAUSES_S):g} s at a time: {what_to_do(short_of, self.folder)}")
+                    raise machine_error(short_of, self.run_dir) from error
+            advice = what_to_do(short_of, self.run_dir)
+            self.warn_once(short_of, f"waiting, up to {sum(PAUSES_S):g} s at a time: {advice}")
             await anyio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
+
+
+def how_it_ended(error: WorkerLost) -> str:
+    """Return how a worker ended, without its name, so that failures of one kind can be counted together."""
+    return str(error).rpartition(": ")[2]
 
 
 def machine_error(short_of: Resource, folder: str) -> MachineError:
@@ -244,3 +271,103 @@ def shortage(error: OSError | WorkerError) -> Resource | None:
         named = str(error).partition(":")[0]
         return next((one for one in get_args(Resource) if one == named), None)
     return shortage_in(str(error)) if "did not start" in str(error) else None
+
+
+# ---- the process that evaluates a workload's space, or answers a question about a file: it isolates the user's code
+
+
+async def described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
+    """Load the workload in a process of its own, and describe its space, of which `seed` draws if it is large.
+
+    `known`: the description without the space if the caller has it; otherwise the worker makes it. Raises
+    `WorkloadError` if loading fails or hangs. Raises `SpaceError`, with the function's name, if a function of the space
+    fails, hangs or ends the process.
+    """
+    return await workers.again_if_killed(partial(_described, workers, ref, known, seed))
+
+
+async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
+    asked, configs = LoadSpace(ref, known, FILE_TIMEOUT_S), list[Config]()
+    async with workers.asked("describe") as worker:
+        try:
+            await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
+        except WorkerTimeout as error:
+            raise WorkloadError(_hung_while_loading(workers.what, error.detail)) from error
+        while True:
+            part = await _next_part(worker, seed, workers.what)
+            configs += part.configs
+            if part.spec is not None:
+                spec = part.spec
+                return msgspec.structs.replace(spec, configs=tuple(configs), arguments=thaw(spec.arguments))
+
+
+async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
+    payload = msgspec.msgpack.encode((seed, ANSWER_TIMEOUT_S))
+    try:
+        return msgspec.msgpack.decode(await worker.call(LIST_SPACE, payload, ANSWER_TIMEOUT_S), type=SpacePart)
+    except WorkerTimeout as error:
+        raise SpaceError(_hung(what, error.detail)) from error
+    except WorkerLost as error:
+        if error.outside or isinstance(error, ServerLost):
+            raise
+        output = f"\n{error.detail}".rstrip()
+        raise SpaceError(f"a function of the space of {what} ended the process: {error}{output}") from error
+
+
+def _hung_while_loading(what: str, stack: str) -> str:
+    where = f": it hangs in {place}" if (place := _place(stack)) else ""
+    return (
+        f"loading {what} was ended after {FILE_TIMEOUT_S:g} s{where}. Several processes load a workload's file, which "
+        'only defines the workload: put slow code under if __name__ == "__main__":'
+    )
+
+
+def _hung(what: str, stack: str) -> str:
+    who = _place(stack) or "a constraint, or another function of the space"
+    return (
+        f"the space of {what}: {who}, had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is far "
+        "too slow: it is called once for each configuration"
+    )
+
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+def _place(stack: str) -> str:
+    """Return which of the user's functions was called and where it hangs, by faulthandler's `stack`, or nothing."""
+    ours = os.path.dirname(atune.__file__) + os.sep
+    for thread in reversed(stack.split("Thread 0x")):
+        frames = [frame for frame in _FRAME.findall(thread) if not frame[0].startswith("<frozen ")]
+        users = list(takewhile(lambda frame: not frame[0].startswith(ours), frames))  # the innermost first
+        if users and len(users) < len(frames):
+            places = [f"{name} ({Path(file).name}, line {line})" for file, line, name in users]
+            return places[0] if len(places) == 1 else f"{places[-1]}, in {places[0]}"
+    return ""
+
+
+@asynccontextmanager
+async def asking(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
+    """Start the fork server, or take the parked one. Yield its workers and the folder that they may write to.
+
+    Leaving kills the workers and removes the folder.
+    """
+    with run_folder() as run_dir:
+        async with fork_server() as server, background(cancel=False) as tasks:
+            workers = Workers(workload)
+            workers.attach(server, run_dir, tasks)
+            yield workers, run_dir
+
+
+async def survey_space(ref: FileRef) -> SpaceSurvey:
+    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
+    async with asking(ref) as (workers, _):
+        reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
+    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
+
+
+async def discover(ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
+    """Return the target and the devices that a run would have. Raises `TargetError`."""
+    async with asking(ref) as (workers, _):
+        question = (target, tuple(devices), compile)
+        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+    return msgspec.msgpack.decode(reply, type=Discovery)

@@ -86,34 +86,13 @@ class ServiceReady(msgspec.Struct, frozen=True):
 
 
 class Neighbours(msgspec.Struct, frozen=True):
-    """Ask who else uses the GPU `uuid`. `program`: the process of the run."""
+    """Ask who else uses the GPU `uuid`. `program`: the process of the run.
+
+    The answer describes the processes, by pid, and has the GPU's utilisation in percent where nobody can be named,
+    because the list is another namespace's; else 0.
+    """
 
     program: int
     uuid: str
     idle: bool = False
     """Nothing of the run computes on it just now."""
-
-
-class Neighbour(msgspec.Struct, frozen=True):
-    """Another user's or program's process on a GPU. `user`: its owner, empty for the run's own user."""
-
-    pid: int
-    name: str
-    user: str = ""
-    memory_bytes: int | None = None
-
-    def __str__(self) -> str:
-        whose = f" of user {self.user}" if self.user else ""
-        memory = "" if self.memory_bytes is None else f", {self.memory_bytes >> 20} MiB"
-        return f"process {self.pid}{whose} ({self.name}{memory})"
-
-
-class Around(msgspec.Struct, frozen=True):
-    """Who else uses a GPU.
-
-    `busy_percent`: its utilisation, where nobody can be named because the list is another namespace's, and the run
-    itself computes nothing.
-    """
-
-    neighbours: tuple[Neighbour, ...] = ()
-    busy_percent: int | None = None

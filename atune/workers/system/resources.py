@@ -252,32 +252,23 @@ POLL_S = (0.0005, 0.005)
 """Seconds between the first two tries, and between the last two."""
 
 
-class DeviceLock:
-    """The lock of one device, by its UUID or name. `folder` holds its files.
+@asynccontextmanager
+async def device_lock(
+    device: str, folder: Path | None = None, patience_s: float = PATIENCE_S
+) -> AsyncGenerator[float | None, None]:
+    """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
 
-    It is two advisory locks (flock) on files below `$TMPDIR/atune-UID`. The holder of the first one may wait for the
-    second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a lock when its
-    program ends in any way.
+    It is two advisory locks (flock) on files of `folder`, or below `$TMPDIR/atune-UID`. The holder of the first one may
+    wait for the second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a
+    lock when its program ends in any way. Cancelling the wait leaves nothing behind.
     """
-
-    def __init__(self, device: str, folder: Path | None = None, patience_s: float = PATIENCE_S) -> None:
-        self.device, self.patience_s = device, patience_s
-        self._folder = folder
-
-    @asynccontextmanager
-    async def held(self) -> AsyncGenerator[float | None, None]:
-        """Hold the device. Yields the seconds of waiting, or None if the wait was given up.
-
-        Each entering holds the lock separately, in one task or in many.
-        Cancelling the wait leaves nothing behind.
-        """
-        folder = self._folder or private_root()
-        deadline, began = Deadline(self.patience_s), time.monotonic()
-        with ExitStack() as turn, ExitStack() as lock:
-            got = await _locked(folder / f"device-{self.device}.turn", turn, deadline)
-            got = got and await _locked(folder / f"device-{self.device}.lock", lock, deadline)
-            turn.close()
-            yield time.monotonic() - began if got else None
+    folder = folder or private_root()
+    deadline, began = Deadline(patience_s), time.monotonic()
+    with ExitStack() as turn, ExitStack() as lock:
+        got = await _locked(folder / f"device-{device}.turn", turn, deadline)
+        got = got and await _locked(folder / f"device-{device}.lock", lock, deadline)
+        turn.close()
+        yield time.monotonic() - began if got else None
 
 
 async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
