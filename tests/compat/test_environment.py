@@ -34,7 +34,7 @@ def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
 def tuned(n: int, target_host: Any = None) -> Any:
     made = AutoTuner(scaled, [{"block": 16}, {"block": 32}])
     made.set_compile_args(out_idx=[-1], target="c", target_host=target_host)
-    made.set_profile_args(warmup=1, rep=5).set_kernel_parameters(((n,), {}))
+    made.set_profile_args(warmup=1, rep=5).set_kernel_parameters(((n,), {}), {})
     return made.run()
 
 

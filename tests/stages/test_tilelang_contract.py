@@ -249,8 +249,8 @@ def test_only_an_untested_one_is_held_to_the_contract(
 
 def test_the_drop_in_replaces_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = import_module("tilelang").autotune
-    without("tilelang.autotuner.capture:AutotuneInputsCapture")(monkeypatch)
-    with pytest.raises(UsageError, match=r"tilelang\.autotuner\.capture\.AutotuneInputsCapture is gone"):
+    without("tilelang.autotuner.tuner:AutoTuneImpl")(monkeypatch)
+    with pytest.raises(UsageError, match=r"tilelang\.autotuner\.tuner\.AutoTuneImpl is gone"):
         install()
     assert import_module("tilelang").autotune is theirs
 

@@ -13,24 +13,30 @@ from atune.workers.processes.server import warm_early
 
 warm_early()  # it imports tilelang while the program does
 
-from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, autotune
+from atune.compat.tilelang.autotuner import (
+    AutoTuneImpl,
+    AutoTuner,
+    AutotuneResult,
+    CompileArgs,
+    ProfileArgs,
+    autotune,
+)
 from atune.compat.tilelang.environment import (
     ArgumentError,
     CompatWarning,
-    CompileArgs,
     ConfigError,
-    ProfileArgs,
     TuningFailed,
     install,
     uninstall,
 )
-from atune.compat.tilelang.inputs import AutotuneInputsCapture, get_autotune_inputs, set_autotune_inputs
+from atune.stages import tilelang
+
+get_autotune_inputs, set_autotune_inputs = tilelang.capture.get_autotune_inputs, tilelang.capture.set_autotune_inputs
 
 __all__ = [
     "ArgumentError",
     "AutoTuneImpl",
     "AutoTuner",
-    "AutotuneInputsCapture",
     "AutotuneResult",
     "CompatWarning",
     "CompileArgs",

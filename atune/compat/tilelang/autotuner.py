@@ -1,46 +1,38 @@
 """tilelang's tuner: `AutoTuner`, `@autotune` over `@tilelang.jit`, and `AutotuneResult`, what both give.
 
-Each signature is tilelang's, with None where the engine decides; a test compares them.
+The classes derive from tilelang's, and the signatures are its own, with None where the engine decides.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.environment import (
-    PROFILE,
     ArgumentError,
     CompatWarning,
-    CompileArgs,
     ConfigError,
-    Function,
-    ProfileArgs,
     ScalarMissing,
     TuningFailed,
     backend_of,
     checked,
-    original,
     plan,
     resolved_target,
+    taking,
     warn_once,
 )
-from atune.compat.tilelang.inputs import (
-    TilelangCall,
-    TilelangKernel,
-    get_autotune_inputs,
-    judging,
-    supplied,
-)
+from atune.compat.tilelang.inputs import TilelangCall, TilelangKernel, supplied
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
 from atune.frontends.decorator.autotuned import made
 from atune.frontends.decorator.call import Call, Entry
@@ -55,16 +47,19 @@ from atune.workers.storage.result_cache import ResultCache
 from atune.workload.fingerprint import is_compiled
 from atune.workload.packing import can_be_sent
 
-FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
-"""Files of a saved result. That of the parameters is missing, because its name depends on tilelang's version."""
-LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")
+CompileArgs, ProfileArgs = tilelang.param.CompileArgs, tilelang.param.ProfileArgs
+COMPILE, RUN = (
+    [*inspect.signature(function).parameters][1:]
+    for function in (tilelang.tuner.AutoTuner.set_compile_args, tilelang.tuner.AutoTuner.run)
+)
+PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
 RUN_TIMEOUT_S = 180.0
 """That of tilelang's `run`, which takes none from `set_profile_args`."""
 
 
 @dataclass(frozen=True)
-class AutotuneResult:
+class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
     """The result of a tuning.
 
     `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
@@ -73,12 +68,6 @@ class AutotuneResult:
     returns. `winner`: what the result cache has of it.
     """
 
-    latency: float | None = None
-    config: dict[str, Any] | None = None
-    ref_latency: float | None = None
-    libcode: str | None = None
-    func: Any = None
-    kernel: Any = None
     out_idx: tuple[int, ...] | None = None
     winner: Winner | None = field(default=None, repr=False)
 
@@ -94,15 +83,16 @@ class AutotuneResult:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        theirs = original("AutotuneResult")
+        kernel = self.kernel.as_tilelang() if hasattr(self.kernel, "as_tilelang") else self.kernel
+        alone = AutotuneResult(
+            **{**vars(self), "kernel": kernel}
+        )  # the library of a tuning also holds other candidates
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
             staged = Path(stage) / "saved" / path.name  # tilelang stages files in the parent's parent folder
             staged.parent.mkdir()
-            kernel = _alone(self.kernel)
-            whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, kernel)
-            whole.save_to_disk(staged, verbose)
-            if missing := _missing(staged):
-                raise AtuneError(f"{path} could not be saved: tilelang did not write {', '.join(missing)}; see its log")
+            super(AutotuneResult, alone).save_to_disk(staged, verbose)
+            if not staged.is_dir():
+                raise AtuneError(f"{path} could not be saved: tilelang did not write it; see its log")
             saved = _saved(staged)
             if self.out_idx is not None:
                 saved["out_idx"] = list(self.out_idx)
@@ -113,30 +103,31 @@ class AutotuneResult:
             os.rename(staged, path)
 
     @classmethod
-    def load_from_disk(cls, path: Path | str, compile_args: CompileArgs) -> AutotuneResult | None:
+    def load_from_disk(cls, path: Path | str, compile_args: Any) -> AutotuneResult | None:
         """Return the result in `path`, written by tilelang or by atune, or None if there is no complete one.
 
-        ``auto`` in `compile_args` stands for the target and the adapter that atune saved. For an incomplete folder, a
-        warning names the missing files. Folders without ``out_idx.json`` are older; their outputs are
-        `compile_args.out_idx`. Loading runs the code in the folder: load only folders that you trust.
+        ``auto`` in `compile_args` stands for the target and the adapter that atune saved. Warns of a folder that cannot
+        be used. Folders without ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the
+        code in the folder: load only folders that you trust.
         """
         path = Path(path)
         if not path.exists():
             return None
-        if missing := _missing(path):
-            warnings.warn(f"{path} is not used: it lacks {', '.join(missing)}", CompatWarning, stacklevel=2)
-            return None
-        saved = _saved(path)
+        saved, lacking, found = _saved(path), "", None
         recorded = saved.get("out_idx")
         out_idx = positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
         for name in {"target", "execution_backend"} & saved.keys():
             if getattr(compile_args, name) == "auto":
-                compile_args = replace(compile_args, **{name: saved[name]})
-        found = original("AutotuneResult").load_from_disk(path, compile_args)
+                compile_args = dataclasses.replace(compile_args, **{name: saved[name]})
+        try:
+            found = super().load_from_disk(path, compile_args)
+        except FileNotFoundError as error:
+            lacking = f": {error}"
         if found is None:
-            warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
+            message = f"{path} is not used: it is not complete, or holds another backend's kernel{lacking}"
+            warnings.warn(message, CompatWarning, stacklevel=2)
             return None
-        return cls(**{name: value for name, value in vars(found).items() if hasattr(cls, name)}, out_idx=out_idx)
+        return cls(**{**vars(found), "out_idx": out_idx})
 
 
 def _saved(path: Path) -> dict[str, Any]:
@@ -146,29 +137,33 @@ def _saved(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _missing(path: Path) -> list[str]:
-    """Return the files that the folder lacks."""
-    missing = [name for name in (*FILES, tilelang.param.PARAMS_PATH) if not (path / name).is_file()]
-    if not any((path / name).is_file() for name in LIBRARIES):
-        missing.append(f"a library ({', '.join(LIBRARIES)})")
-    return missing
-
-
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function's own `locals()` as the arguments that it was called with."""
-    return {name: value for name, value in arguments.items() if name not in ("self", "func")}
-
-
 def positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
     return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
 
 
-def _alone(kernel: Any) -> Any:
-    """Return `kernel` from a library of its own. The library of a tuning also holds other candidates."""
-    return kernel.as_tilelang() if hasattr(kernel, "as_tilelang") else kernel
+@contextmanager
+def drop_in() -> Iterator[None]:
+    """Keep files where tilelang's variables say, and turn errors into those that programs for its tuner catch."""
+    try:
+        with cache_folder_at(environment.cache_root()):
+            yield
+    except NoWinner as error:
+        raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
+    except InputsMissing as error:
+        raise ScalarMissing(
+            f"{error}; give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
+        ) from error
+    except SpaceError as error:
+        raise ConfigError(str(error)) from error
+    except UsageError as error:
+        if isinstance(error, ValueError):
+            raise
+        raise ArgumentError(str(error)) from error
+    except TypeError as error:
+        raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
 
 
-class AutoTuner:
+class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
     """Tunes one kernel function over a list of configurations.
 
         tuner = AutoTuner.from_kernel(matmul, configs=[{"block_M": 64}, {"block_M": 128}])
@@ -181,78 +176,40 @@ class AutoTuner:
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
-        self.fn = _tunable(fn)
-        self.configs = list(configs) if isinstance(configs, Iterator) else configs
-        self.compile_args = _compile_args_of(self.fn)
+        fn = _tunable(fn)
+        super().__init__(fn, list(configs) if isinstance(configs, Iterator) else configs)
         self.profile_args = ProfileArgs(timeout=RUN_TIMEOUT_S)
         self._captured: list[Any] | None = None
-        self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-
-    @classmethod
-    def from_kernel(cls, kernel: Callable[..., Any], configs: Any) -> AutoTuner:
-        """Return a tuner of `kernel`."""
-        return cls(kernel, configs)
+        if hasattr(fn, "get_tir"):  # under `@tilelang.jit`
+            self.set_compile_args(**{name: getattr(fn, name) for name in COMPILE})
 
     @property
     def cache_dir(self) -> Path:
         """Folder of the results."""
         return ResultCache(environment.cache_root()).folder
 
-    def set_compile_args(
-        self,
-        out_idx: list[int] | int | None = None,
-        target: Any = None,
-        execution_backend: str | None = None,
-        target_host: Any = None,
-        verbose: bool | None = None,
-        pass_configs: Mapping[str, Any] | None = None,
-    ) -> AutoTuner:
+    @taking(tilelang.tuner.AutoTuner.set_compile_args)
+    def set_compile_args(self, **given: Any) -> AutoTuner:
         """Set how candidates are compiled. None: tilelang's environment variable, or its default."""
-        self.compile_args = CompileArgs(
-            out_idx=out_idx,
-            **environment.compile_defaults(target, execution_backend, verbose),
-            target_host=target_host,
-            pass_configs=dict(pass_configs) if isinstance(pass_configs, Mapping) else pass_configs,
-            compile_flags=self.compile_args.compile_flags,
-        )
+        env = tilelang.env
+        if given["target"] is None:
+            given["target"] = env.get_default_target()
+        if given["verbose"] is None:
+            given["verbose"] = bool(env.get_default_verbose())
+        given["execution_backend"] = given["execution_backend"] or str(env.get_default_execution_backend())
+        self.compile_args = CompileArgs(**given)
         with drop_in():
-            backend_of(self.compile_args.execution_backend, resolved_target(self.compile_args.target))  # or a mistake
+            backend_of(given["execution_backend"], resolved_target(given["target"]))  # or a mistake
         return self
 
-    def set_profile_args(
-        self,
-        warmup: int = 25,
-        rep: int = 100,
-        timeout: float = RUN_TIMEOUT_S,
-        supply_type: Any = "auto",
-        ref_prog: Function = None,
-        supply_prog: Function = None,
-        rtol: float = 1e-2,
-        atol: float = 1e-2,
-        max_mismatched_ratio: float = 0.01,
-        skip_check: bool = False,
-        manual_check_prog: Function = None,
-        cache_input_tensors: bool | None = None,
-        backend: str = "event",
-    ) -> AutoTuner:
-        """Set how `run` checks and times candidates. See `ProfileArgs`."""
-        profile = ProfileArgs(**_given(locals()))
-        captured = get_autotune_inputs()
-        if captured is not None:
-            self._captured = list(captured)
-            if profile.supply_prog is not None:
-                warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
-        elif profile.supply_prog is not None and str(profile.supply_type).rpartition(".")[2].lower() != "auto":
-            warn_once("supply_type", "has no effect with supply_prog, which gives tensors")
-        self.profile_args = profile
+    @taking(tilelang.tuner.AutoTuner.set_profile_args, timeout=RUN_TIMEOUT_S, cache_input_tensors=None)
+    def set_profile_args(self, **given: Any) -> AutoTuner:
+        """Set how `run` checks and times candidates, and that it uses the tensors of `with set_autotune_inputs(…)`."""
+        self.profile_args = ProfileArgs(**given)
+        self._captured = tilelang.capture.get_autotune_inputs()
+        if given["supply_prog"] is not None and self._captured is not None:
+            warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
         return self
-
-    def set_kernel_parameters(
-        self, k_parameters: tuple[Sequence[Any], Any], f_parameters: Mapping[str, Any] | None = None
-    ) -> None:
-        """Set the kernel function's arguments: ``(args, kwargs)``. kwargs may be pairs."""
-        args, kwargs = k_parameters
-        self._kernel_parameters = tuple(args), dict(kwargs)
 
     def generate_cache_key(self, parameters: Mapping[str, Any], extra_parameters: Mapping[str, Any]) -> str | None:
         """Return the key of the result of `run`. None if a callback cannot be sent to other processes.
@@ -266,53 +223,40 @@ class AutoTuner:
                 return None
         return self.call_of(TilelangKernel(self.fn), {}).work.key.text
 
-    def run(
-        self,
-        warmup: int | None = None,
-        rep: int | None = None,
-        timeout: float | None = None,
-        use_pipeline: bool | None = None,
-        enable_grouped_compile: bool | None = None,
-        group_compile_size: int | None = None,
-        benchmark_devices: Sequence[int] | None = None,
-        benchmark_multi_gpu: bool | None = None,
-        early_stop: bool | None = None,
-        early_stop_factor: float | None = None,
-    ) -> AutotuneResult:
+    @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys(RUN))
+    def run(self, **asked: Any) -> AutotuneResult:
         """Tune, or find the result of the same tuning. None: `set_profile_args` or the engine decides.
 
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
         `TuningFailed` if no configuration works.
         """
-        asked, kernel = checked(_given(locals())), TilelangKernel(self.fn)
+        kernel = TilelangKernel(self.fn)
         with drop_in():
             return result_of(kernel, self.call_of(kernel, asked))
 
-    def __call__(self) -> AutotuneResult:
-        return self.run()
-
     def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> TilelangCall:
         """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
-        args, kwargs = self._kernel_parameters or ((), {})
-        return TilelangCall(kernel, self._options(asked, do_not_specialize), args, kwargs)
+        args, kwargs = self._kernel_parameters or ((), ())
+        return TilelangCall(kernel, self._options(asked, do_not_specialize), tuple(args), dict(kwargs))
 
     def _options(self, asked: Mapping[str, Any], do_not_specialize: Any) -> Options:
         """Return this tuner's arguments as options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
-        captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
-        if captured is not None:
-            inputs = GivenTensors(captured)
+        if self._captured is not None:
+            inputs = GivenTensors(list(self._captured))
         elif profile.supply_prog is not None:
             inputs = supplied(profile.supply_prog)
+        if profile.manual_check_prog is not None and profile.ref_prog is None:
+            warn_once("manual_check_prog", "is not called without ref_prog, as with tilelang's tuner")
         return Options(
             space=self.configs,
             leave_out=frozenset(names_in("do_not_specialize", do_not_specialize)),
-            hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: compile_args.pass_configs},
+            hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: dict(compile_args.pass_configs)},
             inputs=inputs,
             workload={
                 "reference": lazy_callback(profile.ref_prog),
-                "check": judging(profile.manual_check_prog, profile.ref_prog is not None),
+                "check": None if profile.ref_prog is None else lazy_callback(profile.manual_check_prog),
                 "out_idx": compile_args.out_idx,
                 "supply": profile.supply_type,
                 "rtol": profile.rtol,
@@ -343,28 +287,6 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     )
 
 
-@contextmanager
-def drop_in() -> Iterator[None]:
-    """Keep files where tilelang's variables say, and turn errors into those that programs for its tuner catch."""
-    try:
-        with cache_folder_at(environment.cache_root()):
-            yield
-    except NoWinner as error:
-        raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
-    except InputsMissing as error:
-        raise ScalarMissing(
-            f"{error}; give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
-        ) from error
-    except SpaceError as error:
-        raise ConfigError(str(error)) from error
-    except UsageError as error:
-        if isinstance(error, ValueError):
-            raise
-        raise ArgumentError(str(error)) from error
-    except TypeError as error:
-        raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
-
-
 def _tunable(fn: Any) -> Any:
     """Return the kernel function in `fn`. Raises `ArgumentError` for a compiled kernel."""
     fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
@@ -375,20 +297,6 @@ def _tunable(fn: Any) -> Any:
     if not callable(fn):
         raise ArgumentError(f"from_kernel takes the function that makes the kernel, got {fn!r}")
     return fn
-
-
-def _compile_args_of(fn: Any) -> CompileArgs:
-    """Return the compile arguments given to `@tilelang.jit`. The defaults for a plain function."""
-    if getattr(fn, "get_tir", None) is None:
-        return CompileArgs()
-    flags = getattr(fn, "compile_flags", None)
-    return CompileArgs(
-        out_idx=fn.out_idx,
-        **environment.compile_defaults(fn.target, fn.execution_backend, fn.verbose),
-        target_host=fn.target_host,
-        pass_configs=fn.pass_configs,
-        compile_flags=((flags,) if isinstance(flags, str) else tuple(flags)) if flags else None,
-    )
 
 
 RETURN_KERNEL = "__return_kernel"
@@ -450,9 +358,9 @@ class AutoTuneImpl(TilelangKernel):
 
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TilelangCall:
         tuner = self.get_tuner()
-        tuner.set_kernel_parameters((args, kwargs))
-        run = set(self._given) - {*PROFILE, "configs", "do_not_specialize"}
-        return tuner.call_of(self, checked(self._values(run)), self.do_not_specialize or ())
+        tuner.set_kernel_parameters((args, kwargs), {})
+        asked = checked(self._values({*RUN} & {*self._given} - {*PROFILE}))
+        return tuner.call_of(self, asked, self.do_not_specialize or ())
 
     def _values(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -481,7 +389,7 @@ class AutoTuneImpl(TilelangKernel):
     def get_tuner(self) -> AutoTuner:
         """Return an `AutoTuner` with this decorator's arguments."""
         tuner = AutoTuner(self.jit_impl, self.configs)
-        tuner.set_profile_args(**self._values(PROFILE))
+        tuner.set_profile_args(**self._values({*PROFILE} & {*self._given}))
         return tuner
 
     get_tunner = get_tuner  # tilelang's spelling
@@ -490,32 +398,8 @@ class AutoTuneImpl(TilelangKernel):
         return AutoTuneImpl, (self.jit_impl, self._values(self._given))
 
 
-def autotune(
-    func: Any = None,
-    *,
-    configs: Any = None,
-    warmup: int = 25,
-    rep: int = 100,
-    timeout: float = 100,
-    supply_type: Any = "auto",
-    ref_prog: Function = None,
-    supply_prog: Function = None,
-    rtol: float = 1e-2,
-    atol: float = 1e-2,
-    max_mismatched_ratio: float = 0.01,
-    skip_check: bool = False,
-    manual_check_prog: Function = None,
-    cache_input_tensors: bool | None = None,
-    do_not_specialize: str | Sequence[str] | None = None,
-    early_stop: bool | None = None,
-    early_stop_factor: float | None = None,
-    backend: str = "event",
-    use_pipeline: bool | None = None,
-    enable_grouped_compile: bool | None = None,
-    group_compile_size: int | None = None,
-    benchmark_devices: Sequence[int] | None = None,
-    benchmark_multi_gpu: bool | None = None,
-) -> Callable[[Any], AutoTuneImpl]:
+@taking(tilelang.tuner.autotune, configs=None, cache_input_tensors=None, early_stop=None, early_stop_factor=None)
+def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
     `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
@@ -524,8 +408,7 @@ def autotune(
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """
-    given = checked(_given(locals()))
-    if func is not None or configs is None:
+    if func is not None or given["configs"] is None:
         raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")
 
     def decorated(impl: Any) -> AutoTuneImpl:

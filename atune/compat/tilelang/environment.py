@@ -5,15 +5,14 @@ docs/migration.md has the table of both.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
+import functools
 import importlib
+import inspect
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,38 +86,18 @@ def uninstall() -> None:
         setattr(importlib.import_module(place), name, value)
 
 
-def original(name: str) -> Any:
-    """Return tilelang's own object of that name, even while atune's replaces it."""
-    place = tilelang.REPLACED[name][0]
-    module = importlib.import_module(place)
-    return _replaced.get((place, name), getattr(module, name))
-
-
 COMPILE_TIMEOUT_S = 120.0
 
 
-def _number(name: str) -> float:
-    value = getattr(tilelang.env, name)
-    try:
-        return float(value)
-    except ValueError as error:
-        raise ArgumentError(f"{name} must be a number, and is {value!r}") from error
-
-
 def workers() -> int | None:
-    """Return the number of compile processes that the variables set; None if they set none."""
-    count = int(_number("TILELANG_AUTO_TUNING_CPU_COUNTS"))
-    share = _number("TILELANG_AUTO_TUNING_CPU_UTILITIES")
-    most = int(_number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT"))
-    cores = len(usable_cores())
-    if count > 0:
-        wanted = min(count, cores)
-    elif share != 0.9:  # tilelang's default
-        wanted = max(1, int(cores * share))
-    elif most > 0:
-        wanted = max(1, cores - 1)
-    else:
+    """Return the number of compile processes that the variables set; None if they have tilelang's defaults."""
+    env = tilelang.env
+    count, share = int(env.TILELANG_AUTO_TUNING_CPU_COUNTS), float(env.TILELANG_AUTO_TUNING_CPU_UTILITIES)
+    most = int(env.TILELANG_AUTO_TUNING_MAX_CPU_COUNT)
+    if count <= 0 and share == 0.9 and most <= 0:
         return None
+    cores = len(usable_cores())
+    wanted = min(count, cores) if count > 0 else max(1, int(cores * share))
     return min(wanted, most) if most > 0 else wanted
 
 
@@ -138,19 +117,8 @@ def cache_root() -> Path | None:
     return Path(named).expanduser() / "atune" if named and not is_from_import(named) else None
 
 
-def compile_defaults(target: Any, execution_backend: str | None, verbose: bool | None) -> dict[str, Any]:
-    """Return these `CompileArgs`, with what tilelang's variables say in place of None."""
-    env = tilelang.env
-    return {
-        "target": env.get_default_target() if target is None else target,
-        "execution_backend": execution_backend or str(env.get_default_execution_backend()),
-        "verbose": bool(env.get_default_verbose()) if verbose is None else verbose,
-    }
-
-
 # Arguments
 
-Function = Callable[..., Any] | None
 _BOOL, _FUNCTION = (bool, ""), (Callable[..., Any], "must be a function")
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("benchmark_multi_gpu", "cache_input_tensors", "early_stop", "enable_grouped_compile"), _BOOL),
@@ -185,80 +153,26 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-@dataclass(frozen=True)
-class CompileArgs:
-    """Arguments of `tilelang.compile`, which candidates are compiled with.
+def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of functions that take what tilelang's function `theirs` takes, with these `defaults`.
 
-    `out_idx`: positions of the outputs that the kernel returns. None: it writes into tensors that it is given.
-    `target`: ``auto``, ``cuda``, an arch as ``{"kind": "cuda", "arch": "sm_90a"}``, ``c`` for the CPU, or a TVM target.
-    `target_host`: the target of host code: a text, a dict or a TVM target. None: tilelang's own choice.
-    `execution_backend`: ``auto``; for CUDA ``tvm_ffi``, for the CPU ``cython``. Others warn.
-    `pass_configs`: TileLang pass configuration. `compile_flags`: flags of the device compiler.
-    `verbose`: show progress.
+    They get every argument by name, checked.
     """
+    given = inspect.signature(theirs)
+    ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]
+    signature = inspect.Signature(ours)
 
-    out_idx: list[int] | int | None = None
-    execution_backend: str = "auto"
-    target: Any = "auto"
-    target_host: Any = None
-    verbose: bool = False
-    pass_configs: dict[str, Any] | None = None
-    compile_flags: tuple[str, ...] | None = None
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return function(**checked(bound.arguments))
 
-    def __post_init__(self) -> None:
-        checked(vars(self))
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
 
-    def compile_program(self, program: Any) -> Any:
-        """Compile one PrimFunc with tilelang. Returns its `JITKernel`."""
-        flags = list(self.compile_flags) if self.compile_flags else None
-        return tilelang.compile(program, **{**vars(self), "compile_flags": flags})
-
-    def __hash__(self) -> int:
-        return _stable_hash(self)
-
-
-@dataclass(frozen=True)
-class ProfileArgs:
-    """Checks and timing of candidates.
-
-    `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
-    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event`` or ``cudagraph``.
-    `supply_type`: the distribution of inputs, by tilelang's names; `supply_prog`: a function that returns them instead.
-    `ref_prog`: a function of the inputs that returns the expected outputs. `rtol`, `atol`: tolerances, as in
-    `torch.testing.assert_close`; `max_mismatched_ratio`: share of elements that may lie outside. `manual_check_prog`: a
-    function of outputs and expected outputs that raises if they differ. `skip_check`: compare nothing.
-    `cache_input_tensors`: None and True use the same inputs for every candidate, restored before each; False makes
-    new ones.
-    """
-
-    warmup: int = 25
-    rep: int = 100
-    timeout: float = 30
-    backend: str = "event"
-    supply_type: Any = "auto"
-    ref_prog: Function = None
-    supply_prog: Function = None
-    rtol: float = 1e-2
-    atol: float = 1e-2
-    max_mismatched_ratio: float = 0.01
-    skip_check: bool = False
-    manual_check_prog: Function = None
-    cache_input_tensors: bool | None = None
-
-    def __post_init__(self) -> None:
-        checked(vars(self))
-
-    def __hash__(self) -> int:
-        return _stable_hash(self)
-
-
-PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
-
-
-def _stable_hash(arguments: CompileArgs | ProfileArgs) -> int:
-    """Return a hash that is the same in every process. Callbacks count by their presence."""
-    text = json.dumps(vars(arguments), sort_keys=True, default=lambda value: callable(value) or str(value))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    return decorate
 
 
 # Translation of arguments
@@ -266,7 +180,7 @@ def _stable_hash(arguments: CompileArgs | ProfileArgs) -> int:
 NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
-def plan(compile_args: CompileArgs, profile: ProfileArgs, run: Mapping[str, Any]) -> dict[str, Any]:
+def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, Any]:
     """Return where to run, arguments of `jit_kernel` for winners, and options of `atune.tune`.
 
     `run`: the arguments of `AutoTuner.run`, which come before those of the profile. Raises `ArgumentError` and
@@ -279,14 +193,14 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs, run: Mapping[str, Any]
     backend = backend_of(compile_args.execution_backend, target)
     if profile.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events")
+    grouped = given.get("enable_grouped_compile")
     options = {
         "pipeline": given.get("use_pipeline", True),
         "progress": compile_args.verbose or sys.stderr.isatty(),
         "compile": CompileSettings(
             workers=workers(),
-            group_size=_group_size(given),
+            group_size=None if grouped is None else given.get("group_compile_size", 2) if grouped else 1,
             compile_timeout_s=COMPILE_TIMEOUT_S if compile_timeout_s is None else float(compile_timeout_s),
-            flags=compile_args.compile_flags or None,
             target_host=host,
             store=storing(),
         ),
@@ -330,27 +244,16 @@ def _target_text(asked: Any, target: Target) -> str:
 
 
 def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
-    chosen, several = given.get("benchmark_devices"), given.get("benchmark_multi_gpu")
-    if chosen is not None and not several:
-        warn_once("benchmark_devices", "has an effect only with benchmark_multi_gpu=True, as with tilelang's tuner")
+    several = given.get("benchmark_multi_gpu")
     if target.kind != "cuda":
         if several:
             warn_once("benchmark_multi_gpu", f"has no effect for target {target.kind}: there is one device")
         return ("all",)
     if several:
-        return tuple(str(device) for device in dict.fromkeys(chosen or ())) or ("all",)
+        return tuple(str(device) for device in dict.fromkeys(given.get("benchmark_devices", ()))) or ("all",)
     torch = sys.modules.get("torch")
     current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
     return (str(current),)
-
-
-def _group_size(given: Mapping[str, Any]) -> int | None:
-    size, grouped = given.get("group_compile_size"), given.get("enable_grouped_compile")
-    if grouped is None:
-        if size is not None:
-            warn_once("group_compile_size", "has an effect only with enable_grouped_compile=True; the engine decides")
-        return None
-    return (size or 2) if grouped else 1
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}

@@ -1,21 +1,18 @@
-"""What a call of a kernel function gives: tensors to tune with, callbacks, and values that need not be data."""
+"""What a call of a kernel function gives: inputs to tune with, and values that need not be data."""
 
 from __future__ import annotations
 
 import enum
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar, Token
 from typing import Any
 
-from atune.compat.tilelang.environment import warn_once
 from atune.errors import UsageError
 from atune.frontends.decorator.autotuned import TunedKernel
 from atune.frontends.decorator.call import Arguments, Call
-from atune.frontends.decorator.options import Options, lazy_callback, listed
+from atune.frontends.decorator.options import Options, listed
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config, check_reserved, config_key
 from atune.model.space import Space
@@ -23,41 +20,6 @@ from atune.stages import tilelang
 from atune.stages.frontend.frontend import encode
 from atune.workload.fingerprint import function_of, kernel_fingerprint, signature_of
 from atune.workload.packing import LazyCallback
-
-_active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autotune_inputs", default=())
-
-
-class AutotuneInputsCapture:
-    """Context manager: kernels are tuned with `tensors`, in this thread or task."""
-
-    def __init__(self, tensors: list[Any]) -> None:
-        self.tensors = tensors
-        self._tokens: list[Token[tuple[AutotuneInputsCapture, ...]]] = []
-
-    def __enter__(self) -> None:
-        self._tokens.append(_active.set((*_active.get(), self)))
-
-    def __exit__(self, *_: object) -> None:
-        _active.reset(self._tokens.pop())
-
-
-def set_autotune_inputs(*args: Any) -> AutotuneInputsCapture:
-    """Return a context manager. Takes the tensors as separate arguments or as one list."""
-    one = len(args) == 1 and isinstance(args[0], (list, tuple))
-    return AutotuneInputsCapture(list(args[0] if one else args))
-
-
-def get_autotune_inputs() -> list[Any] | None:
-    """Return the tensors of the innermost `with` block, or None outside of one.
-
-    A block of tilelang's own `set_autotune_inputs` counts too, for programs that import it from there.
-    """
-    if active := _active.get():
-        return active[-1].tensors
-    theirs = sys.modules.get(tilelang.REPLACED["AutotuneInputsCapture"][0])
-    ask = getattr(theirs, "get_autotune_inputs", None)
-    found: list[Any] | None = None if ask is None or ask is get_autotune_inputs else ask()
-    return found
 
 
 def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,26 +29,6 @@ def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
 
 def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
     return list(supply_prog([_tilelang_param(parameter) for parameter in parameters]))
-
-
-def judging(check: Callable[..., Any] | None, with_reference: bool) -> Callable[..., Any] | None:
-    """Return a `check` function that calls tilelang's `manual_check_prog`.
-
-    Without a reference it gets the outputs alone. One that needs the reference's too is left out, with a warning.
-    """
-    if check is None or with_reference:
-        return lazy_callback(check)  # type: ignore[no-any-return]
-    lazy = LazyCallback(check)
-    try:
-        lazy.__signature__.bind([])
-    except TypeError:
-        warn_once("manual_check_prog", "is not called without ref_prog, whose outputs it takes, too")
-        return None
-    return functools.partial(_check, lazy)
-
-
-def _check(check: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
-    return check(outputs)
 
 
 def _tilelang_param(parameter: KernelParam) -> Any:

@@ -64,9 +64,21 @@ NAMES: dict[str, tuple[str, ...]] = {
         "JITFunc.orig_func", "JITFunc.tensor_args", "JITFunc.parse_args", "JITFunc.p1_cache", "TirTemplate.matcher",
     ),
     "tilelang.autotuner:param": (
-        "results of `AutoTuner` in folders",
-        "PARAMS_PATH", "AutotuneResult(latency, config, ref_latency, libcode, func, kernel)",
+        "results of `AutoTuner` in folders, and its records",
+        "CompileArgs(out_idx, execution_backend, target, target_host, verbose, pass_configs)",
+        "ProfileArgs(*, warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol, max_mismatched_ratio, "
+        "skip_check, manual_check_prog, cache_input_tensors, backend)",
+        "AutotuneResult(latency, config, ref_latency, libcode, func, kernel)",
         "AutotuneResult.save_to_disk(self, path, verbose)", "AutotuneResult.load_from_disk(path, compile_args)",
+    ),
+    "tilelang.autotuner:tuner": (
+        "the tuner's signatures, and what the drop-in leaves as it is", "autotune(*, configs)",
+        "AutoTuner(fn, configs)", "AutoTuner.from_kernel(kernel, configs)", "AutoTuner.set_compile_args",
+        "AutoTuner.set_profile_args", "AutoTuner.set_kernel_parameters(self, k_parameters, f_parameters)",
+        "AutoTuner.run",
+    ),
+    "tilelang.autotuner:capture": (
+        "inputs of a tuning", "get_autotune_inputs()", "set_autotune_inputs",
     ),
 }  # fmt: skip
 """By ``module:attribute``: the purpose, and what is used of it. In brackets are the parameters that atune passes: by
@@ -83,12 +95,7 @@ REPLACED = {
     "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
     "AutoTuner": ("tilelang.autotuner", "tilelang.autotuner.tuner"),
     "AutoTuneImpl": ("tilelang.autotuner.tuner",),
-    "set_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture"),
-    "get_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture", "tilelang.autotuner.tuner"),
-    "AutotuneInputsCapture": ("tilelang.autotuner.capture",),
     "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
-    "CompileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
-    "ProfileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
 """Names that `atune.compat.tilelang.install` replaces, and in which modules. Nothing else needs them."""
 
