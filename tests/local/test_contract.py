@@ -169,7 +169,7 @@ async def moody(request: pytest.FixtureRequest, anyio_backend: str, slow_compile
 async def outputs(device: Any, artifact: Artifact) -> list[bytes]:
     """Run `artifact` once on `device` and return its outputs' bytes."""
     if isinstance(device, FakeDeviceWorker):
-        return [packed(device.machine.config_of(device._loaded(artifact)).get("scale", 2.0))]
+        return [packed(device.machine.config_of(artifact.index).get("scale", 2.0))]
     if isinstance(device, ClusterDeviceWorker):  # its node's agent is in this process
         device = cast(LoopbackAgent, device.node.agent).agent._devices[device._id]
     return await outputs_of(device, artifact)
