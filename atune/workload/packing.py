@@ -18,13 +18,13 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, ClassVar
 
 import msgspec
 
-from atune.errors import message_of, type_of
-from atune.workload.fingerprint import annotation_names, global_names, identity, is_compiled
+from atune.errors import message_of
+from atune.workload.fingerprint import annotation_names, function_of, global_names, identity, is_compiled
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
@@ -262,11 +262,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 # ---- what cannot be sent
 
-WRAPPED = ("func", "orig_func", "__wrapped__")
-"""Attributes in which a wrapper, such as that of `@tilelang.jit`, holds its function."""
-Held = list[tuple[str, Any]]
-"""Objects, each after how another one holds it; empty where that goes without saying."""
-
 
 def can_be_sent(part: Any) -> bool:
     """Tell whether `part` can be sent to other processes. A closure over a lock, for example, cannot."""
@@ -277,69 +272,32 @@ def can_be_sent(part: Any) -> bool:
     return True
 
 
-def refusal(parts: Held, error: Exception) -> str:
+def refusal(parts: Iterable[tuple[str, Any]], error: Exception) -> str:
     """Return which object in `parts` cannot be sent, where it is held, and what to do. `error`: what pickling raised.
 
-    For example ``kernel → closure variable 'op' → attribute 'lock', a lock, cannot be sent to the workers (…)``.
+    For example ``kernel → op → lock cannot be sent to the workers (…)``.
     """
-    way = _way(parts, set()) or parts[0][0]
+    way, held, passed = [], dict(parts), set[int]()
+    while found := next(((n, one) for n, one in held.items() if id(one) not in passed and not can_be_sent(one)), None):
+        way.append(found[0])
+        passed.add(id(found[1]))
+        held = _held(found[1])
     return (
-        f"{way} cannot be sent to the workers ({message_of(error)}). Make it inside the function that uses it: locks, "
-        "files, CUDA streams and the like belong to one process"
+        f"{' → '.join(way) or 'it'} cannot be sent to the workers ({message_of(error)}). Make it inside the function "
+        "that uses it: locks, files, CUDA streams and the like belong to one process"
     )
 
 
-def _way(held: Held, passed: set[int]) -> str | None:
-    """Return the way to the first object that cannot be sent though all that it holds can, and what it is.
-
-    `passed`: ids of the objects on ways that were gone. None where there is no such object off these ways.
-    """
-    for how, one in held:
-        if id(one) in passed or can_be_sent(one):
-            continue
-        passed.add(id(one))
-        inner = _held(one)
-        further = _way(inner, passed)
-        if further is None and not all(can_be_sent(each) for _, each in inner):
-            continue  # because of what was passed
-        return " → ".join(filter(None, [how, further])) if further else f"{how}, {type_of(one)},"
-    return None
-
-
-def _held(one: Any) -> Held:
-    """Return what an object is sent with, or else its attributes."""
-    if isinstance(one, FunctionType):
-        return _held_by_function(one)
+def _held(one: Any) -> dict[str, Any]:
+    """Return what a function uses of its surroundings, or what a container or another object holds, by name."""
+    if inspect.isfunction(one := function_of(one)):
+        with suppress(ValueError):  # a variable that is not set yet
+            used = {n: one.__globals__[n] for n in global_names(one.__code__) if n in one.__globals__}
+            return {**inspect.getclosurevars(one).nonlocals, **used, **vars(one)}
+    if isinstance(one, functools.partial):
+        return {"func": one.func, **one.keywords, "args": one.args}
     if isinstance(one, MethodType):
-        return [("self", one.__self__), ("", one.__func__)]
-    if isinstance(one, Mapping):
-        return [(f"[{key!r}]", value) for key, value in one.items()]
+        return {"self": one.__self__}
     if isinstance(one, list | tuple | set | frozenset):
-        return [(f"[{place}]", value) for place, value in enumerate(one)]
-    if isinstance(one, type):
-        return _attributes(vars(one))
-    try:
-        reduced = one.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    except Exception:  # it says so in a way of its own
-        reduced = ""
-    if isinstance(reduced, str):
-        return _attributes(getattr(one, "__dict__", {}))
-    held: Held = []
-    state = reduced[2] if len(reduced) > 2 else None
-    for each in state if isinstance(state, tuple) else [state]:
-        held += _attributes(each) if isinstance(each, Mapping) else [("", each)]
-    return held + [(f"class {each.__name__!r}" if isinstance(each, type) else "", each) for each in reduced[1]]
-
-
-def _held_by_function(one: FunctionType) -> Held:
-    cells = dict(zip(one.__code__.co_freevars, one.__closure__ or (), strict=True))
-    held = [(f"closure variable {name!r}", c.cell_contents) for name, c in cells.items() if c != CellType()]
-    names = dict.fromkeys(global_names(one.__code__))
-    held += [(f"global {name!r}", one.__globals__[name]) for name in names if name in one.__globals__]
-    parameters = inspect.signature(one, follow_wrapped=False).parameters.values()
-    held += [(f"default of {p.name!r}", p.default) for p in parameters if p.default is not p.empty]
-    return held + _attributes(vars(one))
-
-
-def _attributes(fields: Mapping[str, Any]) -> Held:
-    return [("" if name in WRAPPED else f"attribute {name!r}", value) for name, value in fields.items()]
+        return {f"[{place}]": value for place, value in enumerate(one)}
+    return {str(n): value for n, value in (one if isinstance(one, Mapping) else getattr(one, "__dict__", {})).items()}
