@@ -1,4 +1,4 @@
-"""Joins journals of the same work, from other days or machines, into one that has each candidate's record once."""
+"""Joins journals of the same work, from other days or machines, into one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from atune.errors import JournalError, UsageError
 from atune.journal.events import (
     AnyEvent,
     ArtifactBuilt,
-    BenchmarkFailed,
-    BuildFailed,
     CandidateAliased,
     CandidateLowered,
     CandidateMeasured,
     CandidateProposed,
-    CandidatePruned,
     DeviceReady,
     ReferenceMeasured,
     RunFinished,
@@ -30,12 +27,9 @@ from atune.journal.events import (
 )
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.state import State
+from atune.journal.state import Outcome, State
 from atune.journal.writer import write_journal
 from atune.model.artifact import Roles
-
-Better = tuple[int, int]
-"""How much a journal's record of a candidate counts, and the journal's number: of equals the later one counts."""
 
 
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> Result:
@@ -62,70 +56,48 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
-    """Yield the events of one run that did what all of them did; their clocks follow each other."""
-    chosen, several = _chosen(states)
+    """Yield the events of one run that did what all of them did; their clocks follow each other.
+
+    Its fold does the rest: of several outcomes of a candidate, or of candidates with the same code, the last counts.
+    """
     headers = list(map(_header, states))
     having = next((header for header in headers if header.default is not None), headers[0])
     refused = next((header.refused for header in headers if header.refused), "")
-    default = {"default": having.default, "baseline": having.baseline, "refused": refused}
+    yield replace(headers[0], default=having.default, baseline=having.baseline, refused=refused)
     offset_s, last = 0.0, None
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
-        own = {index for index, (_, journal) in chosen.items() if journal == number}
+        others = [one for one in states if one is not state]
         for event in JournalReader(path):
             last = replace(event, mono=round(event.mono + offset_s, 6))
-            if (kept := _kept(last, state, own, default, first=number == 0)) is not None:
-                yield kept
+            if isinstance(event, SpaceSurveyed):
+                counts = number == 0
+            elif isinstance(event, CandidateAliased):  # where versions differ, another may have measured both
+                counts = all(getattr(one.outcome(event.index), "index", None) != event.index for one in others)
+            elif isinstance(event, Outcome):
+                counts = _counts(event, state, others)
+            else:
+                counts = isinstance(event, _MERGED)
+            if counts:
+                yield last
         offset_s += state.last_mono
     assert last is not None
     end: dict[str, Any] = {"seq": 0, "time": last.time, "mono": last.mono}
-    for note in _notes(paths, states, several):
+    for note in _notes(paths, states):
         yield Warned(**end, message=note)
     roles = next((state.finished.roles for state in states if state.finished), Roles())
     yield RunFinished(**end, wall_s=sum(state.wall_s for state in states), reason="merged", roles=roles)
 
 
-def _kept(event: AnyEvent, state: State, own: set[int], default: dict[str, Any], *, first: bool) -> AnyEvent | None:
-    """Return what the merged run has of `event`; None if nothing.
-
-    `own`: the candidates whose records are from this journal, of which `state` has the outcomes. `default`: what
-    the merged run's header has of the default.
-    """
-    match event:
-        case RunStarted():
-            return replace(event, **default) if first else None
-        case SpaceSurveyed():
-            return event if first else None
-        case DeviceReady() | ReferenceMeasured() | Warned():
-            return event
-        case CandidateProposed() | CandidateLowered() | CandidateAliased():
-            return event if event.index in own else None
-        case CandidateMeasured() | CandidatePruned() | BuildFailed() | BenchmarkFailed():
-            outcome = state.outcome(event.index)
-            return event if event.index in own and outcome is not None and outcome.seq == event.seq else None
-        case ArtifactBuilt():
-            facts = event.machine or (None,) * len(event.indices)
-            left = [(index, one) for index, one in zip(event.indices, facts, strict=True) if index in own]
-            indices, machine = tuple(i for i, _ in left), tuple(one for _, one in left) if event.machine else ()
-            return replace(event, indices=indices, machine=machine) if left else None
-    return None  # of that run, and not of the merged one
+_MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | CandidateLowered | ArtifactBuilt
+"""Events of each journal that the merged run has, too."""
 
 
-def _chosen(states: Sequence[State]) -> tuple[dict[int, Better], int]:
-    """Return which journal's record of each candidate counts, and how many candidates have several outcomes."""
-    chosen, having = dict[int, Better](), dict[int, int]()
-    for number, state in enumerate(states):
-        for index, entry in state.entries.items():
-            if not entry.key:
-                continue
-            chosen[index] = max(chosen.get(index, (0, 0)), (_worth(state, index), number))
-            having[index] = having.get(index, 0) + (entry.in_space and state.outcome(index) is not None)
-    return chosen, sum(count > 1 for count in having.values())
-
-
-def _worth(state: State, index: int) -> int:
-    """Return how much a record counts. An outcome of its own counts before that of a candidate with its code."""
-    outcome = state.outcome(index)
-    return 0 if outcome is None else 1 + (outcome.index == index) + 2 * isinstance(outcome, CandidateMeasured)
+def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
+    """Tell whether an outcome is its journal's last word, and no failure of what another journal measured."""
+    last = state.outcome(event.index)
+    measured = isinstance(event, CandidateMeasured)
+    elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)
+    return last is not None and last.seq == event.seq and (measured or not elsewhere)
 
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
@@ -144,7 +116,7 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
             )
 
 
-def _notes(paths: Sequence[str], states: Sequence[State], several: int) -> list[str]:
+def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
     """Return warnings about what may not compare, or is left out."""
     first, *others = map(_header, states)
     notes = []
@@ -155,7 +127,8 @@ def _notes(paths: Sequence[str], states: Sequence[State], several: int) -> list[
         if first.settings.get("benchmark") != other.settings.get("benchmark"):
             notes.append(f"{path} was measured with other benchmark settings than {paths[0]}")
     notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")
-    if several:
+    tried = Counter(i for state in states for i, one in state.entries.items() if one.in_space and state.outcome(i))
+    if several := sum(count > 1 for count in tried.values()):
         notes.append(
             f"candidates with several outcomes in the {len(paths)} journals: {several}; a measurement counts before a "
             "failure, and of equals the later journal"

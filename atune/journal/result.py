@@ -461,7 +461,7 @@ class Result:
 
         Raises `AtuneError` where the run kept no journal, and `UsageError` where `path` cannot be written.
         """
-        from atune.journal.output import write_output
+        from atune.journal.writer import write_output
 
         page = importlib.import_module("atune.reporting.report").report(self._kept("report"))
         write_output(os.fspath(path), page.encode())

@@ -18,9 +18,9 @@ from typing import Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from atune.errors import JournalError
+from atune.errors import JournalError, UsageError
 from atune.journal.events import AnyEvent, Event, encode
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed, is_journal
 from atune.model.folders import cache_folder, make_private_folder, whole_file
 
 
@@ -304,21 +304,50 @@ def is_written(path: Path) -> bool:
     return False
 
 
-def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
-    """Write the new journal `output`, whole or not at all: under another name, and then renamed.
+# ---- files written from what is known
 
-    Raises `JournalError` if `output` exists, or it cannot be written.
-    """
+
+def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
+    """Write the new journal `output`, whole or not at all. Raises `JournalError` if it exists or cannot be written."""
     Journal.create(output).close()  # refused before anything is written, if a file exists
-    real = os.path.realpath(output)
     try:
-        with whole_file(Path(real)) as part:
-            with Journal.create(part) as journal:
-                journal.path = output  # for messages
-                for event in events:
-                    journal.append(event)
-            with open(part, "rb") as file:
-                os.fsync(file.fileno())
+        with whole_file(Path(os.path.realpath(output))) as part:
+            _write_synced(part, map(line_of, events))
             Journal.create(output).close()  # again, because writing may have taken long
     except OSError as error:
         raise cannot("write", output, error) from error
+
+
+def write_output(path: str, data: bytes, *, private: bool = True) -> None:
+    """Write `data` to `path`, whole or not at all, and never in a journal's place.
+
+    An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
+    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal, a source file of
+    Python, or not writable.
+    """
+    try:
+        real = os.path.realpath(path)  # a symbolic link stays a link
+        mode = os.stat(real).st_mode if os.path.exists(real) else None
+        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            Path(path).write_bytes(data)
+            return
+        if is_journal(real):
+            raise UsageError(f"{path} is a journal, which is never overwritten: give another file")
+        if mode is not None and real.endswith(".py"):
+            raise UsageError(f"{path} is a source file of Python, which is not overwritten: give another file")
+        if mode is None:
+            mask = os.umask(0o077)
+            os.umask(mask)
+            mode = 0o600 if private else 0o666 & ~mask
+        with whole_file(Path(real)) as part:
+            _write_synced(part, [data])
+            os.chmod(part, stat.S_IMODE(mode))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _write_synced(path: str, parts: Iterable[bytes]) -> None:
+    with open(path, "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())

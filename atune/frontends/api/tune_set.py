@@ -100,7 +100,7 @@ class SetResult(Sequence[TunedProblem]):
 
         Raises `UsageError` where `path` cannot be written.
         """
-        from atune.journal.output import write_output
+        from atune.journal.writer import write_output
 
         write_output(os.fspath(path), set_page(self, self.folder).encode())
 

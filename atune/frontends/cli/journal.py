@@ -195,7 +195,7 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
     """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
     from atune.frontends.cli.output import print_bytes, print_out
-    from atune.journal.output import write_output
+    from atune.journal.writer import write_output
 
     if output == "-":
         print_bytes(data)

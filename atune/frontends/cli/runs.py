@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atune.errors import UsageError
 from atune.frontends.cli.output import print_bytes, print_message, print_out
 from atune.frontends.cli.parsing import Parser, add_command
-from atune.journal.output import write_output
+from atune.journal.writer import write_output
 
 if TYPE_CHECKING:
     from atune.workers.storage.result_cache import IndexedRun, ResultCache
