@@ -30,8 +30,7 @@ from atune.journal.events import (
     GroupSplit,
     Warned,
 )
-from atune.journal.seconds import FOUND
-from atune.journal.state import State
+from atune.journal.state import FOUND, State
 from atune.model.artifact import Artifact, Failure, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob

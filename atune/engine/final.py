@@ -11,7 +11,7 @@ from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
 from atune.journal.events import CandidateMeasured, FinalOrdered, FinalStarted, Warned
-from atune.journal.seconds import FOUND
+from atune.journal.state import FOUND
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, FinalJob, FindJob, GroupFailed, LowerJob

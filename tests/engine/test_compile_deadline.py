@@ -10,8 +10,7 @@ from fake_runs import finish, tuned
 
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
 from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
-from atune.journal.seconds import FOUND
-from atune.journal.state import State
+from atune.journal.state import FOUND, State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
