@@ -28,14 +28,13 @@ import sysconfig
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from common import ROOT
 from counted import Finished, empty_caches, run_counted
-from spaces import FOLDER, SPACES, SUFFIX, opened
+from spaces import FOLDER, SPACES, SUFFIX, journal_in, opened
 
 from atune import replay
 from atune.errors import AtuneError
@@ -147,16 +146,6 @@ def _paths() -> bytes:
 def json_body(line: bytes) -> bytes:
     """Return the event's bytes in a journal's line."""
     return line.rstrip(b"\n").partition(b'"event":')[2][:-1]
-
-
-@contextmanager
-def journal_in(path: Path) -> Iterator[Path]:
-    """Yield the journal that `path` is, or holds."""
-    if path.suffix == ".xz":
-        with opened(path) as journal:
-            yield journal
-    else:
-        yield path
 
 
 # ---- what is told

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from spaces import journal_in
 
 from atune.engine.search.interface import DUPLICATE, latency_or_reason
 from atune.errors import UsageError
@@ -67,7 +68,8 @@ def read_recording(path: str | Path) -> Recording:
 
     A file of facts next to the journal overrides its facts, because old journals lack some.
     """
-    recording = recording_of(JournalReader(path), str(path))
+    with journal_in(Path(path)) as journal:
+        recording = recording_of(JournalReader(journal), str(path))
     file = Path(path).parent / f"{Path(path).name.partition('.jsonl')[0]}{FACTS}"
     if not file.is_file():
         return recording

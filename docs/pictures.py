@@ -30,7 +30,7 @@ HERE = Path(__file__).parent / "pictures"
 ROOT = Path(__file__).parents[1]
 COMPARED = "bench/results/vs_tilelang/result.json"
 """Whole runs of tilelang's tuner and of atune, in turn on one machine."""
-JOURNAL = "bench/results/layouts/wide.jsonl.xz"
+JOURNAL = "bench/results/layouts/wide.jsonl"
 COLUMNS = 80
 MOMENTS = 8
 """Frames of the terminal's recording before the result."""

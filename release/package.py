@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NAME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
 """What the files of the distribution begin with."""
-JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl"
 WORKLOAD = ROOT / "examples" / "gemm_cpu.py"
 
 

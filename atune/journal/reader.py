@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import errno
 import itertools
-import lzma
 import os
 import re
 import stat
 import zlib
-from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -24,29 +22,6 @@ import msgspec
 from atune.errors import JournalError
 from atune.journal.events import SCHEMA, AnyEvent, RunFinished, RunInterrupted, RunStarted, decode
 from atune.journal.result import Result
-
-_XZ = b"\xfd7zXZ\x00"
-"""The first bytes of a file that xz compressed."""
-
-
-def is_compressed(path: str) -> bool:
-    """Tell whether the file at `path` is compressed by xz. Raises `OSError`."""
-    with open(path, "rb") as file:
-        return file.read(len(_XZ)) == _XZ
-
-
-@contextmanager
-def unpacked(path: str) -> Generator[IO[bytes], None, None]:
-    """Open the file at `path` to read what it holds, unpacked.
-
-    Raises `OSError`, and `JournalError` if the compressed file turns out to be damaged.
-    """
-    with lzma.open(path, "rb") if is_compressed(path) else open(path, "rb") as file:
-        try:
-            yield file
-        except (EOFError, lzma.LZMAError) as error:
-            raise JournalError(f"{path}: the xz file is damaged or ends too early: {error}") from error
-
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused. No event is that large, and a decoded line takes many times its size in memory."""
@@ -76,45 +51,51 @@ class JournalReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self.torn_bytes = self.whole_bytes = 0
+        self.torn_bytes = self.whole_bytes = self._lines = 0
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        self.torn_bytes = self.whole_bytes = 0
-        try:
-            yield from self._events()
-        except OSError as error:
-            raise cannot("read", self.path, error) from error
+        self.whole_bytes = self._lines = 0
+        yield from self.more()
         if not self.whole_bytes:
             why = "its only line is incomplete" if self.torn_bytes else "it is empty"
             raise JournalError(f"{self.path} is no journal of atune: {why}")
 
-    def _events(self) -> Iterator[AnyEvent]:
-        """Yield the events of whole lines."""
+    def more(self) -> Iterator[AnyEvent]:
+        """Yield the events that were not read yet."""
+        self.torn_bytes = 0
+        try:
+            self._check_kind()
+            with open(self.path, "rb") as file:  # anew each time: on NFS, opening is what asks the server
+                file.seek(self.whole_bytes)
+                line = self._line(file, self._lines + 1)
+                while line:
+                    following = self._line(file, self._lines + 2) if line.endswith(b"\n") else b""
+                    body = _body(line) if line.endswith(b"\n") else None
+                    if body is None:
+                        if following:
+                            raise self._damaged(self._lines + 1)
+                        self.torn_bytes = len(line)
+                        break
+                    event = self._event(self._lines + 1, body, _too_deep(line))
+                    self._lines += 1
+                    self.whole_bytes += len(line)
+                    yield event
+                    line = following
+        except OSError as error:
+            raise cannot("read", self.path, error) from error
+
+    def _check_kind(self) -> None:
         if not stat.S_ISREG(mode := os.stat(self.path).st_mode):
             why = "it is a folder: give a journal in it" if stat.S_ISDIR(mode) else "it is not a regular file"
-            if inside := sorted(Path(self.path).glob("*.jsonl*")):
+            if inside := sorted(Path(self.path).glob("*.jsonl")):
                 why += f", such as {inside[0]}"
             raise JournalError(f"{self.path} is no journal: {why}")
-        with unpacked(self.path) as file:
-            number, line = 0, self._line(file, 1)
-            while line:
-                number += 1
-                following = self._line(file, number + 1)
-                body = _body(line)
-                if body is None or not line.endswith(b"\n"):
-                    if following:
-                        raise self._damaged(number)
-                    self.torn_bytes = len(line)
-                    break
-                yield self._event(number, body, _too_deep(line))
-                self.whole_bytes += len(line)
-                line = following
 
     def _line(self, file: IO[bytes], number: int) -> bytes:
         line = file.readline(MAX_LINE_BYTES + 1)
         if len(line) > MAX_LINE_BYTES:
             raise JournalError(
-                f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
+                f"{self.path}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
             )
         return line
 
@@ -163,7 +144,7 @@ def read(path: str | Path) -> list[AnyEvent]:
 
 def last_event(path: Path) -> AnyEvent | None:
     """Return the last event of the journal at `path`; None where its last line is incomplete. Raises `OSError`."""
-    with unpacked(str(path)) as file:
+    with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = file.read().splitlines(keepends=True)
     return parse_line(lines[-1]) if lines else None
@@ -174,12 +155,11 @@ _TAIL_BYTES = 1024 * 1024
 
 
 def is_journal(path: str | Path) -> bool:
-    """Tell whether the file at `path` begins as journals do, whole, damaged or compressed. Raises `OSError`."""
+    """Tell whether the file at `path` begins as journals do, whole or damaged. Raises `OSError`."""
     if not os.path.isfile(path):
         return False
-    with suppress(JournalError), unpacked(str(path)) as file:
+    with open(path, "rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
-    return False  # another file that xz compressed, and that is damaged
 
 
 _BEGINNING = b'{"crc":"'
@@ -254,36 +234,14 @@ async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:
     """Yield the events of a journal that another process writes, also on another machine, until its run ends.
 
     After what is there, and each time nothing new came for `POLL_S`, yields None. Looks at the file again and again
-    and needs no notification, so that shared file systems work. A compressed journal grows no more, and ends with its
-    last event. Raises `JournalError` where the journal is damaged.
+    and needs no notification, so that shared file systems work. Raises `JournalError` where the journal is damaged.
     """
-    try:
-        compressed = is_compressed(str(path))
-    except OSError as error:
-        raise cannot("read", str(path), error) from error
-    if compressed:
-        for recorded in JournalReader(path):
-            yield recorded
-        return
-    position = expected = 0
+    reader, ended = JournalReader(path), False
     while True:
-        try:
-            with open(path, "rb") as file:  # anew each time: on NFS, opening is what asks the server
-                file.seek(position)
-                while (line := file.readline(MAX_LINE_BYTES + 1)).endswith(b"\n"):
-                    event = parse_line(line)
-                    if event is None or event.seq != expected or isinstance(event, RunStarted) != (expected == 0):
-                        break  # damaged, or a torn end that the next part cuts off: the reader tells which
-                    position += len(line)
-                    expected += 1
-                    yield event
-                    ended = isinstance(event, RunFinished | RunInterrupted)
-                    if ended and not file.peek(1):
-                        return
-        except OSError as error:
-            raise cannot("read", str(path), error) from error
-        if line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
-            for _ in JournalReader(path):  # raises where the damage is before the last line
-                pass
+        for event in reader.more():
+            ended = isinstance(event, RunFinished | RunInterrupted)
+            yield event
+        if ended and not reader.torn_bytes:
+            return
         yield None
         await anyio.sleep(POLL_S)

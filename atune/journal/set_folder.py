@@ -10,7 +10,7 @@ import msgspec
 
 from atune.errors import JournalError, UsageError
 from atune.journal.events import RunFinished, RunStarted
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, replay, unpacked
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, replay
 from atune.journal.result import Result
 from atune.journal.writer import Journal, is_written
 from atune.model.candidate import Problem, check_same_names
@@ -47,21 +47,13 @@ def is_set(path: Path) -> bool:
 
 
 def listed(folder: Path) -> dict[Path, Problem]:
-    """Return the problems of a set's folder by their journals, in order. Raises `UsageError` if it is no such folder.
-
-    A journal may have been compressed since.
-    """
+    """Return the problems of a set's folder by their journals, in order. Raises `UsageError` for another folder."""
     try:
         found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[Problem])
     except (OSError, msgspec.MsgspecError) as error:
         why = f"it has no {INDEX}" if isinstance(error, FileNotFoundError) else str(error)
         raise UsageError(f"{folder} is no folder of a set's journals: {why}") from error
-    return {_journal(folder, number): problem for number, problem in enumerate(found)}
-
-
-def _journal(folder: Path, number: int) -> Path:
-    plain, packed = folder / f"{number:04}.jsonl", folder / f"{number:04}.jsonl.xz"
-    return packed if packed.exists() and not plain.exists() else plain
+    return {folder / f"{number:04}.jsonl": problem for number, problem in enumerate(found)}
 
 
 def header_of_set(folder: Path) -> RunStarted | None:
@@ -132,7 +124,7 @@ def is_begun(journal: Path) -> bool:
     """Tell whether a problem's run has begun: its journal's first line is whole. Raises `OSError`."""
     if not journal.exists():
         return False
-    with unpacked(str(journal)) as file:
+    with journal.open("rb") as file:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")
 
 
@@ -151,7 +143,7 @@ def is_set_written(folder: Path) -> bool:
 
 def journals_in(folder: Path) -> list[Path]:
     """Return the journals of a folder that have begun: of a set those of its problems, else its files by name."""
-    paths = listed(folder) if is_set(folder) else sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")])
+    paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 
 

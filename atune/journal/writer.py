@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from atune.errors import JournalError, UsageError
 from atune.journal.events import AnyEvent, Event, encode
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_compressed, is_journal
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_journal
 from atune.model.folders import cache_folder, make_private_folder, whole_file
 
 
@@ -80,8 +80,6 @@ class Journal:
         path = str(path)
         fd, _ = _open_locked(path)
         try:
-            if is_compressed(path):
-                raise JournalError(f"the journal {path} is compressed, and can only be read: unpack it to continue it")
             reader = JournalReader(path)
             events = list(reader)
         except BaseException:

@@ -54,3 +54,13 @@ def opened(recording: Path | str) -> Iterator[Path]:
         with lzma.open(path) as packed, journal.open("wb") as plain:
             shutil.copyfileobj(packed, plain)
         yield journal
+
+
+@contextmanager
+def journal_in(path: Path) -> Iterator[Path]:
+    """Yield the journal that `path` is, or holds."""
+    if path.suffix == ".xz":
+        with opened(path) as journal:
+            yield journal
+    else:
+        yield path

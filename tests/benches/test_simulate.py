@@ -11,11 +11,10 @@ import pytest
 from recording import Recording, Tried, read_recording
 from simulate import main, simulate, simulate_run
 
-from atune import replay, tune
+from atune import tune
 from atune.engine.search.interface import Searched
 from atune.engine.search.strategies import make_strategy
-from atune.errors import JournalError, UsageError
-from atune.journal.writer import Journal
+from atune.errors import UsageError
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -75,17 +74,11 @@ async def test_a_journal_is_read_as_it_was_recorded(tmp_path: Path) -> None:
     assert found.best_ms == 1.0
 
 
-async def test_compressed_journals_are_read_and_not_written(tmp_path: Path) -> None:
+async def test_a_compressed_journal_is_read_as_a_plain_one(tmp_path: Path) -> None:
     plain = await recorded(tmp_path / "j")
     packed = tmp_path / "j.xz"
     packed.write_bytes(lzma.compress(plain.read_bytes()))
     assert read_recording(packed) == read_recording(plain)
-    assert replay(packed).best_config == replay(plain).best_config
-    with pytest.raises(JournalError, match="can only be read: unpack it"):
-        Journal.start(packed)
-    packed.write_bytes(packed.read_bytes()[:-40])
-    with pytest.raises(JournalError, match="damaged or ends too early"):
-        replay(packed)
 
 
 async def test_the_command_prints_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from event_streams import Stream
 
 from atune.frontends.cli.explain import parse_config
 from atune.frontends.cli.main import main
-from atune.journal.reader import is_journal
 from atune.journal.result import Record
 from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
@@ -68,21 +66,14 @@ def test_a_name_that_the_kernel_does_not_take_is_a_mistake(capsys: pytest.Captur
     assert "the kernel takes no argument 'blok'; it takes block (did you mean 'block'?)" in capsys.readouterr().err
 
 
-def test_a_compressed_journal_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stream = Stream(total=1).candidate(0, 1.0).finished()
-    write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]
-    packed = tmp_path / "j.jsonl.xz"
-    packed.write_bytes(lzma.compress((tmp_path / "j.jsonl").read_bytes()))
-    assert is_journal(packed)
-    assert main(["show", str(packed)]) == 0
+def test_without_its_workload_a_journal_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = str(tmp_path / "j.jsonl")
+    write_journal(journal, Stream(total=1).candidate(0, 1.0).finished().events)  # type: ignore[arg-type]
+    assert main(["show", journal]) == 0
     assert capsys.readouterr().out.startswith("candidate  0: measured")
-    assert main(["explain", str(packed)]) == 2
+    assert main(["explain", journal]) == 2
     gone = "the journal's workload came from toy.py, which is gone: give FILE.py:NAME and --config a=1,b=2"
     assert capsys.readouterr().err == f"atune: error: {gone}\n"
-    assert main(["export", str(packed), "--to", "csv", "-o", str(packed)]) == 2
-    assert "is a journal, which is never overwritten" in capsys.readouterr().err
-    packed.write_bytes(packed.read_bytes()[:40])
-    assert not is_journal(packed)
 
 
 def test_a_candidate_is_explained_for_the_problem_of_its_journal(

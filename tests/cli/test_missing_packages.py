@@ -17,7 +17,7 @@ from atune.model import requirements
 from atune.model.requirements import HEAVY, REQUIRES, not_installed
 
 ROOT = Path(atune.__file__).parents[1]
-JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl"
 GEMM = str(ROOT / "examples" / "gemm_cpu.py")
 WITHOUT = """
 import sys

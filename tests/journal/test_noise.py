@@ -77,5 +77,5 @@ def test_another_user_of_the_device_is_told_as_noise_and_stands_on_the_page_once
 
 def test_a_recorded_run_next_to_another_process_names_it() -> None:
     kept = Path(__file__).parents[2] / "bench" / "results" / "conditions"
-    shared, alone = (replay(kept / f"{name}.jsonl.xz") for name in ("beside", "alone"))
+    shared, alone = (replay(kept / f"{name}.jsonl") for name in ("beside", "alone"))
     assert "is also used by process" in shared.noise[0] and alone.noise == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from pathlib import Path
 
 import pytest
@@ -31,20 +30,6 @@ def test_both_readers_of_a_set_read_the_journals_that_it_lists_in_its_order(tmp_
     (tmp_path / "set.json").unlink()
     with pytest.raises(JournalError, match="stray"):
         atune.sets.regret_matrix(tmp_path)
-
-
-def test_compressed_journals_are_read(tmp_path: Path) -> None:
-    paths, lock = entered(tmp_path, PROBLEMS[:1])
-    lock.close()
-    finished(paths[0])
-    packed = tmp_path / "0000.jsonl.xz"
-    packed.write_bytes(lzma.compress(paths[0].read_bytes()))
-    paths[0].unlink()
-    assert [row.won for row in tuned_problems(tmp_path)] == [True]
-    for _ in range(2):  # also in a folder that is no set's
-        assert journals_in(tmp_path) == [packed]
-        assert atune.sets.regret_matrix(tmp_path).winners == (0,)
-        (tmp_path / "set.json").unlink(missing_ok=True)
 
 
 def test_a_run_keeps_others_out_of_its_set_until_it_has_ended(tmp_path: Path) -> None:

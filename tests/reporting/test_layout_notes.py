@@ -18,7 +18,7 @@ from atune.reporting.report import page_of
 from atune.reporting.summary import layouts_line, summary_text
 from atune.testing import FakeMachine, Script
 
-UNEVEN = Path(__file__).parents[2] / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+UNEVEN = Path(__file__).parents[2] / "bench" / "results" / "layouts" / "uneven.jsonl"
 
 
 def facts(slots: int, stores: str = "Out (global)") -> StaticFacts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import lzma
 import shutil
 import subprocess
 import sys
@@ -175,19 +174,6 @@ def test_following_a_damaged_journal_names_the_line(tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="line 4: damaged"):
         anyio.run(watch)
-
-
-@pytest.mark.usefixtures("quick_looks")
-@pytest.mark.parametrize("whole", [True, False], ids=["finished", "cut short"])
-def test_a_compressed_journal_ends_with_its_last_event(tmp_path: Path, whole: bool) -> None:
-    path, lines = tmp_path / "j.xz", DATA.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lzma.compress(b"".join(lines if whole else lines[:30])))
-
-    async def watch() -> list[Any]:
-        with anyio.fail_after(20):
-            return [event async for event in follow(path)]
-
-    assert anyio.run(watch) == list(read(path))
 
 
 def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None:

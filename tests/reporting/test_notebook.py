@@ -21,7 +21,7 @@ from atune.journal.result import Result
 from atune.reporting.summary import summary, summary_text
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYOUTS = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+LAYOUTS = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl"
 
 
 def parsed(text: str) -> ElementTree.Element:

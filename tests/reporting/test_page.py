@@ -32,7 +32,7 @@ from atune.reporting.plots import Timeline
 from atune.reporting.report import command_of, measured_on, page_of, report
 from atune.reporting.summary import failure_groups
 
-LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
+LAYOUTS = RESULTS / "layouts" / "uneven.jsonl"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
 PAGE = Path(__file__).parents[2] / "atune" / "reporting" / "report_page.html"
 

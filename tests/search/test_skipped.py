@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from spaces import journal_in
 
 from atune.journal.events import CandidateLowered
 from atune.journal.reader import JournalReader
@@ -26,10 +27,11 @@ SKIPPED = {
 @pytest.mark.parametrize("space", SPACES)
 def test_skipping_likely_losers_keeps_the_best_of_a_recorded_space(space: str) -> None:
     state, likely = State(), set[int]()
-    for event in JournalReader(str(SPACES[space])):
-        state.apply(event)
-        if isinstance(event, CandidateLowered) and event.deferred:
-            likely.add(event.index)
+    with journal_in(SPACES[space]) as journal:
+        for event in JournalReader(journal):
+            state.apply(event)
+            if isinstance(event, CandidateLowered) and event.deferred:
+                likely.add(event.index)
     codes = {state.first(index).index for index in likely}
     measured = [(state.first(one.index).index in codes, one.timing.latency_ms) for one in state.ranked()]
     best = min(latency_ms for skipped, latency_ms in measured if not skipped)
