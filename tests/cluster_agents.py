@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from atune.engine.run_state import background
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.nodes import NodeLost, Opening, Reply
+from atune.workers.cluster.machine import NodeLost, Opening, Reply
 
 
 class LoopbackAgent:

@@ -17,7 +17,7 @@ from atune.model.device import DeviceInfo
 from atune.model.jobs import FindJob, LowerJob, MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.nodes import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Opening, Reply
+from atune.workers.cluster.machine import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Opening, Reply
 from atune.workload.pickling import FileRef
 
 OUT = Roles(outputs=(1,))

@@ -20,10 +20,10 @@ from atune.frontends.api.tuner import run, tune
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, FinalOrdered, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster import nodes, ray_cluster
+from atune.workers.cluster import machine as machines
+from atune.workers.cluster import ray_cluster
 from atune.workers.cluster.agent import versions_here
-from atune.workers.cluster.machine import ClusterMachine
-from atune.workers.cluster.nodes import Opening, known
+from atune.workers.cluster.machine import ClusterMachine, Opening, known
 from atune.workers.processes import server as servers
 from atune.workload.pickling import parse_file_ref
 
@@ -102,7 +102,7 @@ async def test_a_run_whose_nodes_are_all_lost_says_how_to_go_on(tmp_path: Path) 
 
 
 async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "STALL_S", 0.5)
+    monkeypatch.setattr(machines, "STALL_S", 0.5)
     monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.1)
     connect, events = Loopback(2), list[Event]()
 

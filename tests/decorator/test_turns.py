@@ -18,7 +18,7 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local import device_worker
-from atune.workers.processes.worker import Worker
+from atune.workers.processes.pool import Worker
 from atune.workers.system.resources import device_lock
 
 pytestmark = pytest.mark.anyio

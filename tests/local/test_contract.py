@@ -37,8 +37,7 @@ from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
-from atune.workers.cluster.machine import ClusterMachine
-from atune.workers.cluster.nodes import ClusterDeviceWorker
+from atune.workers.cluster.machine import ClusterDeviceWorker, ClusterMachine
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine

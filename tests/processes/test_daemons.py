@@ -17,10 +17,9 @@ from fork_servers import fork_server
 from processes import MARK, environment, marked, new_mark, wait_until
 
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
-from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.pool import ForkServer, Worker
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.processes.server_main import children_of
-from atune.workers.processes.worker import Worker
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

@@ -29,8 +29,7 @@ from atune.frontends.cli.main import main
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import TunedProblem, journals_in
-from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.worker import Worker
+from atune.workers.processes.pool import ForkServer, Worker
 
 pytestmark = pytest.mark.timeout(170)
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")

@@ -19,7 +19,7 @@ import msgspec
 
 from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions
-from atune.workers.cluster.nodes import Library, Opening, Reply, arrived, known, libraries_of
+from atune.workers.cluster.machine import Library, Opening, Reply, arrived, known, libraries_of
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
@@ -70,7 +70,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def discover(
         self, fingerprint: str, target: str = "", devices: tuple[str, ...] = ()
     ) -> tuple[Discovery, int]:
-        """Find the node's devices, and the number of its compile workers.
+        """Find the node's devices, make its workers, and return the number of those that compile.
 
         `target`: the run's, with which only `devices` take part; empty: as in `Opening`. Workers that load work of
         another `fingerprint` are refused.
@@ -80,13 +80,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         if target:
             machine.target_text, machine.device_names = target, devices
         await machine.discover()
-        return machine.found, machine.most_workers()[0]
-
-    async def plan(self, no_cicc: str) -> None:
-        """Make the workers. `no_cicc`: why they do not use cicc; empty if they do."""
-        self._machine.use(no_cicc)
-        self._compilers = self._machine.compile_workers()
-        self._devices = {device.info.id: device for device in self._machine.device_workers()}
+        self._compilers = machine.compile_workers()
+        self._devices = {device.info.id: device for device in machine.device_workers()}
+        return machine.found, len(self._compilers)
 
     async def notices(self) -> list[str]:
         """Return messages for the user, once there are some; after `NOTICE_S` at the latest."""

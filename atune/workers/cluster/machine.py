@@ -1,55 +1,315 @@
-"""The stages on many machines, behind the engine's own interface: decisions stay with the one engine."""
+"""The stages on many machines, behind the engine's own interface: nodes, their workers, and the messages that travel.
+
+Decisions stay with the one engine. A node's agent is in `agent`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import CompileHints, ignored
 from atune.engine.run_state import background
-from atune.errors import TargetError
+from atune.errors import (
+    AtuneError,
+    MachineError,
+    ServerLost,
+    TargetError,
+    WorkerError,
+    name_and_message,
+    traceback_of,
+)
+from atune.model.artifact import Artifact, source_path
 from atune.model.device import DeviceInfo, Target
-from atune.model.folders import run_folder
+from atune.model.folders import made_folder, run_folder, whole_file
+from atune.model.jobs import A, Job, Started, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.cluster.nodes import (
-    Agent,
-    ClusterCompileWorker,
-    ClusterDeviceWorker,
-    Node,
-    NodeLost,
-    Opening,
-    none_left,
-)
-from atune.workers.local.machine import PLAIN, are_few, check_discovery, compile_hints
+from atune.workers.local.machine import check_discovery, compile_hints
 from atune.workers.processes.messages import Discovery
+from atune.workers.system.resources import Deadline
 from atune.workload.pickling import WorkloadRef
 from atune.workload.workload import WorkloadSpec
+
+T = TypeVar("T")
+STALL_S = 30.0
+"""Seconds without a sign of life after which a node counts as lost; its agent gives one every `agent.NOTICE_S`."""
+
+
+class NodeLost(AtuneError):
+    """The node ended, or cannot be reached, before it answered. Its open calls must be repeated."""
+
+
+def none_left(causes: Iterable[str]) -> MachineError:
+    """Return the error of a run that has lost all its nodes: why, and how to go on."""
+    return MachineError(
+        f"every node was lost: {'; '.join(causes)}. What was measured stays; `atune resume JOURNAL` continues the run"
+    )
+
+
+class Agent(Protocol):
+    """The way to one node's agent."""
+
+    name: str
+    """The node's name, which no other node of the run has."""
+
+    async def ask(self, what: str, *given: Any) -> Reply:
+        """Return the reply of the agent's method. Raises `NodeLost`. Cancelling it ends the call there."""
+        ...
+
+    def kill(self) -> None:
+        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
+        ...
+
+
+# ---- what travels: Ray pickles it
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """The first message to an agent: the work, the settings, and how many of the node's cores it may use."""
+
+    workload: WorkloadRef
+    target: str
+    devices: tuple[str, ...]
+    compile: CompileSettings
+    benchmark: BenchmarkSettings
+    cores: int
+
+
+class Library(msgspec.Struct, frozen=True):
+    """A library that travels, with the sources of its members by symbol."""
+
+    data: bytes
+    sources: dict[str, bytes]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An agent's answer with its libraries by path, or the error that it ended with.
+
+    `alive`: the devices whose processes run.
+    """
+
+    answer: Any = None
+    libraries: dict[str, Library] = {}
+    error: AtuneError | None = None
+    alive: tuple[str, ...] = ()
+
+
+def known(error: Exception) -> AtuneError:
+    """Return `error` as it travels: a `WorkerError` with its traceback if atune has no such class."""
+    return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
+
+
+async def libraries_of(value: object) -> dict[str, Library]:
+    """Return the libraries of a job or an answer, by path. Raises `OSError`."""
+    found = list[Artifact]()
+
+    def note(artifact: Artifact) -> Artifact:
+        found.append(artifact)
+        return artifact
+
+    with_artifacts(value, note)
+    return await anyio.to_thread.run_sync(_read, found) if found else {}
+
+
+def _read(artifacts: list[Artifact]) -> dict[str, Library]:
+    sources: dict[str, dict[str, bytes]] = {}
+    for one in artifacts:
+        source, of_library = Path(source_path(one.path, one.symbol)), sources.setdefault(one.path, {})
+        if source.exists():
+            of_library[one.symbol] = source.read_bytes()
+    return {path: Library(Path(path).read_bytes(), texts) for path, texts in sources.items()}
+
+
+async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T:
+    """Write `libraries` below `run_dir`, and return the job or answer `value` with their paths there."""
+    if not libraries:
+        return value
+    folder = made_folder(run_dir, "libraries")
+    paths = await anyio.to_thread.run_sync(lambda: {path: _write(one, folder) for path, one in libraries.items()})
+    return with_artifacts(value, lambda one: msgspec.structs.replace(one, path=paths[one.path]))
+
+
+def _write(library: Library, folder: str) -> str:
+    """Write a library under the SHA-256 of its content, and return the path."""
+    path = Path(folder) / f"{hashlib.sha256(library.data).hexdigest()}.so"
+    named = (symbol for symbol in library.sources if symbol.isidentifier())  # a name, never a path elsewhere
+    files = {Path(source_path(str(path), symbol)): library.sources[symbol] for symbol in named}
+    for file, data in files.items() if path.exists() else (*files.items(), (path, library.data)):
+        with whole_file(file) as part:  # several messages may bring it at once
+            Path(part).write_bytes(data)
+    return str(path)
+
+
+def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
+    """Return a job or an answer with its artifacts changed."""
+    changed: Any = value
+    if isinstance(value, Artifact):
+        changed = change(value)
+    elif isinstance(value, list | tuple):
+        changed = type(value)(with_artifacts(one, change) for one in value)
+    elif isinstance(value, Job):
+        fields = {name: with_artifacts(getattr(value, name), change) for name in value.__struct_fields__}
+        changed = msgspec.structs.replace(value, **fields)
+    return cast(T, changed)
+
+
+# ---- nodes and their workers
+
+
+class Node:
+    """One node of a run. `found` and `compilers`: what it has, once it was asked. `run_dir`: the engine's folder."""
+
+    def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
+        self.agent, self.name = agent, agent.name
+        self.lost = ""
+        """Why it is used no more; empty while it is."""
+        self.found: Discovery
+        self.compilers = 0
+        self._run_dir, self._on_loss = run_dir, on_loss
+        self._alive: tuple[str, ...] = ()
+        self._silence = Deadline(STALL_S)
+
+    async def ask(self, what: str, *given: Any) -> Any:
+        """Call a method of the agent. Raises `NodeLost`, and what was raised there."""
+        if self.lost:
+            raise NodeLost(self.lost)
+        try:
+            reply = await self.agent.ask(what, *given)
+        except NodeLost as error:
+            self.lose(str(error))
+            raise NodeLost(self.lost) from error
+        self._alive = reply.alive
+        if isinstance(reply.error, MachineError):  # it lacks disk or memory, which other nodes may have
+            self.lose(str(reply.error))
+            raise NodeLost(self.lost) from reply.error
+        if reply.error is not None:
+            raise reply.error
+        return await arrived(reply.answer, reply.libraries, self._run_dir)
+
+    async def run(self, job: Job[A], worker: int | str) -> A:
+        """Have a worker of the node do `job`."""
+        libraries = {} if self.lost else await libraries_of(job)
+        return cast(A, await self.ask("run", job, worker, libraries))
+
+    async def discover(self, *given: Any) -> None:
+        """Have the agent find what the node has for the run."""
+        self.found, self.compilers = await self.ask("discover", *given)
+
+    async def watch(self, notice: Callable[[str], None]) -> None:
+        """Pass on the agent's messages, until the node is lost, also by keeping silent for `STALL_S`.
+
+        Time in which this program is stopped does not count.
+        """
+        async with background() as tasks:
+            tasks.start_soon(self._listen, notice)
+            while not self.lost:
+                try:
+                    await self._silence.wait(anyio.sleep_forever)
+                except TimeoutError:
+                    self.lose(f"it did not answer for {STALL_S:g} s")
+
+    async def _listen(self, notice: Callable[[str], None]) -> None:
+        with suppress(NodeLost):
+            while True:
+                self._silence = Deadline(STALL_S)
+                for message in await self.ask("notices"):
+                    notice(f"{self.name}: {message}")
+
+    def lose(self, why: str) -> None:
+        """Use the node no more. Twice is fine."""
+        if not self.lost:
+            self.lost = f"node {self.name} was lost: {why}"
+            self.agent.kill()
+            self._on_loss(self)
+
+    def alive(self, device: str) -> bool:
+        """Tell whether a device's process ran when the node last answered."""
+        return not self.lost and device in self._alive
+
+    def named(self, info: DeviceInfo) -> DeviceInfo:
+        """Return a device of the node under its name in the run, ``NODE/ID``."""
+        return msgspec.structs.replace(info, id=f"{self.name}/{info.id}")
+
+
+class ClusterCompileWorker:
+    """One compile worker of a node; of another one, which repeats the job, once its node is lost.
+
+    `places`: the node and number of all of the run's, of which this is the one at `index`.
+    """
+
+    def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:
+        self.name, self._index, self._places = f"compile-{index}", index, places
+
+    async def run(self, job: Job[A]) -> A:
+        """Have the node do `job`. Raises what was raised there, and `MachineError` without a node."""
+        while True:
+            node, number = self._place()
+            try:
+                return await node.run(job, number)
+            except NodeLost:
+                continue
+
+    def _place(self) -> tuple[Node, int]:
+        own = self._places[self._index]
+        living = [place for place in self._places if not place[0].lost]
+        if not living:
+            raise none_left(dict.fromkeys(node.lost for node, _ in self._places))
+        return living[self._index % len(living)] if own[0].lost else own
+
+
+class ClusterDeviceWorker:
+    """One device of a node. `info` is as the node knows it; the run calls it ``NODE/ID``."""
+
+    def __init__(self, node: Node, info: DeviceInfo) -> None:
+        self.node, self._id = node, info.id
+        self.info = node.named(info)
+        self.name = self.info.id
+
+    @property
+    def alive(self) -> bool:
+        return self.node.alive(self._id)
+
+    async def run(self, job: Job[A]) -> A:
+        """Have the device's process do `job`. If its node is lost, the candidate has no part in that."""
+        try:
+            answer: Any = await self.node.run(job, self._id)
+        except NodeLost as error:
+            lost = WorkerError if isinstance(job, StartJob) else ServerLost
+            raise lost(str(error)) from error
+        if isinstance(answer, Started):
+            self.info = self.node.named(answer.device)
+            answer = msgspec.structs.replace(answer, device=self.info)
+        return cast(A, answer)
+
 
 NO_NVCC = "it has no such device, and no nvcc to compile with"
 
 
-def shares(found: Mapping[str, Discovery]) -> tuple[Target, dict[str, tuple[str, ...]]]:
-    """Return the run's target, and the ids of the devices that each node, by name, measures with.
+def target_of(found: Iterable[Discovery]) -> Target:
+    """Return the run's target, by what nodes have: GPUs count before CPUs.
 
-    A node without ids only compiles. GPUs count before CPUs. Raises `TargetError` where devices are of several models.
+    Raises `TargetError` where devices are of several models.
     """
-    kind = "cuda" if any(one.target.kind == "cuda" for one in found.values()) else "c"
-    pool = {name: one for name, one in found.items() if one.target.kind == kind}
-    models = dict.fromkeys((device.name, name) for name, one in pool.items() for device in one.devices)
-    targets = {one.target for one in pool.values() if one.devices or not models}
-    if len({model for model, _ in models}) > 1:
+    found = list(found)
+    kind = "cuda" if any(one.target.kind == "cuda" for one in found) else "c"
+    pool = [one for one in found if one.target.kind == kind]
+    with_devices = [one for one in pool if one.devices]
+    models = sorted({device.name for one in with_devices for device in one.devices})
+    if len(models) > 1:
         raise TargetError(
-            "the cluster has devices of several models, whose timings do not compare: "
-            f"{', '.join(f'{model} on {node}' for model, node in sorted(models))}. Start a Ray cluster of each model's "
-            "nodes"
+            f"the cluster has devices of several models, whose timings do not compare: {', '.join(models)}. Start a "
+            "Ray cluster of each model's nodes"
         )
-    ids = {name: tuple(device.id for device in one.devices) for name, one in pool.items()}
-    return min(targets, key=str), {name: ids.get(name, ()) for name in found}
+    return min((one.target for one in with_devices or pool), key=str)
 
 
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
@@ -119,7 +379,7 @@ class ClusterMachine:
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose those of the run.
 
-        A node without the target's devices only compiles. Raises `TargetError`: see `shares`.
+        A node without the target's devices only compiles. Raises `TargetError`: see `target_of`.
         """
         await self.describe()
         without: dict[str, TargetError] = {}
@@ -131,51 +391,36 @@ class ClusterMachine:
                 without[node.name] = error
 
         await self._everywhere(ask)
-        await self._share_out(without)
+        there = [node.found for node in self._living if node.name not in without]
+        if not there:
+            raise without[min(without)]
+        target = target_of(there)
+
+        async def ask_to_compile(node: Node) -> None:
+            """Have a node without the run's devices compile for them. Leave it out where it cannot."""
+            why = without.get(node.name)
+            if why is None and node.found.target == target:
+                return
+            await node.discover(self._fingerprint, target.arch or target.kind, ())
+            if not node.found.nvcc:
+                self.nodes.remove(node)
+                node.lost = f"node {node.name} is left out: {NO_NVCC}"
+                node.agent.kill()
+                self._warn(node.lost)
+            elif why is not None:
+                self._warn(f"node {node.name} only compiles: {why}")
+
+        await self._everywhere(ask_to_compile)
         found = [node.found for node in self._living]
-        no_cicc = next((one.no_cicc for one in found if one.no_cicc), "")
         devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
-        self._found = msgspec.structs.replace(found[0], devices=devices, no_cicc=no_cicc)
+        self._found = msgspec.structs.replace(found[0], devices=devices)
         check_discovery(self._found, self.benchmark)
         for remark in filter(None, (self._found.untested, self._found.fallback)):
             self._warn(remark)
-        return self._found.target, list(devices)
-
-    async def _share_out(self, without: Mapping[str, TargetError]) -> None:
-        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it.
-
-        `without`: why nodes do not have the target's devices. Raises the first one's error if none has any.
-        """
-        found = {node.name: node.found for node in self._living if node.name not in without}
-        if not found:
-            raise without[min(without)]
-        target, ids_by_node = shares(found)
-
-        async def share_out(node: Node) -> None:
-            ids, why = ids_by_node.get(node.name, ()), without.get(node.name)
-            if why and target.kind != "cuda":
-                self._leave_out(node, str(why))
-                return
-            if not why and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
-                return
-            await node.discover(self._fingerprint, target.arch or target.kind, ids)
-            if not node.found.nvcc:
-                self._leave_out(node, NO_NVCC)
-            elif why:
-                self._warn(f"node {node.name} only compiles: {why}")
-
-        await self._everywhere(share_out)
-
-    def _leave_out(self, node: Node, why: str) -> None:
-        self.nodes.remove(node)
-        node.lost = f"node {node.name} is left out: {why}"
-        node.agent.kill()
-        self._warn(node.lost)
+        return target, list(devices)
 
     async def prepare(self, candidates: int) -> None:
-        """Have the nodes make their workers, which use cicc if all of them can."""
-        few = are_few(candidates, sum(node.compilers for node in self._living))
-        await self._everywhere(lambda node: node.ask("plan", PLAIN if few else self._found.no_cicc))
+        """Do nothing: each node has its workers by now, and decides by itself whether it uses cicc."""
 
     def compile_workers(self) -> list[ClusterCompileWorker]:
         """Return one worker for each of the nodes'. Successive ones are of different nodes."""

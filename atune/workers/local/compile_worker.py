@@ -43,9 +43,8 @@ from atune.model.jobs import (
 from atune.model.settings import CompileSettings
 from atune.workers.local.workers import Workers, how_it_ended, process_folders, shortage
 from atune.workers.processes.messages import COMPILE, SERVICE_HEADER, SERVICE_LISTEN, ServiceReady, Session
-from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.pool import ForkServer, Worker
 from atune.workers.processes.server import started
-from atune.workers.processes.worker import Worker
 from atune.workers.storage.artifact_store import ArtifactStore, key_in, recall
 from atune.workers.system.resources import CompilerKilled, ShortOf, space_is_short, usable_cores
 

@@ -38,7 +38,7 @@ from atune.model.jobs import (
 from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
-from atune.workers.processes.worker import Worker
+from atune.workers.processes.pool import Worker
 from atune.workers.system.resources import PATIENCE_S, device_lock
 
 SHARED_S = 2.0

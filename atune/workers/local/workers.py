@@ -46,9 +46,8 @@ from atune.workers.processes.messages import (
     Session,
     SpacePart,
 )
-from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.pool import CANCEL_S, ForkServer, Worker
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
-from atune.workers.processes.worker import CANCEL_S, Worker
 from atune.workers.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
 from atune.workload.pickling import FileRef, WorkloadRef
 from atune.workload.workload import SpaceSurvey, WorkloadSpec
