@@ -53,8 +53,7 @@ class SharedOptions(TypedDict, total=False):
     reference: Annotated[Callable[..., Any] | None, Option(
         "A function of the inputs that returns the expected output, or a tuple of them. Without it no value is "
         "checked. For inputs that are updated in place, it writes into them likewise, or returns what they become. A "
-        "reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool or "
-        "raises AssertionError.",
+        "reference that takes every parameter writes into the outputs.",
         must=_FUNCTION,
     )]
     out_idx: Annotated[int | Sequence[int] | None, Option(

@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atune.errors import InputsMissing, WorkloadError, name_and_message, type_of
+from atune.errors import InputsMissing, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure.tensors import (
+    bind_dimensions,
     bits_of,
+    check_arguments,
     extent,
-    has_layout,
     memory_of,
     same_bits,
     size_of,
@@ -84,11 +85,11 @@ class KernelArguments:
         """Copy the inputs between guards; draw them where none are given. They bind symbolic dimensions."""
         import torch
 
-        device, name = self.guards.device, self._work.name
+        device = self.guards.device
         for place, i in enumerate(self.in_idx):
             param = self.params[i]
             if given is not None:
-                value = _placed(given[place], param, i, device, self._sizes, name)
+                value = self._placed(i, given[place])
             else:
                 strides = None if param.strides is None else sized(param.strides, self._sizes)
                 value = drawn(param, sized(param.shape, self._sizes), device, self._work.supply, strides)
@@ -98,6 +99,22 @@ class KernelArguments:
                 self._memory[i].copy_(flat)
             else:
                 self.values[i] = value  # a scalar
+
+    def _placed(self, i: int, value: Any) -> Any:
+        """Return a given input on the device, with the strides that the kernel takes. Raises `WorkloadError`."""
+        import torch
+
+        param, device = self.params[i], self.guards.device
+        if isinstance(value, torch.Tensor) and param.strides is None:
+            value = value.detach().to(device).contiguous()
+        elif isinstance(value, torch.Tensor):
+            value = memory_of(value.detach()).to(device).as_strided(value.shape, value.stride())
+        try:
+            check_arguments([param], [value], device, i)
+            bind_dimensions([param], [value], self._sizes)
+        except (TypeError, ValueError) as error:
+            raise WorkloadError(f"Workload {self._work.name}: inputs do not fit: {error}") from None
+        return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
         """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
@@ -218,38 +235,6 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         raise WorkloadError(located(message, error)) from error
 
 
-def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
-    import torch
-
-    if param.shape is None:
-        return value
-    if not isinstance(value, torch.Tensor):
-        raise WorkloadError(f"Workload {name}: input {position} is {type_of(value)}, and must be a torch tensor")
-    fits = len(value.shape) == len(param.shape)
-    for want, got in zip(param.shape, value.shape, strict=False):
-        size = sizes.setdefault(want, int(got)) if isinstance(want, str) else want
-        fits = fits and size == int(got)
-    if not fits or value.dtype != torch_dtype(param.dtype):
-        raise WorkloadError(
-            f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; "
-            f"the kernel takes {param.dtype} {list(param.shape)}"
-        )
-    if param.strides is None:
-        return value.detach().to(device).contiguous()
-    if not has_layout(param, value):
-        raise WorkloadError(
-            f"Workload {name}: input {position} has the strides {list(value.stride())}; "
-            f"the kernel takes {list(param.strides)}"
-        )
-    for want, got in zip(param.strides, value.stride(), strict=True):
-        if isinstance(want, str) and sizes.setdefault(want, int(got)) != int(got):
-            raise WorkloadError(
-                f"Workload {name}: input {position} has the strides {list(value.stride())}; "
-                f"{want} is {sizes[want]} elsewhere"
-            )
-    return memory_of(value.detach()).to(device).as_strided(value.shape, value.stride())
-
-
 def drawn(
     param: KernelParam,
     shape: Sequence[int],
@@ -270,25 +255,23 @@ def drawn(
     if strides is not None:
         return drawn(param, [extent(shape, strides)], device, supply).as_strided(shape, strides)
     dtype = torch_dtype(param.dtype)
-    unsigned, float8 = param.dtype.startswith("u"), "float8" in param.dtype
-    is_float = dtype.is_floating_point or dtype.is_complex
+    float8, is_float = "float8" in param.dtype, dtype.is_floating_point or dtype.is_complex
     if supply in ("zero", "one"):
         return torch.full(shape, supply == "one", device=device).to(dtype)
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, device=device).to(dtype)
-    if not is_float and supply is not None:
-        supply = "integer"  # rounded to whole numbers, little would be left of the others
-    if supply == "uniform" or (supply == "auto" and is_float and not float8):
-        return torch.empty(shape, device=device).uniform_(-1, 1).to(dtype)
-    if supply == "normal":
-        return torch.empty(shape, device=device).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
-    if supply == "randn" or (supply is None and is_float):
+    if is_float and supply in (None, "randn"):
         return torch.randn(shape, device=device).to(dtype)
-    if float8:
-        return torch.randint(-128, 128, shape, device=device).to(torch.int8).to(dtype)
-    if supply is None:
-        return torch.randint(0 if unsigned else -8, 8, shape, device=device).to(dtype)
-    return torch.randint(0 if unsigned else -2, 3, shape, device=device).to(dtype)
+    if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
+        return torch.empty(shape, device=device).uniform_(-1, 1).to(dtype)
+    if is_float and supply == "normal":
+        return torch.empty(shape, device=device).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
+    low, high = (-2, 3) if supply else (-8, 8)  # rounded to whole numbers, little would be left of the others
+    if dtype is torch.bool:
+        low, high = 0, 2
+    elif float8:
+        low, high = -128, 128
+    elif param.dtype.startswith("u"):
+        low = 0
+    return torch.randint(low, high, shape, device=device).to(torch.int8).to(dtype)
 
 
 class DrawnInputs:

@@ -85,7 +85,7 @@ def prepare(payload: bytes) -> bytes:
             f"reference: make the problem smaller, or end other programs there ({in_one_line(error)})"
         ) from error
     reference = None
-    if job.timed and _gives_outputs():
+    if job.timed and workload().reference is not None:
         reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
@@ -134,7 +134,7 @@ def final(payload: bytes) -> bytes:
         call()
         _device.timer.synchronise()
         calls.append(_device.timer.ready(Timed(call, arguments.restorer(arguments.restore_inputs()))))
-    with_reference = _gives_outputs()
+    with_reference = workload().reference is not None
     if with_reference:
         calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
@@ -167,11 +167,6 @@ def _fit_arguments(artifact: Artifact, roles: Roles, *, anew: bool = False) -> N
         _make_arguments(artifact.params, roles)
 
 
-def _gives_outputs() -> bool:
-    """Tell whether there is a reference to time. One that only judges the outputs computes nothing."""
-    return workload().reference is not None and _device.expected != {}
-
-
 def _timed_reference() -> Timed:
     work, arguments = workload(), _device.arguments
     assert work.reference is not None and arguments is not None
@@ -186,7 +181,13 @@ def _checked_and_timed(
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
     wrong, worst = _called_and_judged(Timed(call), arguments, expected, POISONS)
-    wrong = wrong and _with_cause(wrong, call)
+
+    def call_and_wait() -> None:
+        call()
+        _device.timer.synchronise()
+
+    if wrong is not None:
+        wrong = with_cause(wrong, workload(), arguments, expected, call_and_wait)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
@@ -201,25 +202,6 @@ def _checked_and_timed(
     seconds = round(time.perf_counter() - started, 4)
     checked = settings.check and (expected is not None or workload().check is not None)
     return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)), arguments.set_up)
-
-
-def _with_cause(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
-    """Return what is wrong with its likely cause."""
-    import torch
-
-    arguments, expected = _device.arguments, _device.expected
-    assert arguments is not None
-    if wrong.kind == "out_of_bounds":
-        return wrong
-
-    def call_and_wait() -> None:
-        call()
-        _device.timer.synchronise()
-
-    try:
-        return with_cause(wrong, workload(), arguments, expected, call_and_wait)
-    except torch.OutOfMemoryError:
-        return wrong  # the device has room to compare, and none to look further
 
 
 def _called_and_judged(

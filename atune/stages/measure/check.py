@@ -33,8 +33,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 Expected = dict[int, Any]
-"""The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into. Empty for a
-reference that gives no tensors, but judges the kernel's: see `expected_outputs`."""
+"""The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into."""
 
 
 def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
@@ -42,8 +41,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
 
     What it returns are the output parameters, in order, or all that the kernel may write into. One that takes every
     parameter, and returns nothing, writes into the outputs. Inputs that it writes into are expected to be written
-    likewise. One that is given the outputs and answers with a truth value, or raises AssertionError, judges: it expects
-    nothing, and is asked for each candidate.
+    likewise.
     """
     import torch
 
@@ -51,19 +49,16 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     out_idx, positions, inputs = arguments.out_idx, _taken(work, arguments), arguments.copies()
     fresh = [torch.zeros_like(output) for output in arguments.outputs]
     given = dict(zip((*arguments.in_idx, *out_idx), (*inputs, *fresh), strict=True))
-    sees_outputs = len(positions) == len(arguments.params)
     try:
         answer = work.reference(*[given[i] for i in positions])
     except BaseException as error:
-        if sees_outputs and isinstance(error, AssertionError):
-            return {}
         message = f"Workload {work.name}: the reference raised {name_and_message(error)}"
         if not takes(work.reference, len(positions)):
             message += f"; it gets the kernel's inputs, and there are {arguments.described}"
         raise WorkloadError(located(message, error)) from error
-    if sees_outputs and isinstance(answer, bool):
-        return {}
-    found = fresh if out_idx and sees_outputs and answer is None else _listed(answer)
+    found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
+    if not found and len(positions) == len(arguments.params):
+        found = fresh
     expected: Expected = {}
     for i, value, pristine in zip(arguments.in_idx, inputs, arguments.copies(), strict=True):
         if isinstance(value, torch.Tensor) and not same_bits(value, pristine):
@@ -73,16 +68,9 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
     if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
         kinds = ", ".join(map(type_of, found)) or "None"
-        raise WorkloadError(
-            f"Workload {work.name}: the reference returned {kinds}; the kernel has {arguments.described}"
-        )
+        message = f"Workload {work.name}: the reference returned {kinds}; the kernel has {arguments.described}"
+        raise WorkloadError(message + ("; a function that judges is check=" if isinstance(answer, bool) else ""))
     return expected | {i: t.to(arguments.values[i].device) for i, t in zip(returned, found, strict=True)}
-
-
-def _listed(answer: Any) -> list[Any]:
-    if answer is None:
-        return []
-    return list(answer) if isinstance(answer, (tuple, list)) else [answer]
 
 
 def takes(function: Any, n: int) -> bool:
@@ -118,10 +106,14 @@ def judged(
 
     An output that is `unwritten` in part is wrong also where nothing is expected, and nobody asks.
     """
-    wrong, worst = _judged(work, arguments, expected, unwritten)
+    wrong, worst = None, None
+    if work.check is not None:
+        wrong = _checked(work.check, arguments, expected, unwritten)
+    elif expected is not None:
+        wrong, worst = compare(work, arguments, expected, unwritten)
     if wrong is None and unwritten:
         i, mask = next(iter(unwritten.items()))
-        return Mismatch("unwritten", _unwritten_of(f"output {arguments.out_idx.index(i)}", mask)), worst
+        wrong = Mismatch("unwritten", _unwritten_of(f"output {arguments.out_idx.index(i)}", mask))
     return wrong, worst
 
 
@@ -130,46 +122,22 @@ def _unwritten_of(label: str, mask: Any) -> str:
     return f"{label}: {int(mask.sum().item())} of {mask.numel()} elements were not written, the first at {first}"
 
 
-def _judged(
-    work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
-) -> tuple[Mismatch | None, float | None]:
-    if expected is not None and not expected:
-        return _judged_by_reference(work, arguments, unwritten), None
-    if work.check is None:
-        return (None, None) if expected is None else compare(work, arguments, expected, unwritten)
-    asked = expected if expected is not None else arguments.out_idx or arguments.writes
-    outputs = {i: arguments.values[i] for i in asked}
-    given = list(outputs.values())
-    pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
-    return _answered("check", work.check, pair, outputs, unwritten), None
-
-
-def _judged_by_reference(work: Workload, arguments: KernelArguments, unwritten: Unwritten) -> Mismatch | None:
-    assert work.reference is not None
-    outputs = {i: arguments.values[i] for i in arguments.out_idx}
-    copies = [value.clone() if hasattr(value, "clone") else value for value in arguments.values]
-    return _answered("reference", work.reference, copies, outputs, unwritten)
-
-
-def _answered(
-    judge: str, function: Callable[..., Any], given: Sequence[Any], outputs: dict[int, Any], unwritten: Unwritten
+def _checked(
+    check: Callable[..., Any], arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask a function of the user's about `outputs`: it is content with None or a true value."""
-    try:
-        answer = function(*given)
-        right = answer is None or bool(answer and answer == answer)  # NaN is true in Python
-    except BaseException as error:
-        why = _objection(judge, error, outputs)
-    else:
-        if right:
-            return None
-        why = f"the {judge} returned {'NaN' if answer else 'a false value'}"
-    return _worst_kind(outputs, unwritten, why)
-
-
-def _worst_kind(outputs: dict[int, Any], unwritten: Unwritten, why: str) -> Mismatch:
+    """Ask the user's check: it is content with None or a true value."""
     import torch
 
+    outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
+    given = list(outputs.values())
+    pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
+    try:
+        answer = check(*pair)
+        if answer is None or bool(answer and answer == answer):  # NaN is true in Python
+            return None
+        why = f"the check returned {'NaN' if answer else 'a false value'}"
+    except BaseException as error:
+        why = _objection(error, outputs)
     for i, output in outputs.items():
         if i in unwritten:
             return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")
@@ -178,7 +146,7 @@ def _worst_kind(outputs: dict[int, Any], unwritten: Unwritten, why: str) -> Mism
     return Mismatch("mismatch", why)
 
 
-def _objection(judge: str, error: BaseException, outputs: dict[int, Any]) -> str:
+def _objection(error: BaseException, outputs: dict[int, Any]) -> str:
     """Return the message of a check that raised. Raises `error` again if the device reports it: it has own kinds."""
     on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
@@ -186,8 +154,8 @@ def _objection(judge: str, error: BaseException, outputs: dict[int, Any]) -> str
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     message = " ".join(lines[:3])[:300]
     if isinstance(error, AssertionError):
-        return f"the {judge} says: {message or name_of(error)}"
-    return f"the {judge} raised {name_of(error)}: {message}"
+        return f"the check says: {message or name_of(error)}"
+    return f"the check raised {name_of(error)}: {message}"
 
 
 def compare(
@@ -276,18 +244,23 @@ FILL = 0x3E
 
 
 def with_cause(
-    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected | None, call: Callable[[], None]
+    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected | None, call: Callable[[], object]
 ) -> Mismatch:
     """Return `wrong` with the likely cause in its message. `call` calls the kernel again, and waits.
 
     The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
     """
-    if work.check is not None or (not expected and wrong.kind != "unwritten"):
+    import torch
+
+    if wrong.kind == "out_of_bounds" or work.check is not None or (not expected and wrong.kind != "unwritten"):
         return wrong
-    if expected and wrong.kind == "mismatch":
-        causes = [*filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))]
-        wrong = msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
-    position = _updated_in_place(work, arguments, expected or {}, call)
+    try:
+        if expected and wrong.kind == "mismatch":
+            causes = filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))
+            wrong = msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
+        position = _updated_in_place(work, arguments, expected or {}, call)
+    except torch.OutOfMemoryError:
+        return wrong  # the device has room to compare, and none to look further
     return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
 
 
@@ -305,7 +278,7 @@ def _of_another_dtype(arguments: KernelArguments, expected: Expected) -> str:
 
 
 def _updated_in_place(
-    work: Workload, arguments: KernelArguments, expected: Expected, call: Callable[[], None]
+    work: Workload, arguments: KernelArguments, expected: Expected, call: Callable[[], object]
 ) -> int | None:
     """Return the parameter that is wrong because of what it held before the call; None where there is none.
 

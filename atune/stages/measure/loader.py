@@ -92,13 +92,12 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
     `launch` takes every parameter. Several outputs are a list, as tilelang has them. Raises `ValueError` for another
     number of arguments.
     """
-    out_idx, n = outputs.positions, outputs.n_params
+    out_idx, n = outputs.positions, len(outputs.params)
 
     def call(*inputs: Any) -> Any:
         if len(inputs) not in (n, n - len(out_idx)):
             raise ValueError(f"Kernel expected {n - len(out_idx)} inputs, but {len(inputs)} are provided.")
         arguments = outputs.complete(inputs)
-        outputs.zero_inputs(arguments)
         launch(*arguments)
         if len(inputs) == n:
             return []

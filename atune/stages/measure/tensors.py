@@ -101,27 +101,34 @@ def has_layout(param: KernelParam, tensor: Any) -> bool:
     return all(isinstance(want, str) or want == got or size <= 1 for want, got, size in layout)
 
 
-def bind_dimensions(params: Sequence[KernelParam], arguments: Sequence[Any]) -> dict[str, int]:
-    """Read the symbolic dimensions' and strides' values off the tensors that were given."""
-    known: dict[str, int] = {}
+def bind_dimensions(
+    params: Sequence[KernelParam], arguments: Sequence[Any], known: dict[str, int] | None = None
+) -> dict[str, int]:
+    """Read the symbolic dimensions' and strides' values off the tensors that were given, and add them to `known`.
+
+    Raises `ValueError` where two differ.
+    """
+    known = {} if known is None else known
     for param, argument in zip(params, arguments, strict=True):
         if not hasattr(argument, "stride"):
             continue
-        names = (*(param.shape or ()), *(param.strides or ()))
+        names = _declared(param)
         sizes = (*argument.shape, *(argument.stride() if param.strides else ()))
         for name, size in zip(names, sizes, strict=False):
             if isinstance(name, str) and known.setdefault(name, size) != size:
-                raise ValueError(f"dimension {name} is {known[name]} in one tensor and {size} in another")
+                raise ValueError(f"dimension {name} is {known[name]} elsewhere and {size} here")
     return known
 
 
-def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], device: str | None = None) -> None:
+def check_arguments(
+    params: Sequence[KernelParam], arguments: Sequence[Any], device: str | None = None, first: int = 0
+) -> None:
     """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
 
     `device`: torch's type of the device where tensors must be. None takes tensors without memory, such as fake ones,
-    and ignores their strides.
+    and ignores their strides. `first`: the position of the first one.
     """
-    for position, (param, tensor) in enumerate(zip(params, arguments, strict=True)):
+    for position, (param, tensor) in enumerate(zip(params, arguments, strict=True), first):
         if param.shape is None:
             continue
         if not hasattr(tensor, "stride"):
@@ -160,23 +167,22 @@ class Outputs:
         scalars: Mapping[int, str] | None = None,
         zero: Sequence[int] = (),
     ) -> None:
-        self._zero = tuple(i for i in zero if i in out_idx)
-        self._zero_inputs = tuple(i for i in zero if i not in out_idx)
-        self.n_params = len(params)
-        self._params, self.positions, self._device = params, tuple(out_idx), device_type(target)
+        self.params, self.positions, self._device = params, tuple(out_idx), device_type(target)
+        self._zero, self._scalars = tuple(zero), dict(scalars or {})
         self._in_idx = tuple(i for i in range(len(params)) if i not in self.positions)
-        self._scalars = {i: name for i, name in (scalars or {}).items() if i in self._in_idx}
-        self._fixed = {i: self._layout(i, {}) for i in self.positions if not _is_symbolic(params[i])}
-        self._symbolic = len(self._fixed) < len(self.positions)
+        fixed = [i for i in self.positions if all(isinstance(size, int) for size in _declared(params[i]))]
+        self._fixed = {i: self._layout(i, {}) for i in fixed}
 
     def complete(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Return all arguments in order. `given`: the inputs, or every parameter. Raises as `among` does."""
-        return given if len(given) == len(self._params) else self.among(given)
+        """Return all arguments in order, with zeros where they are wanted. `given`: the inputs, or every parameter.
 
-    def zero_inputs(self, arguments: Sequence[Any]) -> None:
-        """Set those inputs to zero that a call begins with as zeros. `arguments`: all, in order."""
-        for i in self._zero_inputs:
-            arguments[i].zero_()
+        Raises as `among` does.
+        """
+        arguments = given if len(given) == len(self.params) else self.among(given)
+        for i in self._zero:
+            if i not in self.positions:
+                arguments[i].zero_()
+        return arguments
 
     def among(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments in order: `inputs` where they belong, and fresh outputs.
@@ -185,50 +191,50 @@ class Outputs:
         """
         import torch
 
-        arguments: list[Any] = [None] * len(self._params)
+        arguments: list[Any] = [None] * len(self.params)
         for i, value in zip(self._in_idx, inputs, strict=True):
             arguments[i] = value
-        known = self._bound(arguments) if self._symbolic else {}
+        known: dict[str, int] = {}
+        if len(self._fixed) < len(self.positions):
+            bind_dimensions([self.params[i] for i in self._in_idx], inputs, known)
+            for i, name in self._scalars.items():
+                known[name] = _whole(arguments[i])
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         if device is None:
             device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         for i in self.positions:
             shape, strides = self._fixed.get(i) or self._layout(i, known)
-            dtype = torch_dtype(self._params[i].dtype)
+            dtype = torch_dtype(self.params[i].dtype)
             if not shape:
                 raise ValueError(f"output {i} has no dimensions, and cannot be allocated: give it, as every parameter")
-            if strides is None:
-                arguments[i] = torch.empty(shape, dtype=dtype, device=device)
-            else:
+            if strides:
                 arguments[i] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            else:
+                arguments[i] = torch.empty(shape, dtype=dtype, device=device)
             if i in self._zero:
                 arguments[i].zero_()
         return arguments
 
-    def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int] | None]:
-        param = self._params[i]
-        strides = None if param.strides is None else self._sizes(i, param.strides, known)
-        return self._sizes(i, param.shape or (), known), strides
-
-    def _bound(self, arguments: Sequence[Any]) -> dict[str, int]:
-        known = bind_dimensions([self._params[i] for i in self._in_idx], [arguments[i] for i in self._in_idx])
-        return {**known, **{name: _whole(arguments[i]) for i, name in self._scalars.items()}}
-
-    def _sizes(self, i: int, sizes: Sequence[int | str], known: Mapping[str, int]) -> list[int]:
-        found = [size if isinstance(size, int) else size_of(size, known) for size in sizes]
-        for size, value in zip(sizes, found, strict=True):
+    def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int]]:
+        """Return an output's shape and strides; none for a contiguous one."""
+        declared, rank = _declared(self.params[i]), len(self.params[i].shape or ())
+        found = []
+        for size in declared:
+            value = size if isinstance(size, int) else size_of(size, known)
             if value is None:
                 raise ValueError(
-                    f"output {i} is {list(sizes)}, and the inputs do not tell {size!r}: give every parameter, outputs "
-                    "included"
+                    f"output {i} is {list(declared)}, and the inputs do not tell {size!r}: give every parameter, "
+                    "outputs included"
                 )
-        return [value for value in found if value is not None]
+            found.append(value)
+        return found[:rank], found[rank:]
+
+
+def _declared(param: KernelParam) -> tuple[int | str, ...]:
+    """Return a parameter's shape, with its strides behind."""
+    return (*(param.shape or ()), *(param.strides or ()))
 
 
 def _whole(value: Any) -> Any:
     """Return a number that is given as a Python int; one that torch traces stays as it is."""
     return value if hasattr(value, "node") else int(value)
-
-
-def _is_symbolic(param: KernelParam) -> bool:
-    return any(isinstance(size, str) for size in (*(param.shape or ()), *(param.strides or ())))
