@@ -158,10 +158,9 @@ def printable(text: str) -> str:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel, and how often it occurs."""
+    """One problem: arguments of the kernel."""
 
     arguments: dict[str, Any]
-    weight: float = 1.0
 
     @property
     def key(self) -> str:

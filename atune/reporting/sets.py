@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from atune.model.candidate import Config, config_key, describe_config, distance,
 from atune.model.measurement import median_interval
 from atune.model.space import Space
 from atune.reporting.export import aligned
+from atune.reporting.plots import drawable
 
 MAX_REGRET = 0.03
 """Regret that a cover allows where nothing else is asked for."""
@@ -91,7 +93,7 @@ def regret_matrix(results: Source) -> RegretMatrix:
     """
     known = results_of(results)
     _check_one_kernel(known)
-    won = [(result, result.best) for result in known if result.best is not None]
+    won = [(result, result.best) for result in known if result.best is not None and drawable(result.latency_ms)]
     if not won:
         raise UsageError("no result has a winner, so that there is nothing to compare")
     rows = {record.key: record.config for result, best in won for record in (best, *_finalists(result))}
@@ -155,53 +157,38 @@ class Cover(msgspec.Struct, frozen=True):
     """The chosen ones, in the order of the matrix."""
     rows: tuple[int, ...]
     """Their rows in the matrix."""
-    serves: tuple[int | None, ...]
-    """By problem, the row that serves it; None where no chosen one was measured."""
-    regret: tuple[float | None, ...]
+    serves: tuple[int, ...]
+    """By problem, the row that serves it."""
+    regret: tuple[float, ...]
     """By problem, its regret."""
-    mean_regret: float
-    """Weighted mean over the problems that are served."""
 
     @property
     def worst_regret(self) -> float:
-        """The largest regret of those that are served."""
-        return max((regret for regret in self.regret if regret is not None), default=0.0)
+        """The largest regret."""
+        return max(self.regret)
 
 
-def cover(
-    matrix: RegretMatrix,
-    weights: Sequence[float] | None = None,
-    *,
-    max_regret: float | None = None,
-    configs: int | None = None,
-) -> Cover:
-    """Return few configurations that serve all problems of `matrix`, chosen greedily: fewer may do.
+def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
+    """Return few configurations that serve all problems of `matrix` within a regret, chosen greedily: fewer may do.
 
     Each choice is the one with which the fewest problems are left without a configuration; of several the one with the
-    least weighted regret, then the smallest key. With `max_regret` (default 0.03) it goes on until each problem has
-    one within that regret. With `configs` it chooses that many, or fewer where more gain nothing. `weights`: how often
-    each problem occurs.
-
-    Raises `UsageError` for both limits at once, and for limits and weights that do not fit.
+    least regret, then the smallest key. Raises `UsageError` for a regret below zero.
     """
-    if max_regret is not None and configs is not None:
-        raise UsageError("cover: give max_regret or configs, not both")
-    if configs is not None and configs < 1:
-        raise UsageError(f"cover: configs must be 1 or more, got {configs}")
-    if max_regret is not None and not max_regret >= 0:
+    if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
-    known = _weights(matrix, weights)
-    limit = math.inf if configs is not None else MAX_REGRET if max_regret is None else max_regret
     chosen: list[int] = []
-    now: list[float] = [math.inf] * len(matrix.problems)
-    while len(chosen) < (configs or len(matrix.configs)) and (configs is not None or math.inf in now):
-        found = [_with(now, row, limit) for row in matrix.regret]
-        best = min(range(len(found)), key=lambda row: (_cost(found[row], known), row))
-        if _cost(found[best], known) >= _cost(now, known):
-            break
+    now = [math.inf] * len(matrix.problems)
+    while math.inf in now:
+        found = [_with(now, row, max_regret) for row in matrix.regret]
+        best = min(range(len(found)), key=lambda row: (*_cost(found[row]), row))
         chosen.append(best)
         now = found[best]
-    return _cover(matrix, known, sorted(chosen))
+    rows = sorted(chosen)
+    serves = [
+        min((regret, row) for row in rows if (regret := matrix.regret[row][column]) is not None)[1]
+        for column in range(len(matrix.problems))
+    ]
+    return Cover(tuple(dict(matrix.configs[row]) for row in rows), tuple(rows), tuple(serves), tuple(now))
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
@@ -209,42 +196,9 @@ def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> li
     return [one if r is None or r > limit else min(one, r) for one, r in zip(now, row, strict=True)]
 
 
-def _cost(regret: Sequence[float], weights: Sequence[float]) -> tuple[int, float]:
-    """Return how many problems nothing serves, and the weighted regret of the others."""
-    served = [weight * one for weight, one in zip(weights, regret, strict=True) if one < math.inf]
-    return len(regret) - len(served), math.fsum(served)
-
-
-def _cover(matrix: RegretMatrix, weights: Sequence[float], rows: Sequence[int]) -> Cover:
-    serves: list[int | None] = []
-    for column in range(len(matrix.problems)):
-        known = [(regret, row) for row in rows if (regret := matrix.regret[row][column]) is not None]
-        serves.append(min(known)[1] if known else None)
-    costs = [None if row is None else matrix.regret[row][column] for column, row in enumerate(serves)]
-    return Cover(
-        configs=tuple(dict(matrix.configs[row]) for row in rows),
-        rows=tuple(rows),
-        serves=tuple(serves),
-        regret=tuple(costs),
-        mean_regret=_mean(costs, weights) or 0.0,
-    )
-
-
-def _weights(matrix: RegretMatrix, weights: Sequence[float] | None) -> list[float]:
-    """Return a weight for each problem, 1 without `weights`. Raises `UsageError` for those that do not fit."""
-    if weights is None:
-        return [1.0] * len(matrix.problems)
-    if len(weights) != len(matrix.problems):
-        raise UsageError(f"{len(weights)} weights for {len(matrix.problems)} problems: give one for each")
-    if wrong := [weight for weight in weights if not (weight > 0 and math.isfinite(weight))]:
-        raise UsageError(f"weights must be numbers above zero, got {wrong[0]!r}")
-    return [float(weight) for weight in weights]
-
-
-def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """Return the weighted mean of the known values; None where none is known."""
-    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
-    return math.fsum(v * w for v, w in known) / math.fsum(w for _, w in known) if known else None
+def _cost(regret: Sequence[float]) -> tuple[int, float]:
+    """Return how many problems nothing serves, and the regret of the others."""
+    return regret.count(math.inf), math.fsum(one for one in regret if one < math.inf)
 
 
 @dataclass(frozen=True)
@@ -262,7 +216,7 @@ class NearestRule:
     space: Space | None = field(default=None, repr=False)
     """The space that it asks."""
     regret: float | None = None
-    """Weighted mean regret on problems left out; None where none could be."""
+    """Mean regret on problems left out; None where none could be."""
     worst_regret: float | None = None
     """The largest of these."""
     tested: int = 0
@@ -306,17 +260,14 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
     return config_key({name: value for name, value in arguments.items() if name not in sizes})
 
 
-def dispatch_rule(
-    matrix: RegretMatrix, weights: Sequence[float] | None = None, space: Space | None = None
-) -> NearestRule:
+def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
     """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
 
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
     left out; one that is alone with its other arguments cannot be. `space`: what `pick` asks, where constraints or
-    axes take a size. Raises `UsageError` for weights that do not fit.
+    axes take a size.
     """
-    known = _weights(matrix, weights)
     first, *others = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in others)))
     used = sorted(set(matrix.winners))
@@ -334,7 +285,7 @@ def dispatch_rule(
     measured = [cost for cost in costs if cost is not None]
     return replace(
         rule,
-        regret=_mean(costs, [known[column] for _, column in picked]),
+        regret=statistics.fmean(measured) if measured else None,
         worst_regret=max(measured, default=None),
         tested=len(measured),
         unmeasured=len(costs) - len(measured),

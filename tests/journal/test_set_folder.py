@@ -80,12 +80,6 @@ def test_problems_that_were_added_are_forgotten_unless_one_has_begun(tmp_path: P
     assert not folder.exists()
 
 
-def test_the_last_weight_of_a_problem_is_kept(tmp_path: Path) -> None:
-    for weight in (2.0, 3.0):
-        entered(tmp_path, [Problem({"n": 1}, weight)])[1].close()
-    assert [row.problem.weight for row in tuned_problems(tmp_path)] == [3.0]
-
-
 @pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])
 def test_a_problem_whose_run_was_killed_in_its_first_line_is_not_begun(left: bytes, tmp_path: Path) -> None:
     """It begins anew, and the other problems can be read."""

@@ -49,7 +49,7 @@ from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.screen import plain
 from atune.reporting.set_table import row_line, set_lines, set_page
-from atune.reporting.sets import Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
+from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
@@ -129,19 +129,16 @@ class SetResult(Sequence[TunedProblem]):
         """Return how much slower each winner and finalist is than the winner, by problem with a winner."""
         return regret_matrix(self.results)
 
-    def cover(self, *, max_regret: float | None = None, configs: int | None = None) -> Cover:
-        """Return few configurations that serve all problems with a winner, by their weights; see `atune.sets.cover`."""
-        return cover(self.regret_matrix(), self._weights(), max_regret=max_regret, configs=configs)
+    def cover(self, max_regret: float = MAX_REGRET) -> Cover:
+        """Return few configurations that serve all problems with a winner; see `atune.sets.cover`."""
+        return cover(self.regret_matrix(), max_regret)
 
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
-        return dispatch_rule(self.regret_matrix(), self._weights(), space or self._space)
-
-    def _weights(self) -> list[float]:
-        return [row.problem.weight for row in self.winners]
+        return dispatch_rule(self.regret_matrix(), space or self._space)
 
 
 class SetOptions(RunOptions, total=False):
