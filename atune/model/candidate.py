@@ -158,9 +158,10 @@ def printable(text: str) -> str:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel."""
+    """One problem: arguments of the kernel, and how often it occurs."""
 
     arguments: dict[str, Any]
+    weight: float = 1.0
 
     @property
     def key(self) -> str:

@@ -168,19 +168,21 @@ class Cover(msgspec.Struct, frozen=True):
         return max(self.regret)
 
 
-def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
+def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET, weights: Sequence[float] | None = None) -> Cover:
     """Return few configurations that serve all problems of `matrix` within a regret, chosen greedily: fewer may do.
 
     Each choice is the one with which the fewest problems are left without a configuration; of several the one with the
-    least regret, then the smallest key. Raises `UsageError` for a regret below zero.
+    least weighted regret, then the smallest key. `weights`: how often each problem occurs. Raises `UsageError` for a
+    regret below zero.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
+    often = weights or [1.0] * len(matrix.problems)
     chosen: list[int] = []
     now = [math.inf] * len(matrix.problems)
     while math.inf in now:
         found = [_with(now, row, max_regret) for row in matrix.regret]
-        best = min(range(len(found)), key=lambda row: (*_cost(found[row]), row))
+        best = min(range(len(found)), key=lambda row: (*_cost(found[row], often), row))
         chosen.append(best)
         now = found[best]
     rows = sorted(chosen)
@@ -196,9 +198,11 @@ def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> li
     return [one if r is None or r > limit else min(one, r) for one, r in zip(now, row, strict=True)]
 
 
-def _cost(regret: Sequence[float]) -> tuple[int, float]:
-    """Return how many problems nothing serves, and the regret of the others."""
-    return regret.count(math.inf), math.fsum(one for one in regret if one < math.inf)
+def _cost(regret: Sequence[float], often: Sequence[float]) -> tuple[int, float]:
+    """Return how many problems nothing serves, and the weighted regret of the others."""
+    return regret.count(math.inf), math.fsum(
+        one * times for one, times in zip(regret, often, strict=True) if one < math.inf
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ class NearestRule:
     space: Space | None = field(default=None, repr=False)
     """The space that it asks."""
     regret: float | None = None
-    """Mean regret on problems left out; None where none could be."""
+    """Weighted mean regret on problems left out; None where none could be."""
     worst_regret: float | None = None
     """The largest of these."""
     tested: int = 0
@@ -260,7 +264,9 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
     return config_key({name: value for name, value in arguments.items() if name not in sizes})
 
 
-def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
+def dispatch_rule(
+    matrix: RegretMatrix, space: Space | None = None, weights: Sequence[float] | None = None
+) -> NearestRule:
     """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
 
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
@@ -282,10 +288,12 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
     places = [rule._left_out(problem) for problem in matrix.problems]
     picked = [(used[place], column) for column, place in enumerate(places) if place is not None]
     costs = [matrix.regret[row][column] for row, column in picked]
-    measured = [cost for cost in costs if cost is not None]
+    known = [(cost, column) for cost, (_, column) in zip(costs, picked, strict=True) if cost is not None]
+    measured = [cost for cost, _ in known]
+    often = [1.0 if weights is None else weights[column] for _, column in known]
     return replace(
         rule,
-        regret=statistics.fmean(measured) if measured else None,
+        regret=statistics.fmean(measured, often) if measured else None,
         worst_regret=max(measured, default=None),
         tested=len(measured),
         unmeasured=len(costs) - len(measured),

@@ -31,25 +31,25 @@ def test_a_list_and_sizes_go_together() -> None:
     assert arguments(Problems(PAIRS, K=[3, 4])) == [{**pair, "K": k} for pair in PAIRS for k in (3, 4)]
 
 
-def test_some_problems_of_a_set_make_another_one_and_each_is_there_once() -> None:
-    problems = Problems([*PAIRS, PAIRS[0]])
-    assert arguments(problems) == PAIRS
-    assert list(Problems(problems[:1], K=np.int64(3))) == [Problem({**PAIRS[0], "K": 3})]
+def test_some_problems_of_a_set_make_another_one_with_their_weights_and_each_is_there_once() -> None:
+    problems = Problems([{**PAIRS[0], "weight": np.int64(10)}, PAIRS[1], {**PAIRS[0], "weight": 2.5}])
+    assert [(one.arguments, one.weight) for one in problems] == [(PAIRS[0], 12.5), (PAIRS[1], 1)]
+    assert list(Problems(problems[:1], K=np.int64(3))) == [Problem({**PAIRS[0], "K": 3}, 12.5)]
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.json", '[{"M": 1, "N": 8}, {"M": 2, "N": 8}]'),
-        ("a.jsonl", '{"M": 1, "N": 8}\n\n{"M": 2, "N": 8}\n'),
-        ("a.csv", "M,N\n1,8\n2,8\n"),
-        ("a.csv", "\ufeffM, N\n1, 8\n2, 8\n"),
+        ("a.json", '[{"M": 1, "N": 8, "weight": 3}, {"M": 2, "N": 8}]'),
+        ("a.jsonl", '{"M": 1, "N": 8, "weight": 3}\n\n{"M": 2, "N": 8}\n'),
+        ("a.csv", "M,N,weight\n1,8,3\n2,8,1\n"),
+        ("a.csv", "\ufeffM, N, weight\n1, 8, 3\n2, 8, 1\n"),
     ],
 )
-def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
+def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, "utf-8")
     problems = Problems(tmp_path / name)
-    assert list(problems) == [Problem(PAIRS[0]), Problem(PAIRS[1])]
+    assert list(problems) == [Problem(PAIRS[0], 3.0), Problem(PAIRS[1], 1.0)]
     assert type(problems[0].arguments["M"]) is int
 
 
@@ -60,6 +60,7 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
         (lambda: Problems([1]), "each problem is a dictionary"),
         (lambda: Problems([{"M": 1}, {"N": 1}]), "N=1 and M=1 differ in the names"),
+        (lambda: Problems([{**PAIRS[1], "weight": 0}]), "the weight of M=2, N=8 must be above zero, got 0"),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),

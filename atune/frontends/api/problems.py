@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from atune.errors import SpaceError, UsageError
-from atune.model.candidate import Problem, check_same_names, normalise
+from atune.model.candidate import Problem, check_same_names, describe_config, normalise
+
+WEIGHT = "weight"
+"""The key, or column of a file, that says how often a problem occurs."""
 
 Given = Iterable[Mapping[str, Any] | Problem]
 
@@ -20,7 +25,7 @@ class Problems(Sequence[Problem]):
     """Problems of one kernel, each once, in the order in which they were given.
 
         Problems(M=[1, 2, 4], N=4096, K=[4096, 11008])     # every combination
-        Problems([{"M": 1, "N": 4096}, {"M": 2, "N": 4096}])
+        Problems([{"M": 1, "N": 4096, "weight": 10}, {"M": 2, "N": 4096}])
         Problems("shapes.json")                            # or .jsonl or .csv
 
     Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
@@ -28,7 +33,8 @@ class Problems(Sequence[Problem]):
     Parameters
     ----------
     given
-        A list of arguments (dictionaries) or of other sets' problems, or the path of a file.
+        A list of arguments (dictionaries) or of other sets' problems, or the path of a file. ``weight``: how often a
+        problem occurs, a number above zero (default 1).
     sizes
         Arguments, each with one value or several. The set has every combination; in a list, which lacks them, each
         problem gets them.
@@ -45,7 +51,8 @@ class Problems(Sequence[Problem]):
         for row in rows or ([{}] if values else []):
             for point in points:
                 one = _problem({**row, **point})
-                found.setdefault(one.key, one)
+                before = found.get(one.key)
+                found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
         self._problems = tuple(found.values())
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
@@ -82,8 +89,13 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:
+    arguments = dict(row)
+    weight = arguments.pop(WEIGHT, 1.0)
+    number = float(weight) if isinstance(weight, Real) and not isinstance(weight, bool) else 0.0
+    if not 0 < number < math.inf:
+        raise UsageError(f"Problems: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
     try:
-        return Problem({name: normalise(value, f"Problems: {name}") for name, value in row.items()})
+        return Problem({name: normalise(value, f"Problems: {name}") for name, value in arguments.items()}, number)
     except SpaceError as error:
         raise UsageError(str(error)) from error
 
@@ -102,7 +114,7 @@ def _rows(given: Any) -> list[Mapping[str, Any]]:
         where, rows = "Problems", given
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise UsageError(f'{where}: give a list of dictionaries, such as [{{"M": 1}}, {{"M": 2}}], got {rows!r}')
-    rows = [row.arguments if isinstance(row, Problem) else row for row in rows]
+    rows = [{**row.arguments, WEIGHT: row.weight} if isinstance(row, Problem) else row for row in rows]
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
             entry = f"{where}, entry {number}"

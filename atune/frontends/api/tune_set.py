@@ -130,15 +130,18 @@ class SetResult(Sequence[TunedProblem]):
         return regret_matrix(self.results)
 
     def cover(self, max_regret: float = MAX_REGRET) -> Cover:
-        """Return few configurations that serve all problems with a winner; see `atune.sets.cover`."""
-        return cover(self.regret_matrix(), max_regret)
+        """Return few configurations that serve all problems with a winner, by their weights; see `atune.sets.cover`."""
+        return cover(self.regret_matrix(), max_regret, self._weights())
 
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
-        return dispatch_rule(self.regret_matrix(), space or self._space)
+        return dispatch_rule(self.regret_matrix(), space or self._space, self._weights())
+
+    def _weights(self) -> list[float]:
+        return [row.problem.weight for row in self.winners]
 
 
 class SetOptions(RunOptions, total=False):

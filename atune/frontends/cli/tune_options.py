@@ -42,7 +42,7 @@ class ProblemOptions(TypedDict):
         common=True,
     )]
     problems: Annotated[str | None, Option(
-        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments.",
+        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments and, optionally, a weight.",
         flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
     )]
     # fmt: on
