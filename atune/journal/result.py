@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -91,15 +90,6 @@ def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
     if moved:
         return [f"device {device}'s clock moved{moved}: lock it with nvidia-smi -lgc, then tune again"]
     return []
-
-
-ENDED = {
-    "budget": "the budget ended the run before them",
-    "stopped": "the run was stopped before them",
-    "exhausted": "the strategy proposed no more",
-    "unlowered": "the first ones all failed to lower, for one reason",
-}
-"""Why candidates were not tried, by how a run finished."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -210,32 +200,6 @@ def roles_of(state: State, winner: int | None) -> Roles:
     return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
 
 
-class Untried(msgspec.Struct, frozen=True):
-    """How many candidates were not tried for one reason."""
-
-    reason: str
-    count: int
-
-
-def untried(state: State) -> tuple[Untried, ...]:
-    """Return the untried candidates by reason, the most frequent first."""
-    by_reason = Counter[str]()
-    why = "the run has not ended" if state.interrupted is None else "the run was cut short before them"
-    if state.finished is not None:
-        why = ENDED.get(state.finished.reason, state.finished.reason)
-    entries = [entry for entry in state.entries.values() if entry.key and entry.in_space]
-    for entry in entries:
-        outcome = state.outcome(entry.index)
-        if isinstance(outcome, CandidatePruned):
-            by_reason[outcome.reason] += 1
-        elif outcome is None:
-            by_reason[why] += 1
-    if (rest := state.total - len(entries)) > 0:
-        by_reason[why] += rest
-    ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Untried(reason, count) for reason, count in ordered)
-
-
 __all__ = ["Record", "Result", "State", "TuneResult"]
 
 Ratio = tuple[float, float, float]
@@ -282,8 +246,6 @@ class Result:
         self.remaining = max(0, self.total - state.settled)
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
-        self.untried: tuple[Untried, ...] = untried(state)
-        """What was not tried, by its reason."""
         self.final: tuple[FinalEntry, ...] = standing(state)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
@@ -463,18 +425,10 @@ class Result:
         """
         from atune.journal.writer import write_output
 
-        page = importlib.import_module("atune.reporting.report").report(self._kept("report"))
+        if self.journal is None:
+            raise AtuneError("the run kept no journal; give journal=, or a cache folder that can be written")
+        page = importlib.import_module("atune.reporting.report").report(self.journal)
         write_output(os.fspath(path), page.encode())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Copy the run's journal to the new file `path`: `replay` reads it, and `resume` goes on from it.
-
-        Raises `AtuneError` where the run kept no journal, and `JournalError` where `path` exists or is not writable.
-        """
-        from atune.journal.reader import JournalReader
-        from atune.journal.writer import write_journal
-
-        write_journal(os.fspath(path), JournalReader(self._kept("save")))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
@@ -496,11 +450,6 @@ class Result:
     def __repr__(self) -> str:
         latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"
         return f"<{type(self).__name__} {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
-
-    def _kept(self, what: str) -> str:
-        if self.journal is None:
-            raise AtuneError(f"{what}: the run kept no journal; give journal=, or a cache folder that can be written")
-        return self.journal
 
     def _library(self) -> Artifact:
         if self.best is None:

@@ -27,9 +27,11 @@ from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.measurement import Timing
 from atune.reporting.export import occupancy, outcome
 from atune.reporting.headline import DEFAULTS
-from atune.reporting.summary import failure_groups, repeated_lines
+from atune.reporting.summary import failure_groups
 
 Facts = list[tuple[str, str]]
+REPEATED = 2.0
+"""Times its even share of a loop, from which a thread's work is worth a warning."""
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
@@ -86,9 +88,21 @@ def _shape(sizes: tuple[int, ...]) -> str:
 def fact_lines(record: Record, arch: str, records: Sequence[Record] = ()) -> list[str]:
     """Return the facts of a record and what its threads repeat, a line each."""
     known, facts = facts_of(record, arch, records), record.facts
-    known += [("warning", line) for line in repeated_lines(None if facts is None else facts.layouts)]
+    known += [("warning", line) for line in _repeated(None if facts is None else facts.layouts)]
     width = max([9, *(len(name) for name, _ in known)])
     return [f"{name.ljust(width)}  {value}" for name, value in known]
+
+
+def _repeated(layouts: Layouts | None) -> list[str]:
+    """Return a line for each loop that stores outside of registers and whose threads do each other's work."""
+    loops = () if layouts is None else layouts.loops
+    found = []
+    for number, loop in enumerate(loops):
+        stored = [one for one in loop.stores if "(local" not in one]
+        if stored and loop.repeated >= REPEATED:
+            found.append(f"loop {number}: each thread does {loop.repeated:.3g} times its even share, "
+                         f"and stores {printable(', '.join(stored))}")  # fmt: skip
+    return found
 
 
 def differences(one: Record, other: Record, arch: str) -> list[tuple[str, str, str]]:

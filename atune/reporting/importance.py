@@ -11,7 +11,7 @@ subtracted. So all axes together explain the adjusted R² (Ezekiel, 1929).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,8 +20,8 @@ from atune.model.candidate import Config
 
 LEAST = 20
 """With fewer candidates, there is no answer. There must also be twice as many as the model has levels to choose."""
-TOLERANCE = 1e-9
-"""Of the least squares, relative to where they began."""
+SWEEPS, ENOUGH = 100, 1e-5
+"""Sweeps of the least squares at most, and the change of a log latency below which they end."""
 WORTH = 0.05
 """Share from which a line of text names an axis."""
 NAMED = 5
@@ -59,74 +59,52 @@ def axis_importance(result: Result) -> Importance | None:
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
     """Return what each axis explains of `points`, configurations with their latency in ms. None for too few of them."""
     points = [(config, ms) for config, ms in points if ms > 0 and math.isfinite(ms)]
-    axes, rows, n_levels = _levels([config for config, _ in points])
-    free = n_levels - len(axes)
-    if not axes or len(points) < max(LEAST, 2 * (free + 1)):
+    names = dict.fromkeys(name for config, _ in points for name in config)
+    texts = {name: [_text(config, name) for config, _ in points] for name in names}
+    levels = {name: len(set(found)) - 1 for name, found in texts.items() if len(set(found)) > 1}
+    free = sum(levels.values())
+    if not levels or len(points) < max(LEAST, 2 * (free + 1)):
         return None
     logs = [math.log(ms) for _, ms in points]
     mean = math.fsum(logs) / len(logs)
     values = [log - mean for log in logs]
     total = math.fsum(value * value for value in values)
     if total <= 1e-18 * len(values):
-        return Importance(shares=dict.fromkeys(axes, 0.0), unexplained=0.0, candidates=len(points))
-    levels = _least_squares(rows, values, n_levels)
-    left = [value - sum(levels[level] for level in row) for row, value in zip(rows, values, strict=True)]
+        return Importance(shares=dict.fromkeys(levels, 0.0), unexplained=0.0, candidates=len(points))
+    effects, left = _additive({name: texts[name] for name in levels}, values)
     noise = math.fsum(value * value for value in left) / (len(points) - free - 1)
     shares = {}
-    for number, name in enumerate(axes):
-        shared = math.fsum(levels[row[number]] * value for row, value in zip(rows, values, strict=True))
-        own = len({row[number] for row in rows}) - 1
-        shares[name] = round(max(0.0, (shared - own * noise) / total), 4)
+    for name, found in effects.items():
+        shared = math.fsum(effect * value for effect, value in zip(found, values, strict=True))
+        shares[name] = round(max(0.0, (shared - levels[name] * noise) / total), 4)
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     rest = round(max(0.0, 1.0 - sum(shares.values())), 4)
     return Importance(shares=ordered, unexplained=rest, candidates=len(points))
 
 
-def _levels(configs: Sequence[Config]) -> tuple[list[str], list[tuple[int, ...]], int]:
-    """Return the axes that vary, each configuration's level on each, and how many levels there are.
-
-    A level is a number for one value of one axis; a name that a configuration lacks is a value like others.
-    """
-    names = dict.fromkeys(name for config in configs for name in config)
-    texts = {name: [_text(config, name) for config in configs] for name in names}
-    axes = [name for name in names if len(set(texts[name])) > 1]
-    numbers: dict[tuple[str, bytes], int] = {}
-    for name in axes:
-        for text in dict.fromkeys(texts[name]):
-            numbers[name, text] = len(numbers)
-    rows = [tuple(numbers[name, texts[name][i]] for name in axes) for i in range(len(configs))]
-    return axes, rows, len(numbers)
-
-
 def _text(config: Config, name: str) -> bytes:
+    """Return a value as text; a name that a configuration lacks is a value like others."""
     return msgspec.json.encode(config[name], order="deterministic") if name in config else b""
 
 
-def _least_squares(rows: Sequence[tuple[int, ...]], values: Sequence[float], n_levels: int) -> list[float]:
-    """Return the levels whose sums come nearest to `values`; of several such the smallest, which axes share evenly.
+def _additive(
+    axes: Mapping[str, Sequence[bytes]], values: Sequence[float]
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Return the level of each value on each axis whose sums come nearest to `values`, and what they leave.
 
-    Conjugate gradients on the normal equations, from zero (Björck, Numerical Methods for Least Squares Problems, 7.4).
+    Backfitting (Breiman and Friedman 1985): each axis in turn takes the means of what the others leave.
     """
-
-    def gathered(of: Sequence[float]) -> list[float]:
-        found = [0.0] * n_levels
-        for row, value in zip(rows, of, strict=True):
-            for level in row:
-                found[level] += value
-        return found
-
-    levels, rest = [0.0] * n_levels, list(values)
-    slope = gathered(rest)
-    way, size = slope, sum(s * s for s in slope)
-    enough = size * TOLERANCE**2
-    for _ in range(2 * n_levels):
-        if size <= enough:
+    effects, left = {name: [0.0] * len(values) for name in axes}, list(values)
+    for _ in range(SWEEPS):
+        before = left
+        for name, texts in axes.items():
+            left = [rest + effect for rest, effect in zip(left, effects[name], strict=True)]
+            members: dict[bytes, list[float]] = {}
+            for text, rest in zip(texts, left, strict=True):
+                members.setdefault(text, []).append(rest)
+            means = {text: math.fsum(found) / len(found) for text, found in members.items()}
+            effects[name] = [means[text] for text in texts]
+            left = [rest - effect for rest, effect in zip(left, effects[name], strict=True)]
+        if max(abs(one - other) for one, other in zip(before, left, strict=True)) < ENOUGH:
             break
-        along = [sum(way[level] for level in row) for row in rows]
-        step = size / sum(a * a for a in along)
-        levels = [level + step * w for level, w in zip(levels, way, strict=True)]
-        rest = [r - step * a for r, a in zip(rest, along, strict=True)]
-        slope = gathered(rest)
-        before, size = size, sum(s * s for s in slope)
-        way = [s + size / before * w for s, w in zip(slope, way, strict=True)]
-    return levels
+    return effects, left

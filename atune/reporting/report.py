@@ -29,7 +29,7 @@ from atune.reporting.importance import Importance, axis_importance
 from atune.reporting.page import page
 from atune.reporting.plots import Timeline, host_of, plot_data, value_text
 from atune.reporting.progress import duration, shortened
-from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, layouts_line, summary_text
+from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, summary_text
 
 GROUPS = 50
 """Most reasons for failures that the page has."""
@@ -96,8 +96,6 @@ def card(result: Result) -> dict[str, Any]:
     notes = head.notes if result.finished or best is None else [
         *head.notes, "The run has not finished: this is the best configuration so far, by first timing.",
     ]  # fmt: skip
-    if line := layouts_line(result):
-        notes = [*notes, f"Layouts: {line}."]
     return {
         "kind": "card",
         "figures": head.figures,

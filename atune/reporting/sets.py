@@ -21,7 +21,6 @@ from atune.model.candidate import Config, config_key, describe_config, distance,
 from atune.model.measurement import median_interval
 from atune.model.space import Space
 from atune.reporting.export import aligned
-from atune.reporting.plots import drawable
 
 MAX_REGRET = 0.03
 """Regret that a cover allows where nothing else is asked for."""
@@ -93,7 +92,7 @@ def regret_matrix(results: Source) -> RegretMatrix:
     """
     known = results_of(results)
     _check_one_kernel(known)
-    won = [(result, result.best) for result in known if result.best is not None and drawable(result.latency_ms)]
+    won = [(result, result.best) for result in known if result.best is not None and result.best.latency_ms]
     if not won:
         raise UsageError("no result has a winner, so that there is nothing to compare")
     rows = {record.key: record.config for result, best in won for record in (best, *_finalists(result))}

@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 
 from atune.journal.result import Record, Result
-from atune.layout import COMPILER
 from atune.model.artifact import what_failed
-from atune.model.candidate import config_key, describe_config, printable
+from atune.model.candidate import describe_config, printable
 from atune.model.device import Target
-from atune.model.layouts import Layouts
 from atune.reporting.headline import DEFAULTS, headline, ties_line, why_unchecked
 from atune.reporting.importance import axis_importance
 from atune.reporting.progress import duration, shortened
@@ -26,15 +24,14 @@ KEYS = (
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
     "reference_ratio", "default_ratio", "ties", "warnings", "noise", "stages", "cache_hit",
 )  # fmt: skip
-"""What ``--json`` prints of a result, in addition to what was not tried and the failures."""
+"""What ``--json`` prints of a result, in addition to the failures."""
 
 
 def summary(result: Result) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
     read = {name: axis_importance(result) if name == "axis_importance" else getattr(result, name) for name in KEYS}
     found = {name: msgspec.to_builtins(value) for name, value in read.items()}
-    left = [{"reason": one.reason, "count": one.count} for one in result.untried]
-    return {**found, "untried": left, "failures": failures_data(result.records)}
+    return {**found, "failures": failures_data(result.records)}
 
 
 def summary_text(result: Result) -> str:
@@ -75,14 +72,12 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
     if not result.finished:
         how = "interrupted" if result.interrupted else "not yet: the run is under way, or was killed"
         lines.append(Line(f"ended      {how}", "attention"))
-    if line := layouts_line(result):
-        lines.append(Line(f"layouts    {line}", "attention"))
     return lines
 
 
 def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what else is known: ties, the roofline, the axes that mattered, what was pruned and reused."""
-    lines = [] if (known := known_line(result)) is None else [f"known      {known}"]
+    lines = ["known      from the result cache: nothing was run"] if result.cache_hit else []
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
     if result.roofline:
         lines.append(f"roofline   {result.roofline.describe()}")
@@ -93,18 +88,6 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     return [Line(line, "dim") for line in lines]
-
-
-def known_line(result: Result) -> str | None:
-    """Return what the result cache had of this work; None where it had nothing."""
-    if result.cache_hit:
-        return "from the result cache: nothing was run"
-    advice = () if result.header is None else result.header.advice
-    first = next((one.first[0] for one in advice if one.source.startswith("cache ") and one.first), None)
-    if first is None:
-        return None
-    tried = any(one.status != "remaining" and one.key == config_key(first) for one in result.records)
-    return f"the result cache had {describe_config(first)}, which was {'tried first' if tried else 'not tried'}"
 
 
 def next_lines(result: Result) -> list[Line]:
@@ -267,54 +250,3 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:
     rest = sum(group.count for group in groups[limit:])
     more = [f"{rest} more, for {len(groups) - limit} other reasons"] if rest else []
     return [*(shortened(group.line, LINE_CHARACTERS) for group in groups[:limit]), *more]
-
-
-REPEATED = 2.0
-"""Times its even share of a loop, from which a thread's work is worth a warning."""
-BY_FAR = 1.2
-"""Times by which the winner must be faster than the compiler's own layouts to be worth a line."""
-
-
-def repeated_lines(layouts: Layouts | None) -> list[str]:
-    """Return a line for each loop that stores outside of registers and whose threads do each other's work."""
-    loops = () if layouts is None else layouts.loops
-    found = []
-    for number, loop in enumerate(loops):
-        stored = [one for one in loop.stores if "(local" not in one]
-        if stored and loop.repeated >= REPEATED:
-            found.append(f"loop {number}: each thread does {loop.repeated:.3g} times its even share, "
-                         f"and stores {printable(', '.join(stored))}")  # fmt: skip
-    return found
-
-
-def layouts_line(result: Result) -> str:
-    """Return what the winner's layouts repeat, or by how much they beat the compiler's own; empty for neither."""
-    best = result.best
-    if best is None or result.latency_ms is None:
-        return ""
-    if best.facts is not None and (lines := repeated_lines(best.facts.layouts)):
-        return f"{lines[0]}; {_explain(result, best.index)}"
-    own = _compilers_own(result.records, best)
-    if own is None or own.latency_ms is None:
-        return ""
-    ratio = own.latency_ms / result.latency_ms
-    if ratio < BY_FAR:
-        return ""
-    chosen = {name: value for name, value in best.config.items() if own.config.get(name) == COMPILER != value}
-    faster = f"{describe_config(chosen)}: {ratio:.3g} times faster than the compiler's own layouts at their best"
-    return f"{faster}; {_explain(result, best.index, own.index)}"
-
-
-def _compilers_own(records: Sequence[Record], best: Record) -> Record | None:
-    """Return the fastest candidate whose layouts are the compiler's own; None if the winner's are, or none ran."""
-    names = {name for one in records for name, value in one.config.items() if value == COMPILER}
-    if not any(best.config.get(name, COMPILER) != COMPILER for name in names):
-        return None
-    timed = [one for one in records if one.latency_ms is not None]
-    own = [one for one in timed if all(one.config.get(name) == COMPILER for name in names)]
-    return min(own, key=lambda one: one.latency_ms or 0.0, default=None)
-
-
-def _explain(result: Result, *indices: int) -> str:
-    journal = shlex.quote(printable(result.journal)) if result.journal else "JOURNAL"
-    return f"atune explain {journal} {' '.join(map(str, indices))}"

@@ -93,7 +93,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "default_ms": 4.0, "default_ratio": 4.0, "no_default": "",
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal,
-        "untried": [], "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False,
+        "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False,
         "warnings": [],
         "failures": [{
             "kind": "mismatch", "count": 1, "message": "wrong", "where": None,

@@ -28,7 +28,7 @@ async def test_a_kernel_that_the_cpu_cannot_have_ends_after_some_equal_failures(
         await tune(machine=WithoutGpu(100, Script(fails=ALL)), journal=tmp_path / "j")
     result = caught.value.result
     assert 16 <= result.failed <= 16 + 2 and result.remaining == 100 - result.failed
-    assert result.reason == "unlowered" and "all failed to lower, for one reason" in result.untried[0].reason
+    assert result.reason == "unlowered"
     assert "--compile-only --target sm_90a" in str(caught.value) and "atune resume" in str(caught.value)
     with pytest.raises(NoWinner) as caught:  # as `resume` does it, whose target is the header's
         await tune(machine=FakeMachine(100, Script(fails=ALL)), journal=tmp_path / "j")

@@ -60,12 +60,6 @@ def test_an_axis_that_follows_another_by_chance_of_the_search_is_not_credited() 
     assert importance.shares["a"] > 0.95 and importance.shares["b"] < 0.01
 
 
-def test_two_axes_that_always_change_together_share_evenly() -> None:
-    points = [({"a": i % 4, "b": str(i % 4)}, 1.0 + i % 4) for i in range(40)]
-    shares = found(points).shares
-    assert shares["a"] == pytest.approx(shares["b"]) and sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
-
-
 def test_too_few_candidates_say_nothing() -> None:
     points = grid(lambda a, b: a + b, 10, a=[0, 1], b=[0, 1])
     assert importance_of(points[: LEAST - 1]) is None and importance_of(points[:LEAST]) is not None

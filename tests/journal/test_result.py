@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from event_streams import Stream, timing, write
 
-from atune.errors import AtuneError, JournalError, UsageError
+from atune.errors import AtuneError, UsageError
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -39,7 +39,7 @@ KEYS = [
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance",
     "roofline", "reason", "reference_ratio", "default_ratio", "ties", "warnings", "noise",
-    "stages", "cache_hit", "untried", "failures",
+    "stages", "cache_hit", "failures",
 ]  # fmt: skip
 
 
@@ -357,23 +357,18 @@ def test_a_result_with_a_winner_is_a_tune_result_and_another_is_none() -> None:
     assert isinstance(pickle.loads(pickle.dumps(found)), TuneResult)
 
 
-def test_a_result_saves_its_journal_and_its_report(tmp_path: Path) -> None:
+def test_a_result_writes_its_report(tmp_path: Path) -> None:
     path = write(tmp_path / "j", Stream(total=2).candidate(0, 2.0).candidate(1, 1.0).finished().events)
     result = replay(path)
-    result.save(tmp_path / "kept.jsonl")
-    assert (tmp_path / "kept.jsonl").read_bytes() == path.read_bytes()
     result.report(str(tmp_path / "x.html"))
     assert (tmp_path / "x.html").read_text() == report(path)
     result.report(tmp_path / "x.html")  # again: a page is made anew, and a journal never
-    with pytest.raises(JournalError, match="exists"):
-        result.save(tmp_path / "kept.jsonl")
     with pytest.raises(UsageError, match="is a journal, which is never overwritten"):
         result.report(path)
 
 
 def test_a_result_without_a_journal_says_so(tmp_path: Path) -> None:
     result = folded(Stream(total=1).candidate(0, 1.0).finished())
-    for write_it in (result.save, result.report):
-        with pytest.raises(AtuneError, match=r"the run kept no journal; give journal="):
-            write_it(tmp_path / "x")
+    with pytest.raises(AtuneError, match=r"the run kept no journal; give journal="):
+        result.report(tmp_path / "x")
     assert not list(tmp_path.iterdir())
