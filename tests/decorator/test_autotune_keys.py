@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -289,12 +288,10 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
 def test_clear_cache(tuned: Any, engine: Engine) -> None:
     kernel, other = tuned(), tuned(shift)
     kernel.tune(64), kernel.tune(128), other.tune(torch.zeros(64))
-    assert kernel.clear_cache(key={"n": 64, "factor": 1}) == 1
-    assert not kernel.tune(64).cache_hit and kernel.tune(128).cache_hit
     assert kernel.clear_cache() == 2
     assert not kernel.tune(128).cache_hit
     assert other.tune(torch.zeros(64)).cache_hit and tuned(shift).tune(torch.zeros(64)).cache_hit
-    assert len(engine.runs) == 5
+    assert len(engine.runs) == 4
 
 
 def test_without_a_result_cache(tuned: Any, engine: Engine) -> None:
@@ -362,8 +359,8 @@ def test_who_waits_takes_over_where_the_first_is_cancelled(tuned: Any, engine: E
     assert len(engine.runs) == 2 and [result.cache_hit for result in results] == [False]
 
 
-def test_an_error_is_everybody_s_and_the_next_call_tries_again(tuned: Any, engine: Engine) -> None:
-    engine.seconds, engine.error = 0.3, WorkloadError("no inputs")
+def test_who_waits_for_a_tuning_that_fails_tries_itself(tuned: Any, engine: Engine) -> None:
+    engine.seconds, engine.error = 0.1, WorkloadError("no inputs")
     kernel = tuned()
     errors: list[Exception] = []
 
@@ -376,10 +373,9 @@ def test_an_error_is_everybody_s_and_the_next_call_tries_again(tuned: Any, engin
     threads = [threading.Thread(target=tune) for _ in range(3)]
     for thread in threads:
         thread.start()
-        time.sleep(0.05)
     for thread in threads:
         thread.join()
-    assert [str(error) for error in errors] == ["no inputs"] * 3 and len(engine.runs) == 1
+    assert [str(error) for error in errors] == ["no inputs"] * 3 and len(engine.runs) == 3
     engine.error = None
     assert kernel.best_config(64) == {"block": 64}
 

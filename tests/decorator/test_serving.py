@@ -145,7 +145,7 @@ def test_what_serves_is_listed_with_what_it_was_tuned_for(tuned: Any, engine: En
         ({"factor": 1}, 32, 96), ({"factor": 1}, 24, 96),
     ]  # fmt: skip
     assert "(tuned for n=96)" in str(atune.tunings())
-    kernel.clear_cache(key={"factor": 1})
+    kernel.clear_cache()
     assert kernel.best_config(48) == {"block": 24} and len(engine.runs) == 2
 
 

@@ -381,8 +381,8 @@ class AutoTuneImpl(TilelangKernel):
             self._tuner_cache[key] = found.kernel, found.config
         return found
 
-    def forget(self, key: Any = None) -> None:
-        super().forget(key)
+    def forget(self) -> None:
+        super().forget()
         self.results.clear()
         dict.clear(self._tuner_cache)
 

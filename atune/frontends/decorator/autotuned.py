@@ -35,7 +35,7 @@ from atune.workload.workload import Workload, outputs_named
 
 def measured(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
-    if winner.tuning is None or not winner.best or not isinstance(winner.tuned_for, Mapping):
+    if winner.library is None or not isinstance(winner.tuned_for, Mapping):
         return None
     defaults = {  # which a workload's arguments may leave out
         name: call.owner.data(p.default, name)
@@ -44,7 +44,7 @@ def measured(call: Call, winner: Winner) -> Artifact | None:
     }
     if not same_problem({**defaults, **winner.tuned_for}, call.arguments):
         return None
-    return winner.tuning.library()
+    return winner.library()
 
 
 def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
@@ -77,8 +77,8 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
 
     An eager kernel's tensors are given by each call, outputs included.
     """
-    if winner is not None and winner.tuning is not None:
-        found = winner.tuning.roles
+    if winner is not None and winner.roles is not None:
+        found = winner.roles
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
         configs = [given.get("default") or {}, config]
@@ -112,9 +112,7 @@ class TunedKernel(TunableKernel):
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Entry] = {}
         self._kernels: dict[str, Any] = {}
-        self._uses_default = False
-        """Whether calls use the default configuration until a tuning finishes."""
-        self.winners = Winners(self.__name__, self._tuned_again)
+        self.winners = Winners(self.__name__, self._entries.clear)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
@@ -131,13 +129,12 @@ class TunedKernel(TunableKernel):
         """Return what a call with these arguments tunes. Raises as the call does."""
         return self._open_call((), arguments).workload
 
-    def forget(self, key: Any = None) -> None:
-        """Forget all winners in memory, or the winner of the encoded `key`."""
+    def forget(self) -> None:
+        """Forget all winners in memory."""
         with self._lock:
             self._entries.clear()
-            if key is None:
-                self._kernels.clear()
-        self.winners.forget(None if key is None else text_of(key))
+            self._kernels.clear()
+        self.winners.forget()
 
     def known(self) -> dict[tuple[str, str], Winner]:
         """Return the winners that are known in this program, by key and the problem it was found for, as texts."""
@@ -240,12 +237,6 @@ class TunedKernel(TunableKernel):
             use = functools.partial(made, call, winner)
             return self._keep(name, with_library(workload, call.target, call.compile, use))
 
-    def _tuned_again(self, refresh: bool) -> None:
-        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
-        if refresh or self._uses_default:
-            self._entries.clear()
-            self._uses_default = False
-
     def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:
             return self._kernels.setdefault(name, kernel)
@@ -327,23 +318,13 @@ class Autotuned(TunedKernel):
         call = self._open_call(args, kwargs)
         return dict(self.winners.find(self._tuning_call(call), on_miss).config)
 
-    def clear_cache(self, key: Any = None) -> int:
-        """Forget winners in memory and in the result cache. Returns the number removed from the cache.
-
-        `key`: forget only this key, a mapping of arguments by name as the call's key has it. None: all keys.
-        """
-        encoded = None if key is None else self.frontend.encode(key, "key")
-        self.forget(encoded)
-        if self.options.cache is None:
+    def clear_cache(self) -> int:
+        """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache."""
+        self.forget()
+        cache, is_mine = self.options.cache, self._is_mine()
+        if cache is None:
             return 0
-        is_mine = self._is_mine()
-        return self.options.cache.clear(
-            run
-            for run in self.options.cache.answers()
-            if run.entry is not None
-            and is_mine(run.entry)
-            and (encoded is None or same_problem(encoded, run.entry.parts.problem))
-        )
+        return cache.clear(run for run in cache.answers() if run.entry is not None and is_mine(run.entry))
 
     def has_result(self) -> bool:
         """Tell whether the result cache has a result of the kernel as it is written now, for any problem."""
@@ -363,9 +344,7 @@ class Autotuned(TunedKernel):
     def entry_of(self, call: Call) -> Entry:
         if call.explicit:
             return lambda args, kwargs: self.kernel(*args, **kwargs)
-        winner, kernel = self.chosen(call)
-        self._uses_default |= winner.source == "default"
-        return self.launched(call, kernel)
+        return self.launched(call, self.chosen(call)[1])
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
@@ -406,7 +385,10 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
             raise UsageError(
                 f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
             )
-        _refuse_jit_above(kernel)
+        with suppress(OSError, TypeError):  # it has no source
+            above, ours, _ = inspect.getsource(kernel).partition("def ")[0].partition("autotune")
+            if ours and re.search(r"^\s*@(\w+\.)*(lazy_)?jit\b", above, re.MULTILINE):  # as tilelang would not say
+                raise UsageError("autotune: @tilelang.jit stands above @atune.autotune: swap the two")
         autotuned = Autotuned(kernel, known)
         autotuned.check_names(known.names)
         _all.add(autotuned)
@@ -454,27 +436,3 @@ def tunings() -> TunedTable:
         for (key, _), winner in kernel.known().items()
     ]
     return TunedTable(sorted(found, key=lambda one: (one.kernel, text_of(one.key))))
-
-
-def _refuse_jit_above(function: Any) -> None:
-    """Raise `UsageError` where the source of `function` has `@tilelang.jit` above `@atune.autotune`.
-
-    tilelang would answer with an error about source files.
-    """
-    names = decorators_of(function)
-    ours = names.index("autotune") if "autotune" in names else 0
-    if above := [name for name in names[:ours] if name in ("jit", "lazy_jit")]:
-        raise UsageError(
-            f"autotune: @tilelang.{above[0]} stands above @atune.autotune of {function.__name__!r}: swap the two, "
-            "since autotune tunes what jit makes"
-        )
-
-
-def decorators_of(function: Any) -> list[str]:
-    """Return the names of a function's decorators, from above, without their modules; none where it has no source."""
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        return []
-    above = re.split(r"^\s*def ", source, maxsplit=1, flags=re.MULTILINE)[0]
-    return re.findall(r"^\s*@(?:\w+\.)*(\w+)", above, re.MULTILINE)

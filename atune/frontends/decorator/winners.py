@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -31,48 +29,27 @@ from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 
 
-class Tuning:
-    """A tuning on this machine. One that the result cache has is read once its records are asked for."""
-
-    def __init__(
-        self,
-        best: Config,
-        roles: Roles,
-        library: Callable[[], Artifact | None],
-        result: Callable[[], TuneResult | None],
-    ) -> None:
-        """`library`: returns the winner's that was measured, or None if it is gone. `result`: reads the records."""
-        self.best, self.roles, self.library, self._read = best, roles, library, result
-
-    @functools.cached_property
-    def result(self) -> TuneResult | None:
-        """The whole tuning; None where its journal turns out to be damaged."""
-        return self._read()
-
-
 class Winner(msgspec.Struct, frozen=True):
     """The configuration for a key, and its origin.
 
-    `tuning`: where it comes from, if that ran on this machine. Its winner is another one where that cannot be used.
-    `tuned_for`: the problem that was tuned.
+    `tuned_for`: the problem that was tuned. `roles`: those of its kernel's parameters, if it was tuned on this machine.
+    `library`: returns the library that was measured, or None if it is gone; None if it is not its tuning's best.
+    `read`: reads its whole tuning.
     """
 
     config: Config
     source: Literal["tuned", "cache", "shipped", "default"]
     latency_ms: float | None = None
     reference_ms: float | None = None
-    tuning: Tuning | None = None
     tuned_for: Any = None
-
-    @property
-    def best(self) -> bool:
-        """Whether it is the winner of its whole tuning."""
-        return self.tuning is not None and self.config == self.tuning.best
+    roles: Roles | None = None
+    library: Callable[[], Artifact | None] | None = None
+    read: Callable[[], TuneResult | None] = lambda: None
 
     @property
     def result(self) -> TuneResult | None:
-        """The whole tuning, if it ran on this machine."""
-        return None if self.tuning is None else self.tuning.result
+        """The whole tuning, if it ran on this machine; None, too, where its journal turns out to be damaged."""
+        return self.read()
 
     def standing(self) -> Iterator[Winner]:
         """Yield itself, and then all that its tuning measured, the fastest first."""
@@ -80,7 +57,7 @@ class Winner(msgspec.Struct, frozen=True):
         records = () if self.result is None else self.result.records
         measured = [(r.latency_ms, r.index, r.config) for r in records if r.latency_ms is not None]
         for latency_ms, _, config in sorted(measured, key=lambda one: one[:2]):
-            yield msgspec.structs.replace(self, config=dict(config), latency_ms=latency_ms)
+            yield msgspec.structs.replace(self, config=dict(config), latency_ms=latency_ms, library=None)
 
 
 TRIES = 3
@@ -89,22 +66,14 @@ WAIT_S = 0.02
 """Seconds between two looks whether another thread or task has tuned what is needed."""
 
 
-class _Flight:
-    """A tuning of `problem` in `thread`. `done` gets its winner; None if it was cancelled: a waiter may take over."""
-
-    def __init__(self, problem: str) -> None:
-        self.problem, self.thread = problem, threading.get_ident()
-        self.done: concurrent.futures.Future[Winner | None] = concurrent.futures.Future()
-
-
 class Winners:
     """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it.
 
     A winner that the space refuses for a call's sizes, or that cannot be used, is passed over for the next best.
     """
 
-    def __init__(self, name: str, tuned: Callable[[bool], None]) -> None:
-        """`name`: the kernel's. `tuned` is called after each tuning, with whether it was asked for again."""
+    def __init__(self, name: str, tuned: Callable[[], None]) -> None:
+        """`name`: the kernel's. `tuned` is called after a tuning that replaces what calls use."""
         self._name, self._tuned = name, tuned
         self.known: dict[str, dict[str, Winner]] = {}
         """The winners in memory, by key and then by the problem that they were found for, as texts."""
@@ -112,7 +81,8 @@ class Winners:
         """Why configurations cannot be used, by problem as text and by the configuration's key."""
         self._settled: set[str] = set()
         """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
-        self._running: dict[str, _Flight] = {}
+        self._running: dict[str, int] = {}
+        """The threads that tune, by key."""
         self._lock = threading.RLock()
 
     def forget(self, key: str | None = None) -> None:
@@ -151,8 +121,7 @@ class Winners:
             return self.find(call.launch, on_miss)  # what is tuned in its place has nothing for it
         if call.problem_text in self._settled:
             raise next(iter(self._failures(call).values()), SpaceError(self._missing(call)))
-        flight = self._running.get(call.key_text)
-        if flight is not None and flight.thread == threading.get_ident():
+        if self._running.get(call.key_text) == threading.get_ident():
             raise UsageError(
                 f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
                 "task. Before the call, await tune_async(…) with the same arguments"
@@ -220,46 +189,31 @@ class Winners:
         """
         while True:
             with self._lock:
-                flight = self._running.get(call.key_text)
-                known = self.serving(call) if flight is None else None
-                if known is not None and (known.best or not whole):
-                    return known, False
-                if mine := flight is None:
-                    flight = self._running[call.key_text] = _Flight(call.problem_text)
-            if mine:
-                return await self._lead(flight, call, refresh), True
-            while not flight.done.done():
-                await anyio.sleep(WAIT_S)
-            if flight.problem == call.problem_text and (found := flight.done.result()) is not None:
-                return found, False
-
-    async def _lead(self, flight: _Flight, call: Call, refresh: bool) -> Winner:
-        """Tune, and end the waiting of all others, with any outcome."""
-        winner: Winner | None = None
-        raised: Exception | None = None
+                if call.key_text not in self._running:
+                    known = self.serving(call)
+                    if known is not None and (known.library is not None or not whole):
+                        return known, False
+                    self._running[call.key_text] = threading.get_ident()
+                    break
+            await anyio.sleep(WAIT_S)
         try:
             winner = await self._tune(call, refresh)
-            return winner
-        except Exception as error:
-            raised = error
+            self._keep(call.key_text, call.problem_text, winner)
+            if winner.source == "tuned":
+                self._settled.add(call.problem_text)
+            return winner, True
+        except Exception:
+            if self._failures(call):
+                self._settled.add(call.problem_text)
             raise
         finally:
-            with self._lock:
-                self._running.pop(call.key_text, None)
-                if winner is not None:
-                    self._keep(call.key_text, call.problem_text, winner)
-                if (winner is not None and winner.source == "tuned") or (raised is not None and self._failures(call)):
-                    self._settled.add(call.problem_text)
-            if raised is not None:
-                flight.done.set_exception(raised)
-            else:
-                flight.done.set_result(winner)
+            self._running.pop(call.key_text)
 
     def _stored(self, call: Call) -> Winner | None:
         """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
         for winner in self._kept(call):
             found = self._of(winner, call)
-            if found is winner or (found is None and winner.tuning is not None):
+            if found is winner or (found is None and winner.library is not None):
                 self._keep(call.key_text, call.problem_text, winner)
             if found is not None:
                 return found
@@ -270,8 +224,8 @@ class Winners:
         header = call.work.header
         if cache is not None and (run := cache.find(call.work.key, header)) is not None and run.entry is not None:
             library, result = partial(_library, run.found.library), partial(cache.result, run, header)
-            tuning = Tuning(run.entry.config, run.found.roles, library, result)
-            yield msgspec.structs.replace(_winner_in(run.entry, "cache"), tuning=tuning)
+            found = _winner_in(run.entry, "cache")
+            yield msgspec.structs.replace(found, roles=run.found.roles, library=library, read=functools.cache(result))
         for entry in find_shipped(call.options.shipped, call.work):
             yield _winner_in(entry, "shipped")
 
@@ -285,7 +239,8 @@ class Winners:
         finally:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
-        self._tuned(refresh)
+        if refresh or call.options.on_miss != "tune":
+            self._tuned()
         return winner_of(result)
 
 
@@ -293,8 +248,16 @@ def winner_of(result: TuneResult) -> Winner:
     """Return the winner of a tuning."""
     source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
     tuned_for = None if result.header is None else result.header.arguments
-    tuning = Tuning(result.best_config, result.roles, lambda: result.artifact, lambda: result)
-    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, tuning, tuned_for)
+    return Winner(
+        result.best_config,
+        source,
+        result.latency_ms,
+        result.reference_ms,
+        tuned_for,
+        result.roles,
+        library=lambda: result.artifact,
+        read=lambda: result,
+    )
 
 
 def _library(kept: Artifact | None) -> Artifact | None:
@@ -340,7 +303,7 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
     fitting = [
         entry
         for path in paths
-        for entry in _entries(path, _changed(path))
+        for entry in _entries(path)
         if entry.parts.fingerprint == key.fingerprint
         and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
         and same_problem(entry.parts.problem, key.problem)
@@ -348,17 +311,8 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
     return sorted(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), reverse=True)
 
 
-def _changed(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise UsageError(f"shipped: cannot read {path}: {error.strerror or error}") from error
-
-
-@functools.cache
-def _entries(path: str, changed: int) -> list[CacheEntry]:
-    """Return the results in a file, which is read again once it has changed."""
+def _entries(path: str) -> list[CacheEntry]:
     try:
         return read_exported(Path(path).read_bytes())
     except (OSError, UsageError) as error:
-        raise UsageError(f"shipped: {path}: {error}") from error
+        raise UsageError(f"shipped: cannot read {path}: {error}") from error
