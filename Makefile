@@ -31,7 +31,7 @@ test: $(SETUP)
 test-all: $(SETUP)
 	$(PY) $(PYTEST)
 
-# Also the tests that compile for minutes, that time the engine, or that start Ray or Slurm.
+# Also the tests that compile for minutes, that time the engine, or that start Ray.
 test-asked: $(SETUP)
 	$(PY) $(PYTEST) --asked
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.local.machine import PLAIN, LocalMachine, Shared, are_few
-from atune.workers.processes.messages import Discovery, ServiceReady
+from atune.workers.local.machine import PLAIN, LocalMachine, Shared
+from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=())
 ON_CPU = Discovery(target=Target("c"), devices=(), no_cicc="it is for CUDA")
+SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="it is switched off")
 
 
 LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
@@ -40,36 +42,27 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     return one
 
 
-async def test_many_candidates_are_compiled_by_cicc() -> None:
-    one = machine()
-    await one.prepare(50)
-    assert one.service._against is None and one.service.why == ""
-
-
-@pytest.mark.parametrize("found", [FOUND, ON_CPU])
-async def test_few_candidates_are_compiled_plain(found: Discovery) -> None:
+@pytest.mark.parametrize(
+    ("found", "candidates", "against", "why"),
+    [
+        (FOUND, 5, False, ""),
+        (FOUND, 4, True, f"nvcc, because {PLAIN}"),
+        (ON_CPU, 3, True, ""),
+        (SWITCHED_OFF, 100, True, "nvcc, because it is switched off"),
+    ],
+    ids=["many", "few", "on the CPU", "switched off"],
+)
+async def test_who_compiles(found: Discovery, candidates: int, against: bool, why: str) -> None:
     one = machine(found)
-    await one.prepare(3)
-    assert one.service._against is not None and one.hints(0) == CompileHints()
-    assert one.service.why == (f"nvcc, because {PLAIN}" if found is FOUND else "")
+    await one.prepare(candidates)
+    assert (one.service._off, one.service.why) == (against, why) and one.hints(0) == CompileHints()
 
 
-async def test_few_candidates_of_a_sets_problem_are_not() -> None:
+async def test_few_candidates_of_a_sets_problem_are_compiled_by_cicc() -> None:
     one = machine()
     one.shared = cast(Shared, object())
     await one.prepare(1)
-    assert one.service._against is None
-
-
-@pytest.mark.parametrize(("workers", "few", "many"), [(1, 4, 5), (2, 4, 5), (4, 4, 5), (8, 6, 7), (16, 12, 13)])
-def test_as_many_as_hardly_delay_each_other_are_few(workers: int, few: int, many: int) -> None:
-    assert are_few(few, workers) and not are_few(many, workers)
-
-
-async def test_where_it_cannot_be_used_nvcc_compiles_and_says_why() -> None:
-    one = machine(Discovery(target=Target("cuda", "sm_90a"), devices=(), no_cicc="it is switched off"))
-    await one.prepare(100)
-    assert one.service.why == "nvcc, because it is switched off"
+    assert not one.service._off
 
 
 def with_service() -> tuple[LocalMachine, Tasks]:
@@ -79,26 +72,26 @@ def with_service() -> tuple[LocalMachine, Tasks]:
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool) -> None:
+@pytest.mark.parametrize("broken", ["", "cicc is gone"])
+async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool, broken: str) -> None:
     one, tasks = with_service()
     if early:
         one.service._begin("sm_90a")
-    assert one.hints(0).builds == "all" and one.service.why == ""
+    assert one.hints(0).builds == "all"
     one.service.saw(LOWERED, FOUND.target)
     one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
     assert tasks.begun == 1 and one.service._wanted.is_set()
     assert one.hints(0).builds == "first"
-    one.service._answered(ServiceReady(True, header_s=1.25))
-    assert one.hints(0).builds == "all" and one.service.ready
-    assert one.service.why == "headers parsed in 1.2 s"
+    one.service._settle(broken)
+    assert one.hints(0).builds == "all" and one.service.ready == (not broken)
+    assert one.service.why == (f"nvcc, because {broken}" if broken else "")
 
 
 async def test_few_candidates_end_a_service_that_has_begun() -> None:
     one, _ = with_service()
     one.service._begin("sm_90a")
-    scope = one.service._scope
     await one.prepare(1)
-    assert scope is not None and scope.cancel_called and not one.service.warming
+    assert one.service._scope is not None and one.service._scope.cancel_called and not one.service.warming
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,6 @@ class Attempts:
         (RemoteError("[Errno 28] No space left on device", kind="OSError"), "no space is left", "TMPDIR"),
         (RemoteError("files: x", kind="ShortOf"), "no further file can be opened", "ulimit -n"),
         (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no further process", "ulimit -u"),
-        (RemoteError("all files: x", kind="ShortOf"), "too many files open", "end the programs that hold them"),
         (RemoteError("memory: x", kind="ShortOf"), "memory ran out", "fewer compile workers"),
     ],
 )
@@ -104,7 +103,7 @@ async def test_what_is_no_shortage_is_not_tried_again(error: Exception, tmp_path
         ("cc1plus: fatal error: error writing to /tmp/cc.s: Disk quota exceeded", ShortOf, "space: "),
         ("g++: fatal error: vfork: Resource temporarily unavailable", ShortOf, "processes: "),
         ("nvcc fatal: Could not open input file: Too many open files", ShortOf, "files: "),
-        ("nvcc fatal: Too many open files in system", ShortOf, "all files: "),
+        ("nvcc fatal: Too many open files in system", ShortOf, "files: "),
         ("cc1plus: out of memory allocating 65536 bytes", ShortOf, "memory: "),
         ("g++: fatal error: Killed signal terminated program cc1plus", CompilerKilled, ""),
         ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", CompilerKilled, ""),

@@ -58,20 +58,14 @@ def targets_importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path / "work")
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_core_files_of_crashing_candidates_do_not_land_in_the_working_folder(
-    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_core_files_of_crashing_candidates_do_not_land_in_the_working_folder(tmp_path: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    if wanted:
-        monkeypatch.setenv("ATUNE_CORE_FILES", "1")
     with limit(resource.RLIMIT_CORE, hard):
         (core, _), folder = json.loads(ask("limits", tmp_path))
-        assert core == [hard if wanted else 0, hard] and folder == os.getcwd()
-        if not wanted:
-            with pytest.raises(WorkerLost, match="SIG"):
-                ask("crash", tmp_path)
-            assert not os.listdir()
+        assert core == [0, hard] and folder == os.getcwd()
+        with pytest.raises(WorkerLost, match="SIG"):
+            ask("crash", tmp_path)
+        assert not os.listdir()
 
 
 def test_a_low_soft_limit_of_open_files_is_raised_in_workers(tmp_path: Path) -> None:

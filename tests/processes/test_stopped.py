@@ -18,6 +18,7 @@ from fork_servers import fork_server
 from processes import environment, wait_until
 
 from atune.errors import WorkerError
+from atune.workers.processes import pool
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.system.resources import TICK_S, Deadline
 
@@ -130,18 +131,21 @@ async def test_a_server_that_never_comes_up_is_an_error(
     (tmp_path / "waits_at_import.py").write_text(f"print('begun', flush=True)\nopen({str(tmp_path / 'gate')!r}).read()")
     monkeypatch.syspath_prepend(str(tmp_path))
     parked: list[ForkServerProcess] = []
-    server = fork_server(run_dir, ["waits_at_import"], start_timeout_s=0.5, park=parked.append)
+    monkeypatch.setattr(pool, "START_TIMEOUT_S", 0.5)
+    server = fork_server(run_dir, ["waits_at_import"], park=parked.append)
     with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not import waits_at_import within 0.5 s"):
         async with server:
             await server.spawn("test")
     assert not parked, "the next run would wait for it, too"
 
 
-async def test_a_server_that_is_stopped_before_it_forks_is_an_error(run_dir: str) -> None:
+async def test_a_server_that_is_stopped_before_it_forks_is_an_error(
+    run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with fork_server(run_dir) as server:
         worker = await server.spawn("first")
         os.kill(server.pids()[0], signal.SIGSTOP)
-        server._start_timeout_s = 0.3
+        monkeypatch.setattr(pool, "START_TIMEOUT_S", 0.3)
         with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not fork second-1 within 0.3 s: .*stopped"):
             await server.spawn("second")
         assert await worker.call("pool_targets:echo", b"x") == b"x", "who was there goes on"

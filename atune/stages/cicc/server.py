@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from atune.stages.cicc import wgmma
 from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, parts
 from atune.stages.compile.lowering import Blob
 from atune.stages.session.session import visible_gpus
-from atune.workers.processes.messages import ServiceReady
 
 SERVER = Path(__file__).with_name("server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -161,7 +159,6 @@ class Server:
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
         self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
         self.first = first
-        began = time.monotonic()
         where = tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{wgmma.WGMMA}>" in self.includes:
@@ -184,8 +181,6 @@ class Server:
         else:
             raise problem
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
-        self.header_s = round(time.monotonic() - began, 3)
-        """Seconds until it compiled."""
 
     def fits(self, flavour: Flavour, source: str) -> bool:
         """Tell whether this server fits `source`. A source that is not as tilelang prints it fits, because no other
@@ -319,30 +314,29 @@ _servers: list[Server] = []
 
 
 def header(payload: bytes) -> bytes:
-    """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
+    """Entry point: parse the headers that most kernels include, for an arch as msgpack. Returns why that fails.
 
     That needs no kernel. Without an arch it uses that of this machine's first GPU. Headers that are parsed serve all
     runs.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
-    ready = ServiceReady(True)
     try:
         if not _servers:
-            ready = ServiceReady(True, header_s=_parse(Flavour(arch or arch_of_this_machine())).header_s)
+            _parse(Flavour(arch or arch_of_this_machine()))
     except (CiccError, OSError) as error:
-        ready = ServiceReady(False, str(error)[:500])
-    return msgspec.msgpack.encode(ready)
+        return str(error)[:500].encode()
+    return b""
 
 
 def listen(payload: bytes) -> bytes:
-    """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → `ServiceReady`.
+    """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → why the service cannot compile; else empty.
 
     Afterwards the run's `folder` has the link that workers connect to. If the parsed headers do not fit the candidate,
     the service parses those that its source includes.
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
-    ready, flavour = ServiceReady(True), flavour_of(arch, blob.pass_configs)
+    flavour = flavour_of(arch, blob.pass_configs)
     try:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
@@ -350,11 +344,10 @@ def listen(payload: bytes) -> bytes:
         if server is None:
             first, includes, _ = parts(blob.source)
             server = _parse(flavour, includes, first)
-            ready = ServiceReady(True, header_s=server.header_s)
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
-        ready = ServiceReady(False, str(error)[:500])
-    return msgspec.msgpack.encode(ready)
+        return str(error)[:500].encode()
+    return b""
 
 
 def _end_with(server: Server) -> None:

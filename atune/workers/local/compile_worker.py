@@ -42,7 +42,7 @@ from atune.model.jobs import (
 )
 from atune.model.settings import CompileSettings
 from atune.workers.local.workers import Workers, how_it_ended, process_folders, shortage
-from atune.workers.processes.messages import COMPILE, SERVICE_HEADER, SERVICE_LISTEN, ServiceReady, Session
+from atune.workers.processes.messages import COMPILE, SERVICE_HEADER, SERVICE_LISTEN, Session
 from atune.workers.processes.pool import ForkServer, Worker
 from atune.workers.processes.server import started
 from atune.workers.storage.artifact_store import ArtifactStore, key_in, recall
@@ -331,13 +331,15 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         """The process; 0 before it starts."""
         return 0 if self._worker is None else self._worker.pid
 
-    async def call(self, entry: str, request: object) -> ServiceReady:
-        """Have the process answer. Raises `WorkerError` and `OSError`. Cancelling it ends the process."""
+    async def call(self, entry: str, request: object) -> str:
+        """Have the process do something, and return why it cannot; empty if it can.
+
+        Raises `WorkerError` and `OSError`. Cancelling it ends the process.
+        """
         async with self._turn:
             if self._worker is None:
                 self._worker = await self._tasks.start(self._run)
-            answer = await self._worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)
-        return msgspec.msgpack.decode(answer, type=ServiceReady)
+            return (await self._worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
 
     async def ended(self) -> AtuneError:
         """Wait until the process ends, and return the error that says how."""
@@ -355,25 +357,23 @@ class CompileService:
     """Has a run's candidates compiled by `process`.
 
     `start` begins to parse headers while the fork server still imports tilelang. At the first candidate that must be
-    compiled the process is asked to compile for the run, unless `use` was false. While `warming`, lowering continues
-    and building waits. If `ready`, builds use the service. `why` says which compiler is used.
+    compiled the process is asked to compile for the run, unless `use` was given a reason against it. While `warming`,
+    lowering continues and building waits. If `ready`, builds use the service.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
         self.ready = False
         """Whether the service compiles."""
+        self.why = ""
+        """Why nvcc compiles; empty where it does not, or where that needs no explanation."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess
         self._settings, self._target = settings, target
         self._run_dir = ""
-        self._asked = False
-        """Whether a candidate came that must be compiled."""
-        self._request: tuple[bytes, str, str]
-        self._against: str | None = None
-        """Why the run does without the service; empty if that needs no explanation, None if it does not."""
-        self._broken = self._parsed = ""
-        """Why the process does not compile, and how it came by its headers."""
+        self._off = False
+        self._request: tuple[bytes, str, str] | None = None
+        """What the process is asked; None before a candidate came that must be compiled."""
         self._scope: anyio.CancelScope | None = None
         """Ends what the run asks of the process; None without it."""
         self._wanted: anyio.Event
@@ -382,13 +382,7 @@ class CompileService:
     @property
     def warming(self) -> bool:
         """Whether the service will soon be `ready`."""
-        return self._asked and not (self._parsed or self._broken or self._against is not None)
-
-    @property
-    def why(self) -> str:
-        """The choice of the compiler and its reason. Empty before the choice, or if it needs no explanation."""
-        against = self._broken if self._asked and self._against is None else self._against
-        return f"nvcc, because {against}" if against else "" if against is None else self._parsed
+        return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
         """Have `process` serve the run. If `early`, and a core is free, begin to parse headers that it may need.
@@ -407,58 +401,48 @@ class CompileService:
 
     def use(self, against: str | None) -> None:
         """Use the service in this run, or not if there is a reason `against` it, which may be empty."""
-        self._against = against
-        if against is not None and self._scope is not None:
-            self.ready = False
-            self._scope.cancel()
-            self._scope = None
+        self._off = against is not None
+        if self._off:
+            self.ready, self.why = False, f"nvcc, because {against}" if against else ""
+            if self._scope is not None:
+                self._scope.cancel()
         self.wake()
 
     def saw(self, lowered: Lowered, target: Target) -> None:
         """Have the service compile for the run, at the first candidate that must be compiled."""
-        if self._asked or self._against is not None:
+        if self._request is not None or self._off:
             return
-        self._asked = True
-        if not self._broken:
-            if self._scope is None:
-                self._begin(None)
-            self._request = (lowered.blob, target.arch, self._run_dir)
-            self._wanted.set()
+        self._request = (lowered.blob, target.arch, self._run_dir)
+        if self._scope is None:
+            self._begin(None)
+        self._wanted.set()
         self.wake()
 
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for the choice of its compiler."""
-        if not self.why or artifact.why.startswith(("nvcc, because", "cicc could not")):
-            return artifact  # it has a reason of its own
-        return msgspec.structs.replace(artifact, why="; ".join(filter(None, (self.why, artifact.why))))
+        """Return `artifact` with the reason for the choice of its compiler, if it has none of its own."""
+        return msgspec.structs.replace(artifact, why=artifact.why or self.why)
 
     def _begin(self, arch: str | None) -> None:
         """Have headers for `arch` parsed before a candidate is known. An empty `arch` means that of this machine's GPU;
         None waits for the candidate."""
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
-        self._tasks.start_soon(self._run, arch, self._scope, self._wanted)
+        self._tasks.start_soon(self._run, arch, self._scope)
 
-    async def _run(self, arch: str | None, scope: anyio.CancelScope, wanted: anyio.Event) -> None:
+    async def _run(self, arch: str | None, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                early_s = 0.0 if arch is None else (await self.process.call(SERVICE_HEADER, arch)).header_s
-                await wanted.wait()
-                answer = await self.process.call(SERVICE_LISTEN, self._request)
-                self._answered(msgspec.structs.replace(answer, header_s=answer.header_s or early_s))
-                if answer.ok:
+                if arch is not None:
+                    await self.process.call(SERVICE_HEADER, arch)
+                await self._wanted.wait()
+                refused = await self.process.call(SERVICE_LISTEN, self._request)
+                self._settle(refused)
+                if not refused:
                     raise await self.process.ended()
-        except (WorkerError, OSError, msgspec.MsgspecError) as error:
+        except (WorkerError, OSError) as error:
             output = getattr(error, "detail", "").strip().splitlines()
-            self._broken = "; ".join((f"the compile service ended: {error}", *output[-1:]))
-        finally:
-            self.ready = False
-            self.wake()
+            self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))
 
-    def _answered(self, answer: ServiceReady) -> None:
-        if answer.ok:
-            parsed_s = answer.header_s
-            self._parsed = f"headers parsed in {parsed_s:.1f} s" if parsed_s else "headers parsed in an earlier run"
-            self.ready = self._against is None
-        else:
-            self._broken = answer.reason
+    def _settle(self, broken: str) -> None:
+        """Have the service compile from now on, or not, because it is `broken`."""
+        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
         self.wake()

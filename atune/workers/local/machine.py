@@ -40,12 +40,10 @@ from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
-FEW, LEAST = 0.8, 4
-"""Up to `FEW` candidates for each worker, and always up to `LEAST`, nvcc compiles all. They hardly delay each
-other, and comparing a new compiler state would take as long again. On an H200 with 16 workers, when each winner was
-compared, runs of 10 candidates ended 1.22 times as late with cicc as without, and runs of 15 candidates 1.01 times.
-Parsing headers once, for cicc, takes about as long as nvcc needs for `LEAST` candidates on one worker or on two. The
-problems of a set share what is parsed: there cicc is always used."""
+FEW = 4
+"""Up to so many candidates, or one for each worker, nvcc compiles all. They hardly delay each other, and comparing a
+new compiler state would take as long again. On an H200 with 16 workers, when each winner was compared, runs of 10
+candidates ended 1.22 times as late with cicc as without, and runs of 15 candidates 1.01 times."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
@@ -173,7 +171,7 @@ class LocalMachine:
         return found.target, list(found.devices)
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and are_few(candidates, self.most_workers()[0])  # others share what a set parses
+        few = self.shared is None and candidates <= max(FEW, self.most_workers()[0])  # a set shares what is parsed
         self.use(PLAIN if few else self.found.no_cicc)
 
     def use(self, no_cicc: str) -> None:
@@ -258,8 +256,3 @@ def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
     if method != "auto" and (method == "perf_counter") != on_cpu:
         fitting = "'perf_counter'" if on_cpu else "'events' or 'cuda_graph'"
         raise TargetError(f"method {method!r} does not time target {found.target.kind}: use {fitting}")
-
-
-def are_few(candidates: int, workers: int) -> bool:
-    """Tell whether a run of so many `candidates` is compiled by nvcc alone."""
-    return candidates <= max(LEAST, FEW * workers)

@@ -344,29 +344,21 @@ def _place(stack: str) -> str:
     return ""
 
 
-@asynccontextmanager
-async def asking(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
-    """Start the fork server, or take the parked one. Yield its workers and the folder that they may write to.
-
-    Leaving kills the workers and removes the folder.
-    """
+async def _ask_about(ref: FileRef, role: str, entry: str, question: object) -> bytes:
+    """Return a worker's answer to a question about a file, outside of a run."""
     with run_folder() as run_dir:
         async with fork_server() as server, background(cancel=False) as tasks:
-            workers = Workers(workload)
+            workers = Workers(ref)
             workers.attach(server, run_dir, tasks)
-            yield workers, run_dir
+            return await workers.ask_once(role, entry, msgspec.msgpack.encode(question))
 
 
 async def survey_space(ref: FileRef) -> SpaceSurvey:
     """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
-    async with asking(ref) as (workers, _):
-        reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
-    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
+    return msgspec.msgpack.decode(await _ask_about(ref, "survey", SURVEY_SPACE, ref), type=SpaceSurvey)
 
 
 async def discover(ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
     """Return the target and the devices that a run would have. Raises `TargetError`."""
-    async with asking(ref) as (workers, _):
-        question = (target, tuple(devices), compile)
-        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+    reply = await _ask_about(ref, "discover", DISCOVER, (target, tuple(devices), compile))
     return msgspec.msgpack.decode(reply, type=Discovery)

@@ -77,14 +77,6 @@ class SpacePart(msgspec.Struct, frozen=True):
     spec: WorkloadSpec | None
 
 
-class ServiceReady(msgspec.Struct, frozen=True):
-    """Whether the compile service works, why it does not, and the seconds that parsing the headers took."""
-
-    ok: bool
-    reason: str = ""
-    header_s: float = 0.0
-
-
 class Neighbours(msgspec.Struct, frozen=True):
     """Ask who else uses the GPU `uuid`. `program`: the process of the run.
 

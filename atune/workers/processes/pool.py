@@ -59,8 +59,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     """Owns the fork server and all workers. All of them, and their compilers, end with the `async with`.
 
     `process` was started before, or parked. Entering returns while it still imports. Leaving takes under a second,
-    whatever the processes do. `start_timeout_s`: the longest time that the server may take to import, and then to fork
-    a worker.
+    whatever the processes do.
 
     With `park`, a server whose body was not cancelled is parked instead of ended. Its workers end all the same.
 
@@ -74,12 +73,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         *,
         park: Callable[[ForkServerProcess], None] | None = None,
         again: Callable[[], ForkServerProcess] | None = None,
-        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.run_dir = process.folder
         """The folder of the server's log and of each worker's stderr."""
         self._process, self._park, self._again = process, park, again
-        self._start_timeout_s = start_timeout_s
         self._workers: dict[int, Worker] = {}
         self._failure = ""
         """Why the server is gone, or cannot fork."""
@@ -157,14 +154,14 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     async def _answered(self, event: anyio.Event, what: str) -> None:
         """Wait until the server has completed a step. Raises `WorkerError` if it hangs."""
-        deadline = Deadline(self._start_timeout_s)
+        deadline = Deadline(START_TIMEOUT_S)
         try:
             while not event.is_set():
                 await deadline.wait(event.wait)
         except TimeoutError:
             self._park = None  # no other run shall wait for it
             raise WorkerError(
-                f"the fork server (process {self._process.pid}) did not {what} within {self._start_timeout_s:g} s: it "
+                f"the fork server (process {self._process.pid}) did not {what} within {START_TIMEOUT_S:g} s: it "
                 "hangs, or was stopped. Look for a file system that does not answer, and for SIGSTOP",
                 read_tail(self._process.log),
             ) from None

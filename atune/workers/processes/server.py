@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -65,17 +66,14 @@ def refuse_in_worker() -> None:
     """Raise `WorkloadError` in a worker: a file that tunes while it is loaded would load itself without end."""
     if not in_worker():
         return
-    frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
-    while frame is not None and not where:  # the innermost file that is being executed
-        code, line = frame.f_code, frame.f_lineno
-        if code.co_name == "<module>" and os.path.dirname(code.co_filename) != os.path.dirname(server_main.__file__):
-            where = f"{code.co_filename}, line {line},"
-        frame = frame.f_back
-    if not where:
+    stack = traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+    ours = os.path.dirname(server_main.__file__)
+    files = [frame for frame in stack if frame.name == "<module>" and os.path.dirname(frame.filename) != ours]
+    if not files:
         raise WorkloadError("a function of the workload tunes, in a worker that tunes already: call it elsewhere")
     raise WorkloadError(
-        f"{where} tunes while a worker loads the file, and would do so again in each worker: put the call below "
-        '`if __name__ == "__main__":`'
+        f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would do so again in "
+        'each worker: put the call below `if __name__ == "__main__":`'
     )
 
 

@@ -51,8 +51,6 @@ FIRST_PRIVATE_FD = 64
 """Lowest descriptor for a worker's socket. If half of the worker's limit is lower, that half is used."""
 FILES = 4096
 """Open files that a worker may have, if its user's limit allows that many."""
-CORE_FILES = "ATUNE_CORE_FILES"
-"""Environment variable: with 1, crashing workers leave core files as the machine is configured."""
 WORKER = "ATUNE_WORKER"
 """Environment variable of a worker: its own pid. Processes that it starts inherit the variable, but have other pids."""
 HUNG_UP = 113
@@ -94,9 +92,8 @@ def main() -> NoReturn:
 
 
 def set_limits() -> None:
-    """Disable core files of crashing candidates, unless they are requested, and allow enough open files."""
-    if os.environ.get(CORE_FILES) != "1":
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    """Disable core files of crashing candidates, and allow enough open files."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FILES:
         resource.setrlimit(

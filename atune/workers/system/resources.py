@@ -88,19 +88,17 @@ def workers_that_fit(wanted: int, available_bytes: int | None) -> int:
     return max(1, min(wanted, available_bytes // WORKER_BYTES))
 
 
-Resource = Literal["space", "memory", "files", "all files", "processes"]
-"""``files``: those that one process may have; ``all files``: those of the machine."""
+Resource = Literal["space", "memory", "files", "processes"]
 
 BY_NUMBER: dict[int, Resource] = {
     errno.ENOSPC: "space", errno.EDQUOT: "space",
     errno.ENOMEM: "memory",
-    errno.EMFILE: "files", errno.ENFILE: "all files",
+    errno.EMFILE: "files", errno.ENFILE: "files",
     errno.EAGAIN: "processes",
 }  # fmt: skip
 BY_TEXT: dict[Resource, re.Pattern[str]] = {
     "space": re.compile("No space left on device|Disk quota exceeded"),
     "memory": re.compile("Cannot allocate memory|virtual memory exhausted|out of memory allocating|std::bad_alloc"),
-    "all files": re.compile("Too many open files in system"),
     "files": re.compile("Too many open files"),
     "processes": re.compile(
         "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
@@ -200,8 +198,7 @@ def what_to_do(short_of: Resource, folder: str) -> str:
     return {
         "space": f"no space is left on the disk of {folder}: make room there, or set TMPDIR to another place",
         "memory": f"memory ran out: end other programs, or {fewer}",
-        "files": f"no further file can be opened: raise that limit (ulimit -n), or {fewer}",
-        "all files": "the machine has too many files open: end the programs that hold them",
+        "files": f"no further file can be opened: end other programs, raise that limit (ulimit -n), or {fewer}",
         "processes": "no further process can be started: end others, or raise the limit (ulimit -u)",
     }[short_of]
 
@@ -215,13 +212,12 @@ TICK_S = 0.5
 class Deadline:
     """Seconds to wait for something that may hang. None waits forever.
 
-    Time in which this program does not run (SIGSTOP, Ctrl-Z, a suspended machine) does not count. Waiting happens in
-    ticks. If a tick ends more than a tick late, the program was stopped, and only the planned time counts. At least
-    one more tick follows the first late one, for processes that were stopped together with this program.
+    Waiting happens in ticks, of which only the planned time counts. So time in which this program does not run
+    (SIGSTOP, Ctrl-Z, a suspended machine) does not count, but for one tick.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._left_s, self._extended = seconds, False
+        self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
         """Wait for `ready`, for one tick at most. The caller checks whether it came, and else calls again.
@@ -236,14 +232,7 @@ class Deadline:
         planned, began = min(TICK_S, self._left_s), time.monotonic()
         with anyio.move_on_after(planned):
             await ready()
-        self._count(planned, time.monotonic() - began)
-
-    def _count(self, planned: float, took: float) -> None:
-        assert self._left_s is not None
-        held_up = took > planned + TICK_S
-        self._left_s -= planned if held_up else took
-        if held_up and not self._extended:
-            self._left_s, self._extended = max(self._left_s, TICK_S), True
+        self._left_s -= min(planned, time.monotonic() - began)
 
 
 PATIENCE_S = 180.0
