@@ -116,7 +116,7 @@ class TunedKernel(TunableKernel):
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
-        self._tensor: type = importlib.import_module("torch").Tensor
+        self._tensor: Any = importlib.import_module("torch").Tensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the kernel with the fastest configuration. Tunes first if that is unknown."""
@@ -166,9 +166,8 @@ class TunedKernel(TunableKernel):
         return raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
 
     def _described(self, value: Any) -> Hashable:
-        described = self.frontend.describe_tensor(value)  # subclasses, such as torch.nn.Parameter
-        if described is not None:
-            return (type(value), *described)
+        if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter
+            return (type(value), value.dtype, value.shape, value.stride())
         return text_of(self.data(value, f"{self.__name__}: an argument"))
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:

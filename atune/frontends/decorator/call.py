@@ -266,7 +266,7 @@ class Call:
         if self.inputs == "call":
             if not self.tensors:
                 raise UsageError("inputs='call' tunes on the call's tensors, but this call has none: give inputs")
-            self.inputs = stage.call_inputs(list(self.tensors.values()))
+            self.inputs = stage.CallInputs(list(self.tensors.values()))
         self.problem = {**self.arguments, **symbols}
 
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:

@@ -12,7 +12,8 @@ from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import RESERVED, Config, normalise, thaw
 from atune.stages import tilelang
-from atune.stages.measure.arguments import CallInputs, DrawnInputs
+from atune.stages.measure.arguments import CallInputs as CallInputs
+from atune.stages.measure.arguments import DrawnInputs
 from atune.stages.measure.tensors import size_of
 from atune.workload.source_locations import located
 
@@ -265,21 +266,8 @@ def drawn_inputs(
     return DrawnInputs(symbols, supply, scalars)
 
 
-def call_inputs(values: Sequence[Any]) -> CallInputs:
-    return CallInputs(values)
-
-
 def _plain(config: Config) -> Config:
     return {name: value for name, value in config.items() if name not in RESERVED}
-
-
-def describe_tensor(value: Any) -> tuple[Any, ...] | None:
-    """Return what tells a tensor apart from others for a kernel: dtype, shape, strides; None for other things."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return (value.dtype, value.shape, value.stride())
-    return None
 
 
 def target_text(target: Any) -> str:

@@ -42,26 +42,11 @@ def jit_kernel(
 ) -> Any:
     """Return `kernel` with `config` as a `tilelang.JITKernel`, with its latency, configuration and reference set.
 
-    Parameters
-    ----------
-    kernel, arguments
-        The kernel function, plain or under `@tilelang.jit`, and the problem's arguments.
-    config
-        The winner; its reserved names are the pass configuration and the compiler's flags.
-    artifact
-        Its member of a library that tuning built, which is called as it stands: the kernel is `Measured`. None compiles
-        with tilelang, in this process; tilelang's own cache keeps that.
-    out_idx
-        Outputs to allocate and return, by position, as `@tilelang.jit` takes it.
-    roles
-        The roles of the parameters, as the kernel was tuned. None: those that `out_idx` says. Where they say more than
-        `out_idx`, outputs may also be given, with every parameter.
-    pass_configs, flags
-        For every configuration; the configuration's own win.
-    latency_ms, reference_ms
-        What `JITKernel.latency` and `JITKernel.ref_latency` are to say, in ms.
-    execution_backend, target_host
-        tilelang's, for what is compiled here; None (or ``auto``) for its usual ones. A library has its own.
+    `artifact`: its member of a library that tuning built, which is called as it stands: the kernel is `Measured`. None
+    compiles with tilelang, in this process. `out_idx`: as `@tilelang.jit` takes it. `roles`: as the kernel was tuned;
+    None for those that `out_idx` says. Where they say more, outputs may also be given, with every parameter.
+    `pass_configs`, `flags`: for every configuration; the configuration's own win. `execution_backend`, `target_host`,
+    `verbose`: tilelang's, for what is compiled here.
 
     Raises what elaborating and compiling raise, and `LoadError`.
     """
@@ -98,7 +83,7 @@ def jit_kernel(
 
 
 class Deferred(tilelang.JITKernel):  # type: ignore[misc]
-    """A kernel that tilelang compiles in this process when `as_tilelang` is first asked for."""
+    """A kernel that tilelang compiles in this process when its first use, or `as_tilelang`, needs it."""
 
     _tilelang_compile: Callable[[], Any]
     _compiled: Any = None
@@ -115,29 +100,20 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
                     self._compiled.update_tuner_result(self.latency, self.config, self.ref_latency)
             return self._compiled
 
-    @property
-    def artifact(self) -> Any:
-        return self.as_tilelang().artifact
+    artifact = property(lambda self: self.as_tilelang().artifact)
+    adapter = functools.cached_property(lambda self: self.as_tilelang().adapter)
+    torch_function = functools.cached_property(lambda self: self.as_tilelang().torch_function)
 
     def export_library(self, kernel_file: str) -> None:
         self.as_tilelang().export_library(kernel_file)
 
 
-class Again(Deferred):
-    """A kernel that another process compiled. This process compiles it at its first use."""
-
-    adapter = property(lambda self: self.as_tilelang().adapter)
-    torch_function = property(lambda self: self.as_tilelang().torch_function)
-
-
 class Measured(Deferred):
     """A kernel from a measured library: `artifact` is its member. Outputs are allocated here.
 
-    The call, the device's source and the profiler need the library alone. `as_tilelang` provides the rest: `artifact`,
-    the host's source, the exported library.
-
-    `named`: the outputs that tilelang knows of. `compiled` makes the kernel for what the library lacks. `options`: for
-    `JITKernel`. Raises `LoadError` where the library is gone.
+    The call, the device's source and the profiler need the library alone. `compiled` makes what it lacks: `artifact`,
+    the host's source, the exported library. `named`: the outputs that tilelang knows of. `options`: for `JITKernel`.
+    Raises `LoadError` where the library is gone.
     """
 
     def __init__(
@@ -151,13 +127,8 @@ class Measured(Deferred):
     ) -> None:
         super().__init__(func=function, from_database=True, **options)
         self._tilelang_compile = compiled
-        buffers = [(variable, function.buffer_map.get(variable)) for variable in function.params]
-        params = [
-            tilelang.KernelParam.from_var(v) if buffer is None else tilelang.KernelParam.from_buffer(buffer)
-            for v, buffer in buffers
-        ]
         outputs = Outputs(artifact.params, roles.outputs, artifact.target, _scalars(function), roles.zero)
-        self.adapter = MeasuredAdapter(params, named, artifact, outputs, self.as_tilelang)
+        self.adapter = MeasuredAdapter(function, named, artifact, outputs, self.as_tilelang)
         self.torch_function = self.adapter.func
 
     @property
@@ -176,12 +147,17 @@ class MeasuredAdapter:
     """
 
     def __init__(
-        self, params: Any, named: list[int], artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]
+        self, function: Any, named: list[int], artifact: Artifact, outputs: Outputs, as_tilelang: Callable[[], Any]
     ) -> None:
         source = Path(source_path(artifact.path, artifact.symbol))
         self.kernel_global_source = source.read_text() if source.exists() else ""
         self.libpath, self._as_tilelang = artifact.path, as_tilelang
-        self.mod, self.params, self.result_idx = None, params, named
+        buffers = [(variable, function.buffer_map.get(variable)) for variable in function.params]
+        self.params = [
+            tilelang.KernelParam.from_var(v) if buffer is None else tilelang.KernelParam.from_buffer(buffer)
+            for v, buffer in buffers
+        ]
+        self.mod, self.result_idx = None, named
         self.func = calling(outputs, checked(artifact) if artifact.target == "c" else load(artifact))
 
     def __call__(self, *inputs: Any) -> Any:
@@ -208,7 +184,7 @@ def compiled_again(
     """
     given = None if "tilelang_out_idx" in (function.attrs or {}) else out_idx
     known = Roles(tuple(named_outputs(function, given))) if roles is None else roles
-    kernel: Any = object.__new__(Again)
+    kernel: Any = object.__new__(Deferred)
     kind = str(getattr(options["target"], "kind", options["target"]))
     make = functools.partial(_tilelang_kernel, function, given, known, kind, **options)
     vars(kernel).update(options, **tuned, prim_func=function, roles=known, _tilelang_compile=make)
