@@ -16,22 +16,14 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from typing import Any
 
 from atune.errors import SpaceError
 from atune.model.layouts import COMPILER, LayoutAxis
 
-__all__ = [
-    "COMPILER",
-    "REPLICATED",
-    "fragments",
-    "hold",
-    "loop",
-    "loops",
-    "parallel",
-    "width_of",
-]
+__all__ = ["COMPILER", "fragments", "hold", "loop", "loops", "parallel"]
 
 
 def __dir__() -> list[str]:
@@ -91,18 +83,17 @@ def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) ->
 
 
 def loop(how: str, *extents: int, threads: int) -> Any:
-    """In a kernel: the `T.Fragment` for a ``loop_layout=``, or None for the compiler's own. Raises as `parallel`."""
-    width = width_of(how)
-    return None if width is None else _loop_layout(width, extents, threads)
+    """In a kernel: the `T.Fragment` for a ``loop_layout=``, or None for the compiler's own. Raises as `parallel`.
 
-
-def _loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:
-    """Return the layout of a loop nest in which neighbouring threads take `width` neighbouring elements each.
-
-    As many threads as divide the vectors of the last extent evenly work on it; the others take further rows, of all
-    other extents together. Raises `ValueError` where that does not come out even: no element has two threads.
+    Neighbouring threads take as many neighbouring elements each as `how` says. As many threads as divide the vectors of
+    the last extent evenly work on it; the others take further rows, of all other extents together.
     """
-    *outer, columns = (int(extent) for extent in extents)
+    if how == COMPILER:
+        return None
+    if (found := re.fullmatch(r"vector(\d+)", str(how))) is None:
+        raise ValueError(f"layout.loop: {how!r} is no value of layout.loops(); use {COMPILER!r} or such as 'vector2'")
+    width = int(found[1])
+    *outer, columns = map(int, extents)
     rows, vectors = math.prod(outer), columns // width
     if columns % width:
         raise ValueError(f"layout: vectors of {width} do not divide the loop's last extent, {columns}")
@@ -111,7 +102,7 @@ def _loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:
     if rows % groups:
         raise ValueError(f"layout: {threads} threads do not share {rows} rows of {vectors} vectors of {width} evenly")
 
-    def place(*indices: Any) -> tuple[Any, Any]:
+    def place(*indices: Any) -> Any:
         row: Any = 0
         for index, size in zip(indices, outer, strict=False):
             row = row * size + index
@@ -120,21 +111,6 @@ def _loop_layout(width: int, extents: Sequence[int], threads: int) -> Any:
         return row % groups * side + column // width % side, slot * width + column % width
 
     return _tilelang().language.Fragment([*outer, columns], forward_fn=place)
-
-
-def width_of(how: str) -> int | None:
-    """Return the vector width, in elements, of a value of `loops`; None for the compiler's own.
-
-    Raises ValueError for other values.
-    """
-    if how == COMPILER:
-        return None
-    digits = str(how).removeprefix("vector")
-    if not digits.isdigit() or how == digits:
-        raise ValueError(
-            f"layout.parallel: {how!r} is no value of layout.loops(); use {COMPILER!r} or such as 'vector2'"
-        )
-    return int(digits)
 
 
 def _tilelang() -> Any:

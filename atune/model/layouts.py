@@ -74,11 +74,6 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return sum(fragment.registers for fragment in self.fragments)
 
     @property
-    def iterations(self) -> int:
-        """Iterations of all parallel loops of each thread."""
-        return sum(loop.slots for loop in self.loops)
-
-    @property
     def redundant(self) -> int:
         """Iterations of all parallel loops that a thread does beyond an even share."""
         return sum(loop.redundant for loop in self.loops)
@@ -156,15 +151,11 @@ def contained(one: Layouts, other: Layouts) -> bool:
 
     A few iterations of each loop are looked at. Layouts of different loops are not comparable.
     """
-    pairs = list(zip(one.loops, other.loops, strict=False))
-    if len(one.loops) != len(other.loops) or not all(_comparable(a, b) for a, b in pairs):
+    shapes = [[(loop.extents, len(loop.threads)) for loop in each.loops] for each in (one, other)]
+    if shapes[0] != shapes[1] or not all(loop.threads for loop in one.loops):
         return False
-    masks = [(int(m, 16), int(t, 16)) for a, b in pairs for m, t in zip(a.threads, b.threads, strict=True)]
-    return all(mine & theirs == mine for mine, theirs in masks) and any(mine != theirs for mine, theirs in masks)
-
-
-def _comparable(one: LoopFacts, other: LoopFacts) -> bool:
-    return one.extents == other.extents and bool(one.threads) and len(one.threads) == len(other.threads)
+    ours, theirs = ([int(mask, 16) for loop in each.loops for mask in loop.threads] for each in (one, other))
+    return ours != theirs and all(a & b == a for a, b in zip(ours, theirs, strict=True))
 
 
 def _best(left: Sequence[Alternative]) -> Alternative:

@@ -51,8 +51,6 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Share of the peak of the memory. Above 1 the data came from a cache."""
     bound: Bound = ""
     """The peak that limits this work, as it alone would take longer. ``cache``: faster than memory."""
-    peaks: Literal["nominal", ""] = ""
-    """Source of the peaks: the data sheet; empty where they are not known."""
 
     def describe(self) -> str:
         """Return it as a line of text; empty if nothing is known."""
@@ -62,8 +60,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             for rate, unit, share in rates
             if rate is not None
         ]
-        bounds = {"compute": "bound by compute", "memory": "bound by memory", "cache": "served by a cache", "": ""}
-        return ", ".join([*parts, *filter(None, [bounds[self.bound]])])
+        if self.bound:
+            parts.append("served by a cache" if self.bound == "cache" else f"bound by {self.bound}")
+        return ", ".join(parts)
 
 
 def problem_work(
@@ -75,9 +74,14 @@ def problem_work(
         flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
     if n_bytes is None:
         n_bytes = min((_needed(work, blocks) for work, blocks in whole), default=None)
-    return ProblemWork(
-        flops=flops or None, bytes=n_bytes or None, rate=min((_rate(work) for work, _ in whole), default=1.0)
-    )
+    products = [max(work.gemms, key=lambda gemm: gemm.flops) for work, _ in whole if work.gemms]
+    rate = min((operand_rate(gemm.dtype) for gemm in products), default=1.0)
+    return ProblemWork(flops=flops or None, bytes=n_bytes or None, rate=rate)
+
+
+def _needed(work: BlockWork, blocks: int) -> float:
+    asked = (work.read_bytes + work.write_bytes) * blocks
+    return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
 
 
 def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
@@ -87,13 +91,17 @@ def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofl
     seconds = latency_ms / 1e3
     compute = None if peaks is None or work.flops is None else work.flops / (peaks.flops_s * work.rate) / seconds
     memory = None if peaks is None or work.bytes is None else work.bytes / peaks.bytes_s / seconds
+    bound: Bound = ""
+    if memory is not None and memory > max(ABOVE_MEMORY, compute or 0.0):
+        bound = "cache"
+    elif compute is not None or memory is not None:
+        bound = "compute" if (compute or 0.0) >= (memory or 0.0) else "memory"
     return Roofline(
-        gflops_s=_rounded(work.flops, seconds),
-        gbytes_s=_rounded(work.bytes, seconds),
-        compute_share=None if compute is None else round(compute, 4),
-        memory_share=None if memory is None else round(memory, 4),
-        bound=_bound(compute, memory),
-        peaks="" if peaks is None else "nominal",
+        gflops_s=work.flops and float(f"{work.flops / seconds / 1e9:.6g}"),
+        gbytes_s=work.bytes and float(f"{work.bytes / seconds / 1e9:.6g}"),
+        compute_share=compute and round(compute, 4),
+        memory_share=memory and round(memory, 4),
+        bound=bound,
     )
 
 
@@ -109,25 +117,3 @@ def operand_rate(dtype: str) -> float:
     if "32" in dtype:
         return 0.5  # as tf32
     return 2.0 if "8" in dtype else 1.0
-
-
-def _needed(work: BlockWork, blocks: int) -> float:
-    asked = (work.read_bytes + work.write_bytes) * blocks
-    return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
-
-
-def _rate(work: BlockWork) -> float:
-    """Return the rate for the operand type of most of a kernel's products."""
-    return operand_rate(max(work.gemms, key=lambda gemm: gemm.flops).dtype) if work.gemms else 1.0
-
-
-def _bound(compute: float | None, memory: float | None) -> Bound:
-    if memory is not None and memory > ABOVE_MEMORY and memory > (compute or 0.0):
-        return "cache"
-    if compute is None:
-        return "" if memory is None else "memory"
-    return "compute" if memory is None or compute >= memory else "memory"
-
-
-def _rounded(amount: float | None, seconds: float) -> float | None:
-    return None if amount is None else float(f"{amount / seconds / 1e9:.6g}")

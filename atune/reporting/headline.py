@@ -149,7 +149,7 @@ def _rate(found: Roofline | None) -> str:
     if rate is None:
         return ""
     number = rate_text(rate, unit, digits=3)
-    return number if share is None else f"{number}, {100 * share:.0f} % of the {found.peaks} peak"
+    return number if share is None else f"{number}, {100 * share:.0f} % of the nominal peak"
 
 
 def why_unchecked(result: Result) -> str:

@@ -55,7 +55,8 @@ def test_the_winner_has_a_roofline() -> None:
     result = run()
     assert result.roofline is not None
     assert result.roofline.compute_share == 0.02  # 2e7 operations in 1 ms, of 1e12 a second
-    assert summary(result)["roofline"]["bound"] == "compute" and summary(result)["roofline"]["peaks"] == "nominal"
+    assert "of the nominal peak" in result.roofline.describe()
+    assert summary(result)["roofline"]["bound"] == "compute"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +90,3 @@ def test_operands_of_eight_bits_have_twice_the_peak() -> None:
 )
 def test_rates_are_written_without_powers_of_ten(rate: float, line: str) -> None:
     assert Roofline(gflops_s=rate).describe() == line
-
-
-def test_the_text_names_the_source_of_the_peaks() -> None:
-    known = run()
-    assert known.roofline is not None and "of the nominal peak" in known.roofline.describe()

@@ -103,11 +103,11 @@ def test_without_a_reference_the_line_has_the_latency_alone() -> None:
     [
         (None, "1 ms"),
         (
-            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute", peaks="nominal"),
+            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute"),
             "1 ms; 757 TFLOP/s, 76 % of the nominal peak",
         ),
         (
-            Roofline(gflops_s=757, gbytes_s=500, compute_share=0.1, memory_share=0.5, bound="memory", peaks="nominal"),
+            Roofline(gflops_s=757, gbytes_s=500, compute_share=0.1, memory_share=0.5, bound="memory"),
             "1 ms; 500 GB/s, 50 % of the nominal peak",
         ),
         (Roofline(gbytes_s=5000), "1 ms; 5 TB/s"),

@@ -56,7 +56,7 @@ def test_a_value_of_another_axis_is_refused() -> None:
         layout.hold("vector2", threads=128)
     for wrong in ("replicated", "2", "vector"):
         with pytest.raises(ValueError, match=f"'{wrong}' is no value of layout.loops"):
-            layout.width_of(wrong)
+            layout.loop(wrong, 512, threads=128)
 
 
 @pytest.mark.parametrize(
