@@ -82,7 +82,7 @@ def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
 
 def read(name: str) -> tuple[int, float]:
     """Write the facts of a recording. Returns how many there are, and milliseconds of reading one kernel's work."""
-    from atune.stages.compile.steps import backend_context
+    from atune.stages.compile.codegen import backend_context
     from atune.stages.compile.work import work_of
     from atune.stages.frontend.frontend import elaborated
     from atune.stages.session.session import workload

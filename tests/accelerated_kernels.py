@@ -1,4 +1,4 @@
-"""Small kernels that lower and compile for CUDA without a GPU: what accelerators are tried on."""
+"""Small kernels that lower and compile for CUDA without a GPU: what cicc is tried on."""
 
 from __future__ import annotations
 
@@ -57,36 +57,6 @@ def rows(block: int) -> Any:
     return main
 
 
-def plus_one(panel: int) -> Any:
-    """A kernel of one form, whose blocks are swizzled."""
-
-    @T.prim_func
-    def main(A: T.Tensor(SQUARE, "float32"), sums: T.Tensor(SQUARE, "float32")):
-        with T.Kernel(16, 16, threads=128) as (bx, by):
-            T.use_swizzle(panel_size=panel)
-            for i, j in T.Parallel(32, 32):
-                sums[by * 32 + i, bx * 32 + j] = A[by * 32 + i, bx * 32 + j] + T.float32(1.0)
-
-    return main
-
-
-def squared(panel: int) -> Any:
-    """A kernel of another form, whose blocks are swizzled."""
-
-    @T.prim_func
-    def main(A: T.Tensor(SQUARE, "float32"), squares: T.Tensor(SQUARE, "float32")):
-        with T.Kernel(16, 16, threads=128) as (bx, by):
-            T.use_swizzle(panel_size=panel)
-            for i, j in T.Parallel(32, 32):
-                squares[by * 32 + i, bx * 32 + j] = A[by * 32 + i, bx * 32 + j] * A[by * 32 + i, bx * 32 + j]
-
-    return main
-
-
-def of_form(form: str, panel: int) -> Any:
-    return {"plus_one": plus_one, "squared": squared}[form](panel)
-
-
 TABLE = """
 #ifndef ATUNE_TESTS_TABLE
 #define ATUNE_TESTS_TABLE
@@ -116,9 +86,6 @@ TWO = atune.Workload(two, [{"block": b} for b in (64, 128)], inputs=[None] * 3)
 GEMM = atune.Workload(gemm, [{"block": b, "swizzle": s} for b in (64, 128) for s in (True, False)], inputs=[None] * 3)
 ADD = atune.Workload(add, [{"block": b} for b in (64, 128)], inputs=[None] * 2)
 ROWS = atune.Workload(rows, [{"block": b} for b in (4, 8)], inputs=[None] * 2)
-FORMS = atune.Workload(
-    of_form, [{"form": f, "panel": p} for f in ("plus_one", "squared") for p in (4, 6, 8)], inputs=[None] * 2
-)
 
 
 def plus(block: int) -> Any:

@@ -46,10 +46,10 @@ def run_cached(work: CachedWork, cache: ResultCache, **options: Any) -> TuneResu
     return run_blocking(tune_work, work, cache, **options)
 
 
-QUICK = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2, n_final_rounds=3, n_final_limit=3)
+QUICK = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2, n_final_rounds=3)
 
 
-TUNING = {"n_warmup": 1, "n_repeat": 3, "n_final": 2, "n_final_rounds": 3, "n_final_limit": 3}
+TUNING = {"n_warmup": 1, "n_repeat": 3, "n_final": 2, "n_final_rounds": 3}
 """Options of a tuning that is over soon."""
 
 

@@ -20,13 +20,6 @@ def test_every_file_and_folder_is_there() -> None:
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
 
 
-def test_every_name_is_defined_in_its_file() -> None:
-    named = re.findall(r"`(\w+)` in\s+`([\w/.]+\.py)`", PAGE)
-    assert len(named) > 8
-    for name, path in named:
-        assert re.search(rf"^(class {name}\b|{name}\b.* = )", (ROOT / path).read_text(), re.MULTILINE), (name, path)
-
-
 def test_every_target_of_make_is_one() -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"(?:`|    )make ([\w-]+)", PAGE)) - {"with"} <= set(targets)
@@ -99,11 +92,6 @@ def test_a_release_is_refused_with_a_reason(copy: Path, version: str, why: str) 
     git(copy, "tag", "v5.1.0")
     done = release(copy, version)
     assert done.returncode == 1 and done.stderr.startswith("no release: ") and why in done.stderr
-
-
-def test_what_is_not_committed_is_not_released(copy: Path) -> None:
-    (copy / "atune" / "version.py").write_text('__version__ = "0"\n')
-    assert "everything committed" in release(copy, "7.0.0").stderr
 
 
 @pytest.mark.parametrize(("limit", "status"), [(3, 0), (2, 1)])

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import get_args
@@ -192,20 +193,12 @@ def test_every_option_of_the_journal_commands_is_documented() -> None:
     assert flags_of(" ".join(first_column(section(JOURNAL, "## Commands")))) == there
 
 
-def test_every_preset_is_documented() -> None:
-    assert first_column(section(DECORATOR, "## Presets")) == list(PRESETS)
-
-
 def test_every_option_of_the_cache_commands_is_documented() -> None:
     commands = ("ls", "clear", "export")
     there = flags_of("".join(help_of("cache", command) for command in commands))
     column = first_column(section(CACHE, "## Commands"))
     assert flags_of(" ".join(column)) == there
     assert [name.split()[2] for name in column if name.startswith("atune cache")] == list(commands)
-
-
-def test_the_parts_that_can_be_accepted_are_those_of_the_code() -> None:
-    assert first_column(section(JOURNAL, "## Going on")) == list(PARTS)
 
 
 def test_the_line_of_the_journal_page_is_one() -> None:
@@ -222,8 +215,16 @@ def test_json_keys_are_those_of_the_summary() -> None:
     json.dumps(summary(Result(State())))
 
 
-def test_failure_kinds_are_those_of_the_code() -> None:
-    assert first_column(section(FAILURES, "## By kind")) == list(get_args(FailureKind))
+@pytest.mark.parametrize(
+    ("page", "heading", "names"),
+    [
+        (FAILURES, "## By kind", get_args(FailureKind)),
+        (DECORATOR, "## Presets", PRESETS),
+        (JOURNAL, "## Going on", PARTS),
+    ],
+)
+def test_a_table_has_the_names_of_the_code(page: Path, heading: str, names: Iterable[str]) -> None:
+    assert first_column(section(page, heading)) == list(names)
 
 
 def test_default_tolerances_are_those_of_the_code() -> None:

@@ -42,8 +42,6 @@ NOT_RUN = {
 """Beginnings of commands that are read and not run, and why. The other commands of their blocks run."""
 STATUS = {"atune tune broken.py --quiet\n": 1}
 """Blocks that are there to show a failure, and their exit status."""
-OUTPUT = ("space ─▶", "your program ──")
-"""Beginnings of ``text`` blocks that are neither Python nor shown by a command right above."""
 GEMM = """\
 import tilelang.language as T
 
@@ -265,34 +263,6 @@ def test_each_command_is_a_right_call(
     assert commands(block, tmp_path) and mistakes(block, tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pip install .                    in a clone of the repository\n",
-        "pip install 'atune[search]'\n",
-        "pip install atune\n",
-        "pip install '.[nothing]'\n",
-        "pip install 'anyio>=3'\n",
-        "atune tune scale.py                         all configurations\n",
-        "atune tune scale.py --budgets 10%\n",
-        "atune bundle J J … -o matmul.bundle\n",
-        "atune apply latest FILE.py\n",
-        "$ atune runs\n",
-        "atune runs\nlists what was tuned\n",
-        "python bench/vs_tilelang.py --spaces gemm288\n",
-        "python examples/service.py            then open the page\n",
-        "make test          sets up .venv\n",
-        "ray start --head                      on one machine\n",
-    ],
-)  # fmt: skip
-def test_what_cannot_be_pasted_is_found(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    block = Block("here", text)
-    try:
-        assert mistakes(block, tmp_path)
-    except SystemExit as end:  # argparse of a benchmark
-        assert end.code == 2
-
-
 def test_commands_stand_in_blocks_of_their_own() -> None:
     """Nothing that is indented, no other kind of block, holds commands: a reader and these tests find them all."""
     wrong = []
@@ -305,19 +275,6 @@ def test_commands_stand_in_blocks_of_their_own() -> None:
         for block in TEXT.findall(text):
             wrong += re.findall(rf"^(?:\$ |(?:{'|'.join(PROGRAMS)}) ).*", block, re.MULTILINE)
     assert wrong == []
-
-
-def test_explanations_are_comments() -> None:
-    """Other blocks are Python, in which «…» stands for anything, or output."""
-    shown, used = {block.shown for block in BLOCKS}, set()
-    for page in PAGES:
-        for text in TEXT.findall(page.read_text()):
-            begin = next((one for one in OUTPUT if text.startswith(one)), None)
-            if begin or text in shown:
-                used.add(begin)
-            else:
-                ast.parse(text.replace("…", "..."), filename=page.name)
-    assert used - {None} == set(OUTPUT)
 
 
 def test_no_hint_names_the_distribution_of_somebody_else() -> None:

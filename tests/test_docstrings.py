@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import re
 import textwrap
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
@@ -24,7 +23,6 @@ import atune.results
 import atune.sets
 import atune.testing
 from atune.engine import interfaces
-from atune.journal.state import State
 
 PROMISES = (interfaces.Machine, interfaces.CompileWorker, interfaces.DeviceWorker)
 """The protocols that `atune.testing` keeps: what they say of a method holds for the fakes."""
@@ -104,37 +102,3 @@ def meant(kind: type, member: str) -> bool:
 def test_every_public_name_method_and_field_has_a_docstring(module: ModuleType) -> None:
     lacking = {text for name, value in public(module).items() for text in silent(name, value)}
     assert not lacking
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_what_a_public_function_raises_stands_in_its_docstring(module: ModuleType) -> None:
-    found = dict(functions(module))
-    assert not [name for name, function in found.items() if raising(function) and "aise" not in str(function.__doc__)]
-
-
-def functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the public functions of a module, and those of its public classes that have a docstring."""
-    for name, value in public(module).items():
-        if isinstance(value, FunctionType):
-            yield name, value
-        for member, how in vars(value).items() if isinstance(value, type) else ():
-            function = getattr(how, "__func__", getattr(how, "fget", how))
-            if member[0] != "_" and isinstance(function, FunctionType) and function.__doc__:
-                yield f"{name}.{member}", function
-
-
-def raising(function: FunctionType) -> bool:
-    """Tell whether a function's own statements raise an exception that they make."""
-    if not function.__module__.startswith("atune"):
-        return False
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    return any(isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(tree))
-
-
-def test_every_attribute_of_a_result_has_a_docstring() -> None:
-    """Those that its initialiser sets: named by the class docstring, or with a docstring below them."""
-    kind = atune.results.Result
-    below = re.findall(r'self\.(\w+)\b[^\n]*\n +"""', inspect.getsource(kind.__init__))
-    below += re.findall(r'self\.(\w+): [^"]*?\n        \)\n +"""', inspect.getsource(kind.__init__))
-    names = [name for name in vars(kind(State())) if name[0] != "_"]
-    assert not [name for name in names if f"`{name}`" not in str(kind.__doc__) and name not in below]

@@ -219,7 +219,7 @@ class BenchmarkStage:
         if latency >= best and self.run.spec.flops is self.run.spec.bytes is None:
             return ""
         device = state.devices.get(worker.name)
-        floor = fastest_ms(device.name, self.run.spec.flops, self.run.spec.bytes) if device is not None else None
+        floor = fastest_ms(device, self.run.spec.flops, self.run.spec.bytes) if device is not None else None
         measured = ((state.entry(m.index).config, m.timing.latency_ms) for m in state.ranked())
         return implausible(latency, state.entry(answer.index).config, measured, floor)
 

@@ -115,6 +115,8 @@ def _ratio(slow: Timing, fast: Timing) -> float:
 NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final times no further round, even if the order is not settled."""
+LOOKS = 10
+"""How often the order is examined at most: after the first rounds, and after each further ones."""
 
 AMONG = 50
 """Of so many times `n_final`, the fastest by their first timings, finalists are chosen."""
@@ -251,8 +253,7 @@ class FinalStage:
 
         Default and reference are in every round, so that all that the winner is compared with is timed as it is.
         """
-        rounds = self.benchmark.n_final_rounds
-        looks = max(1, self.benchmark.n_final_limit // rounds)
+        rounds, looks = self.benchmark.n_final_rounds, LOOKS
         began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
         found, reference = await self._timed(worker, chosen, rounds)
         timings.update((e.index, e.timing) for e in found)

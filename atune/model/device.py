@@ -63,48 +63,25 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     """Peaks for rooflines: measured on it, or from the data sheet; None if neither is known."""
 
 
-SMEM_BYTES_PER_BLOCK = {
-    "70": 98304, "72": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376,
-    "90": 232448, "100": 232448, "103": 232448, "110": 232448, "120": 101376, "121": 101376,
-}  # fmt: skip
-"""Opt-in shared memory of a block, bytes, by compute capability (CUDA C++ Programming Guide, same table)."""
+FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
+"""The rate of the fastest operands, of 4 bits, over that of 16 bits; and how far a board may go beyond its data sheet: an
+H200 at 1980 MHz does by 8 %, and boards of one name differ."""
 
 
-PEAKS = {
-    "B200": (9.0e15, 8.0e12), "H200": (1.979e15, 4.8e12), "H100": (1.979e15, 3.9e12), "A100": (1.248e15, 2.039e12),
-    "L40S": (7.33e14, 8.64e11), "L4": (4.85e14, 3.0e11),
-}  # fmt: skip
-"""(operations per second of the fastest type on dense tensor cores, bytes per second of the memory), by a word of the
-device's name. If several boards share a name, the fastest counts. The figures are from NVIDIA's data sheets, and those
-with sparsity are halved:
-
-B200: HGX B200, a GPU's share of FP4, 144 PFLOP/s with sparsity for eight, and up to 8 TB/s.
-H200: «H200 Tensor Core GPU», SXM: FP8 3,958 TFLOP/s with sparsity (BF16 dense 989), 4.8 TB/s.
-H100: «H100 Tensor Core GPU», SXM: FP8 3,958 TFLOP/s with sparsity (BF16 dense 989.4), 3.35 TB/s; NVL: 3.9 TB/s.
-A100: «A100 Tensor Core GPU», INT8 624 TOP/s dense (BF16 312), 80 GB SXM: 2,039 GB/s. INT4, twice INT8: «A100 Tensor
-Core GPU Architecture», table of peak rates.
-L40S: «L40S GPU», INT8 and FP8 733 TOP/s dense, 864 GB/s. L4: «L4 Tensor Core GPU», FP8 485 TFLOP/s with sparsity,
-taken whole, because INT4 has twice the rate of FP8 on this architecture; 300 GB/s.
-
-Models without a known data sheet have no entry."""
-ABOVE_THE_SHEET = 1.1
-"""Data sheets use the nominal boost clock. A board may run faster by this factor: an H200 at 1980 MHz does by 8 %."""
-
-
-def fastest_ms(name: str, flops: float | None, n_bytes: float | None) -> float | None:
-    """Return the latency that device `name` cannot undercut for this work; None if its peaks are unknown."""
-    peak = next((PEAKS[word] for word in name.replace("-", " ").split() if word in PEAKS), None)
-    if peak is None or not (flops or n_bytes):
+def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:
+    """Return the latency that `device` cannot undercut for this work; None if its peaks are unknown."""
+    if device.peaks is None or not (flops or n_bytes):
         return None
-    return max((flops or 0) / (ABOVE_THE_SHEET * peak[0]), (n_bytes or 0) / (ABOVE_THE_SHEET * peak[1])) * 1e3
+    peaks = (FASTEST_TYPE * device.peaks.flops_s, device.peaks.bytes_s)
+    return max((work or 0) / (ABOVE_THE_SHEET * peak) for work, peak in zip((flops, n_bytes), peaks, strict=True)) * 1e3
 
 
 def default_limits(target: Target) -> DeviceLimits:
     """Return the limits of `target`'s architecture."""
     if target.kind != "cuda":
         return DeviceLimits()
-    digits = re.sub(r"\D", "", target.arch)
-    return DeviceLimits(smem_bytes=SMEM_BYTES_PER_BLOCK.get(digits), threads=1024)
+    sm = MULTIPROCESSORS.get(re.sub(r"\D", "", target.arch))
+    return DeviceLimits(smem_bytes=None if sm is None else (sm.smem_kib - sm.reserved_kib) << 10, threads=1024)
 
 
 def common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:

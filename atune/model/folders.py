@@ -10,9 +10,7 @@ import hashlib
 import os
 import shutil
 import stat
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -113,30 +111,6 @@ def make_private_folder(folder: str) -> None:
 
 TILELANG_FOLDER = "TILELANG_CACHE_DIR"
 """tilelang's environment variable for the folder that its import makes."""
-_TILELANG = "tilelang-cache"
-
-
-def before_import() -> None:
-    """Set `TILELANG_FOLDER` if it is unset and tilelang's import would fail, as the home cannot be written. Warns."""
-    own = os.path.expanduser("~/.tilelang/cache")
-    if "tilelang" in sys.modules or os.environ.get(TILELANG_FOLDER):
-        return
-    with suppress(OSError):
-        os.makedirs(own, exist_ok=True)
-    if not os.access(own, os.W_OK | os.X_OK):
-        os.environ[TILELANG_FOLDER] = folder = str(private_root() / _TILELANG)
-        warnings.warn(
-            f"{own} cannot be written, so tilelang keeps its files in {folder}; {TILELANG_FOLDER} chooses another",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-def is_from_import(folder: str) -> bool:
-    """Tell whether `folder` comes from `before_import` and not from the user."""
-    return Path(folder).parts[-2:] == (f"atune-{os.getuid()}", _TILELANG)
-
-
 SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
 """Environment variable of a fork server and its workers: the server's folder."""
 

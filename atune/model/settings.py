@@ -187,10 +187,10 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
         page="concepts.md#final",
     )] = 5
-    n_final_rounds: Annotated[Count, Option("Rounds of the final. Each round times every finalist once.")] = 20
-    n_final_limit: Annotated[Count, Option(
-        "Maximum of rounds. While the order is unclear, the best few get as many rounds again.",
-    )] = 200
+    n_final_rounds: Annotated[Count, Option(
+        "Rounds of the final. Each round times every finalist once. While the order is unclear, the best few get as "
+        "many rounds again, ten times in all at most.",
+    )] = 20
     # fmt: on
 
 

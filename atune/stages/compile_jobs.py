@@ -22,11 +22,9 @@ from atune.model.settings import CompileSettings
 from atune.stages import tilelang
 from atune.stages.cicc import client
 from atune.stages.cicc.server import CiccError
-from atune.stages.compile import elf, lowering, steps
-from atune.stages.compile.codegen import answer
+from atune.stages.compile import elf, lowering
+from atune.stages.compile.codegen import answer, backend_context, by_nvcc
 from atune.stages.compile.facts import foreseen
-from atune.stages.compile.keys import lowered_before
-from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated, roles_of
 from atune.stages.session.session import discover as find_devices
 from atune.stages.session.session import session, workload
@@ -93,7 +91,7 @@ def lower(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     Fit(workload()).check(job.candidate.config, f"Workload {workload().name}")
-    known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowered_before
+    known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowering.lowered_before
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, known))))
 
 
@@ -103,7 +101,7 @@ def build(payload: bytes) -> bytes:
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    built = answer(job.group, job.path, client.compile if job.service else steps.compile)
+    built = answer(job.group, job.path, client.compile if job.service else by_nvcc)
     pairs = zip(job.group, built, strict=True)
     return msgspec.msgpack.encode([client.in_state(of, it) if isinstance(it, Artifact) else it for of, it in pairs])
 

@@ -62,18 +62,6 @@ print(done.timed_out, done.output.strip(), counted._children(), time.monotonic()
     assert python(code).split() == ["True", "begun", "[]", "True"]
 
 
-def test_modes_are_arguments_of_tilelangs_tuner() -> None:
-    from tilelang.autotuner import AutoTuner
-
-    known = inspect.signature(AutoTuner.run).parameters
-    for mode in vs_tilelang.MODES:
-        job = vs_tilelang.tilelang_job(options("--group-compile-size", "9"), mode, Path("answer"))
-        assert set(job["run"]) <= set(known), mode
-        assert job["check"] is False and (job["run"]["warmup"], job["run"]["rep"]) == (3, 20)
-        assert job["run"].get("group_compile_size") == (9 if mode in ("grouped", "both") else None)
-    assert vs_tilelang.tilelang_job(options("--check", "on"), "default", Path("a"))["check"] is True
-
-
 @pytest.mark.parametrize(("space", "total"), [("gemm288", 288), ("roller20", 20), ("attention", 27)])
 def test_tilelangs_tuner_takes_the_same_space(space: str, total: int) -> None:
     work = load(parse_file_ref(vs_tilelang.space_of(space)))
@@ -134,27 +122,3 @@ def test_a_whole_comparison_on_the_cpu(tmp_path: Path) -> None:
     [timed] = found["common_harness"]
     assert len(timed["timing"]["samples_us"]) == 3
     assert (tmp_path / "atune.jsonl").stat().st_size > 1000
-
-
-def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against tilelang's fastest mode that came to a result; the winners by rounds of the common harness."""
-    report, timing = vs_tilelang.Report, vs_tilelang.Timing
-    config = {"block": 1}
-    common = {"best_config": config, "latency_ms": 1.0, "measured": 2, "total": 2}
-    reports = [
-        report(tuner="tilelang default", wall_s=101.0, result_s=100.0, cpu_s=200.0, **common),
-        report(tuner="tilelang pipeline", wall_s=90.0, result_s=80.0, cpu_s=220.0, **common),
-        report(tuner="tilelang both", wall_s=5.0, error="ran past --timeout 5 s"),
-        report(tuner="atune", wall_s=21.0, result_s=20.0, cpu_s=55.0, checked=True, groups={4: 2, 8: 1}, **common),
-    ]
-    retimed = [
-        vs_tilelang.Retimed(label=label, timing=timing.of([us] * 40, "events"), correct=True, max_error=0)
-        for label, us in (("tilelang pipeline", 10.0), ("atune", 9.0))
-    ]
-    text = vs_tilelang.table(options(), reports, retimed)
-    assert "best mode here (tilelang pipeline), start of the process to the result: 0.250 of the wall seconds" in text
-    assert "0.250 of the CPU seconds" in text and "tilelang both: ran past --timeout 5 s" in text
-    assert "over that of tilelang pipeline: 0.9000 (95 % interval 0.9000 to 0.9000)" in text
-    assert "atune's libraries by the candidates in them: 4: 2, 8: 1." in text
-    alone = vs_tilelang.table(options(), [reports[1], reports[3]], retimed)
-    assert "tilelang's only mode here (tilelang pipeline), start of the process to the result: 0.250" in alone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prior import REFS, judge, ranks, recorded, scores_of, working_on
+from prior import REFS, judge, recorded, scores_of, working_on
 
 from atune.stages.compile.lowering import lower, workload
 from atune.workload.workload import candidates_of
@@ -51,16 +51,3 @@ def test_judging_counts_places_ties_and_failures() -> None:
     assert right.chance == 2.0 and right.by_share == 1.0 and right.chance_by_share == pytest.approx(0.4)
     wrong = judge({0: 4.0, 1: 0.0, 2: 3.0, 3: 2.0, 4: 1.0}, latencies, seeds=10)
     assert (wrong.best_at, wrong.first, wrong.rho) == (5, 4, -1.0)
-
-
-def test_equal_values_share_their_rank() -> None:
-    assert ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
-
-
-def test_the_page_has_what_was_found() -> None:
-    page = (RESULTS.parent / "README.md").read_text()
-    for name, one in json.loads(RESULTS.read_text()).items():
-        figures = (
-            f"{one['candidates']} | {one['first']:g} | {one['chance']:.0f} | {one['by_share']:.0%} | {one['rho']:.2f}"
-        )
-        assert f"| {name} | {'yes' if one['shaped'] else 'no'} | {figures} |" in page

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,11 @@ from guide_kernels import few_blocks, scaled
 from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, ProfileArgs, autotune, environment
 from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
-from atune.model.folders import before_import
 from atune.workers.local.workers import process_folders
 from atune.workers.storage.result_cache import ResultCache
 
 pytestmark = pytest.mark.timeout(170)
 ROOT = Path(__file__).parents[2]
-NO_HOME = "/dev/null/home"
 """A home in which nobody, root too, can make a folder."""
 
 
@@ -82,45 +77,6 @@ def test_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkey
     assert codes(tmp_path / "atune") == set() and ResultCache(tmp_path / "atune").entries() == []
     A = torch.randn(160)
     assert torch.equal(found.kernel(A), A * 2)
-
-
-# ---- a home folder that cannot be written
-
-
-def test_where_the_home_cannot_be_written_tilelang_gets_a_folder_and_atunes_files_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HOME", NO_HOME)
-    monkeypatch.setenv("TILELANG_CACHE_DIR", "")
-    monkeypatch.delitem(sys.modules, "tilelang")
-    with pytest.warns(RuntimeWarning, match="tilelang/cache cannot be written, so tilelang keeps its files in"):
-        before_import()
-    assert Path(os.environ["TILELANG_CACHE_DIR"]).is_relative_to(os.environ["TMPDIR"])
-    assert environment.cache_root() is None
-
-
-PROGRAM = """
-import atune.compat.tilelang
-atune.compat.tilelang.install()
-import torch
-from compat_scale import tuned
-A = torch.ones(4096)
-assert torch.equal(tuned()(A), A * 3)
-print("tuned")
-"""
-
-
-def test_a_program_tunes_where_the_home_cannot_be_written(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    own = {"HOME": NO_HOME, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    environ = {name: value for name, value in os.environ.items() if name != "TILELANG_CACHE_DIR"}
-    done = subprocess.run(
-        [sys.executable, str(program)], env={**environ, **own}, capture_output=True, text=True, timeout=150
-    )
-    assert done.stdout.endswith("tuned\n"), done.stderr
-    assert done.stderr.count("cannot be written, so tilelang keeps its files in") == 1
 
 
 # ---- backends and host targets

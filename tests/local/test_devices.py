@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
 
+from atune.engine.final import LOOKS
 from atune.errors import DevicesLost, ServerLost, WorkerError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
@@ -162,8 +163,8 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
     for phase in (0.0, 0.0002):
         script = Script(latency_ms=lambda c, p=phase: 1.0 + p * c["x"], final_noise=noisy(0.01))  # type: ignore[misc]
         machine = FakeMachine(4, script)
-        run = await finish(machine, benchmark=BenchmarkSettings(n_final=4, n_final_limit=60))
-        assert len(machine.finals) <= 3
+        run = await finish(machine, benchmark=BenchmarkSettings(n_final=4))
+        assert len(machine.finals) <= LOOKS
         keys = {r.index: r.key for r in run.result.records}
         winners.add(run.result.best_index)
         assert run.result.best_index == min(keys, key=lambda i: keys[i])

@@ -59,7 +59,7 @@ async def test_a_set_ends_however_many_devices_serve_it(
     monkeypatch.setattr(LocalMachine, "device_workers", several)
     monkeypatch.setattr(LocalDeviceWorker, "_start", starting)
     monkeypatch.setattr(LocalDeviceWorker, method, losing)
-    settings = atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3, n_final_limit=3)
+    settings = atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3)
     with anyio.fail_after(80):
         try:
             result = await atune.tune_set(

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(170)
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")
 FAST: dict[str, Any] = {
     "target": "c",
-    "benchmark": atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3, n_final_limit=3),
+    "benchmark": atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3),
 }
 
 

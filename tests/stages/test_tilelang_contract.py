@@ -25,7 +25,7 @@ from atune.errors import UsageError
 from atune.model.device import Target
 from atune.model.requirements import REQUIRES
 from atune.stages import tilelang
-from atune.stages.compile import steps
+from atune.stages.compile import codegen
 from atune.stages.compile.facts import instruments
 from atune.stages.frontend.frontend import (
     READ,
@@ -109,13 +109,13 @@ def test_an_eager_kernel_is_known_by_its_sizes_and_outputs() -> None:
 
 @pytest.mark.parametrize("target", [Target("c"), Target("cuda", "sm_90a")], ids=str)
 def test_a_kernel_is_lowered_and_printed(target: Target) -> None:
-    context, tvm, seen = steps.context_of(target, None), tilelang.tvm, list[Any]()
+    context, tvm, seen = codegen.context_of(target, None), tilelang.tvm, list[Any]()
     function = elaborated(jit_function(doubled, eager=True), {"n": 256}, {"threads": 128}, context.target)
     assert accesses(function) == {0: READ, 1: WRITE}
     configs = tilelang.normalize_pass_configs({})
     with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
-        again = steps.load_ir(str(tvm.ir.save_json(device)))
+        again = codegen.load_ir(str(tvm.ir.save_json(device)))
         source = tilelang.device_codegen_without_compile(again, context).inspect_source()
         assert "doubled_kernel(" in source
         if target.kind == "cuda":

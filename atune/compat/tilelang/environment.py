@@ -21,7 +21,7 @@ from msgspec import Meta
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.device import Target, parse_target
-from atune.model.folders import TILELANG_FOLDER, is_from_import
+from atune.model.folders import TILELANG_FOLDER
 from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages import tilelang
@@ -114,7 +114,7 @@ def storing() -> bool:
 def cache_root() -> Path | None:
     """Return the folder for results and libraries in `TILELANG_CACHE_DIR`; None if that is not set."""
     named = os.environ.get(TILELANG_FOLDER)
-    return Path(named).expanduser() / "atune" if named and not is_from_import(named) else None
+    return Path(named).expanduser() / "atune" if named else None
 
 
 # Arguments

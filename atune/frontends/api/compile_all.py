@@ -218,7 +218,7 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
         return None
     (candidate,) = candidates_of(workload)
     try:
-        key = importlib.import_module("atune.stages.compile.keys").store_key(
+        key = importlib.import_module("atune.stages.compile.lowering").store_key(
             workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
         )
         return ArtifactStore().find(key, candidate.index) if key else None

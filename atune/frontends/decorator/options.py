@@ -236,8 +236,8 @@ def _paths(name: str, given: Any) -> tuple[str, ...]:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
-    "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5, "n_final_limit": 20},
-    "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "n_final_limit": 400, "adaptive": False},
+    "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},
+    "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "adaptive": False},
 }
 """Options of each preset. They replace defaults of `BenchmarkSettings` and `CompileSettings`."""
 

@@ -21,7 +21,7 @@ import msgspec
 from atune.model.artifact import CICC, Artifact, Lowered, source_path
 from atune.model.device import Target
 from atune.stages import tilelang
-from atune.stages.cicc import wgmma
+from atune.stages.cicc import source as wgmma
 from atune.stages.cicc.server import (
     FOLDER,
     HEADERS,
@@ -38,11 +38,9 @@ from atune.stages.cicc.server import (
     repeats,
     run_tool,
 )
-from atune.stages.compile import steps
-from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, parts
-from atune.stages.compile.keys import digest, toolchain
-from atune.stages.compile.lowering import Blob
-from atune.stages.compile.steps import MachineCode
+from atune.stages.cicc.source import Flavour, flavour_of, for_nvcc, parts
+from atune.stages.compile.codegen import Blob, MachineCode, by_nvcc, flags_config
+from atune.stages.compile.lowering import digest, toolchain
 from atune.stages.session.session import session
 from atune.workers.storage.artifact_store import contents_of, key_in, state_of
 
@@ -139,14 +137,14 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
     The server is the compile service's. Raises what nvcc raises.
     """
     if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
-        return steps.compile(source, pass_configs)
+        return by_nvcc(source, pass_configs)
     if reason := for_nvcc(dict(pass_configs)):
-        return replace(steps.compile(source, pass_configs), why=f"nvcc, because {reason}")
+        return replace(by_nvcc(source, pass_configs), why=f"nvcc, because {reason}")
     try:
         flavour = flavour_of(session().target.arch, dict(pass_configs))
         code = compile_remotely(source, flavour, session().run_dir)
     except (CiccError, OSError) as error:
-        compiled = steps.compile(source, pass_configs)  # a source that both refuse is the kernel's own mistake
+        compiled = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
         return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
     return MachineCode(code, CICC)
 

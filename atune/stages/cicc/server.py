@@ -7,7 +7,7 @@ their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses 
 that a library does not include itself may leave variables of one byte in it.)
 
 Two parts are omitted from the parsed text. One is the instructions of Hopper: a library brings those that it uses (see
-`wgmma.py`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
+`source.py`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
 does not compile, and goes to nvcc.
 """
 
@@ -30,9 +30,16 @@ import msgspec
 
 from atune.model.folders import short_path
 from atune.stages import tilelang
-from atune.stages.cicc import wgmma
-from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, parts
-from atune.stages.compile.lowering import Blob
+from atune.stages.cicc.source import (
+    WGMMA,
+    Flavour,
+    flavour_of,
+    for_nvcc,
+    guess,
+    parts,
+    without_instructions,
+)
+from atune.stages.compile.codegen import Blob, flags_config
 from atune.stages.session.session import visible_gpus
 
 SERVER = Path(__file__).with_name("server.c")
@@ -161,8 +168,8 @@ class Server:
         self.first = first
         where = tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
-        if f"<{wgmma.WGMMA}>" in self.includes:
-            without = wgmma.without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
+        if f"<{WGMMA}>" in self.includes:
+            without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
             if without is None:
                 raise CiccError("tilelang's headers for Hopper are not as they are known")
             folders.insert(0, without)

@@ -4,7 +4,6 @@ elaborated kernel."""
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 from atune.model.artifact import BlockWork, StaticFacts
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, mask_of
 from atune.stages import tilelang
-from atune.stages.compile.work import COPIES, bits_of, region, size_of, work_of
+from atune.stages.compile.work import BINARY, COPIES, bits_of, region, size_of, work_of
 
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
@@ -205,18 +204,14 @@ def layouts_of(module: Any) -> Layouts:
     """Return the layouts of the fragments and the parallel loops of a module, in the order of the statements."""
     buffers: dict[Any, Any] = {}
     loops: list[tuple[Any, Any]] = []
-
-    def visit(node: Any) -> None:
+    bodies = [function.body for function in module.functions.values() if hasattr(function, "body")]
+    for node in (node for body in bodies for node in _nodes(body)):
         kind = type(node).__name__
         if kind == "SBlock" and "layout_map" in node.annotations:
             for buffer, layout in node.annotations["layout_map"].items():
                 buffers.setdefault(buffer, layout)
         elif kind == "For" and "parallel_loop_layout" in node.annotations:
             loops.append((node, node.annotations["parallel_loop_layout"]))
-
-    for function in module.functions.values():
-        if hasattr(function, "body"):
-            tilelang.tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
     fragments = [_fragment(*pair) for pair in buffers.items() if type(pair[1]).__name__ == "Fragment"]
     return Layouts(fragments=tuple(fragments[:MOST]), loops=tuple(_loop(*pair) for pair in loops[:MOST]))
 
@@ -241,8 +236,10 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
     iterations = math.prod(extents)
     guarded = any("predicate" in str(name) for name in loop.annotations)
     holder, copies = _holder(layout, len(extents))
-    width, touched = _width(holder, extents), _touched(loop)
-    bits = [bits_of(node.buffer.dtype) for _, node in touched if str(node.buffer.scope()) in ("", "global")]
+    width = _width(holder, extents)
+    touched = [node for node in _nodes(loop.body) if type(node).__name__ in ("BufferLoad", "BufferStore")]
+    bits = [bits_of(node.buffer.dtype) for node in touched if str(node.buffer.scope()) in ("", "global")]
+    stored = [node.buffer for node in touched if type(node).__name__ == "BufferStore"]
     return LoopFacts(
         extents=extents,
         slots=slots,
@@ -251,7 +248,7 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
         width=width,
         access_bits=min(WIDEST_BITS, width * max(bits, default=0)),
         uneven=guarded or iterations * replication < slots * threads,
-        stores=_stores(touched),
+        stores=tuple(dict.fromkeys(f"{buffer.name} ({str(buffer.scope()) or 'global'})" for buffer in stored)),
         threads=_threads(holder, extents, replication) if copies < 2 else (),
     )
 
@@ -295,14 +292,10 @@ def _threads(holder: Holder | None, extents: Sequence[int], replication: int) ->
     """Return the threads that do the first, the last and each 2^n-th iteration; empty where that is not understood."""
     if holder is None or replication > MOST_THREADS:
         return ()
-    places = _iterations(extents)
-    return tuple(mask_of(holder(place, copy)[0] for copy in range(replication)) for place in places)
-
-
-def _iterations(extents: Sequence[int]) -> list[tuple[int, ...]]:
     total = math.prod(extents)
     numbers = sorted({0, total - 1, *(1 << bit for bit in range((total - 1).bit_length()))})
-    return [_place(number, extents) for number in numbers]
+    places = [_place(number, extents) for number in numbers]
+    return tuple(mask_of(holder(place, copy)[0] for copy in range(replication)) for place in places)
 
 
 def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
@@ -314,35 +307,10 @@ def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(place))
 
 
-def _touched(loop: Any) -> list[tuple[str, Any]]:
-    """Return the loads and stores of a loop, each with its kind of node."""
-    found: list[tuple[str, Any]] = []
-
-    def visit(node: Any) -> None:
-        if (kind := type(node).__name__) in ("BufferLoad", "BufferStore"):
-            found.append((kind, node))
-
-    tilelang.tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
-    return found
-
-
-def _stores(touched: Sequence[tuple[str, Any]]) -> tuple[str, ...]:
-    stored = (node.buffer for kind, node in touched if kind == "BufferStore")
-    return tuple(dict.fromkeys(f"{buffer.name} ({str(buffer.scope()) or 'global'})" for buffer in stored))
-
-
 Evaluate = Callable[[Mapping[Any, int]], int]
 MOST_THREADS = 1024
 """Threads of an iteration that are looked at: a block has no more."""
-_OPERATORS: Mapping[str, Callable[[int, int], int]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mul": operator.mul,
-    "FloorDiv": operator.floordiv,
-    "FloorMod": operator.mod,
-    "Min": min,
-    "Max": max,
-}
+_OPERATORS: Mapping[str, Callable[[int, int], int]] = {**BINARY, "Min": min, "Max": max}
 
 
 def _evaluator(expression: Any) -> Evaluate:

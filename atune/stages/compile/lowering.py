@@ -1,24 +1,34 @@
 """Candidate → Lowered: elaborates and lowers a kernel, generates its source, and reads the facts known before any
-compiler runs."""
+compiler runs. Keys of what decides the code, for the artifact store: equal keys, equal machine code."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import msgspec
 
 from atune.model.artifact import Lowered
-from atune.model.candidate import Candidate
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate, Config
+from atune.model.device import Target
+from atune.model.folders import artifacts_folder, store_file
 from atune.model.layouts import Layouts
+from atune.model.settings import CompileSettings
 from atune.stages import tilelang
 from atune.stages.compile import facts
-from atune.stages.compile.facts import instruments
-from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of
-from atune.stages.compile.steps import backend_context, printed
+from atune.stages.compile.codegen import Blob, backend_context, context_of, printed
 from atune.stages.compile.work import work_of
-from atune.stages.frontend.frontend import elaborated, kernel_parameters
+from atune.stages.frontend.frontend import elaborated, frontend_lock, kernel_parameters
 from atune.stages.session.session import session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -26,22 +36,6 @@ SYMBOL = "atune_kernel_{key}"
 
 Known = Callable[[str], Lowered | None]
 """Finds an earlier run's lowering of the same kernel, by its `ir_key`."""
-
-
-class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of codegen. `host`, `device`: both lowered modules, in tvm's JSON."""
-
-    symbol: str
-    host: str
-    device: str
-    source: str
-    """The device's half as printed."""
-    source_key: str
-    pass_configs: dict[str, Any]
-    calls: tuple[int | str, ...] = ()
-    """For the CPU, the meaning of each argument of the C function."""
-    flags: tuple[str, ...] | None = None
-    """The compiler's flags; None for the target's own."""
 
 
 def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
@@ -60,7 +54,8 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
     seen: list[Layouts] = []
-    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
+    instruments = facts.instruments(seen)
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
         host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
         lowered = _generated(candidate, function, host, device, how)
     found_facts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
@@ -107,3 +102,157 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
         blob=msgspec.msgpack.encode(blob),
         storable=not includes_users_files(source, how.flags),
     )
+
+
+# ---- keys
+
+
+FORMAT = 3
+"""Format version of the artifact store's entries: another format, another key."""
+_DECISIVE = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
+    "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
+)  # fmt: skip
+"""Environment variables with sources or flags for compilers and tilelang."""
+_LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
+"""Environment variables that may change tilelang's output for a kernel."""
+_USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
+_USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of `value` as JSON, shortened to 128 bits."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic", enc_hook=str)).hexdigest()[:32]
+
+
+@functools.cache
+def toolchain(kind: str) -> tuple[str, ...]:
+    """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``."""
+    found = [tilelang.__version__, str(sys.implementation.cache_tag)]
+    found += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
+    compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
+    if kind != "c":
+        nvcc = tilelang.nvcc()
+        compilers.append(shutil.which(nvcc))  # it may be a script before the real compiler, which tells its version
+        found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+    for path in compilers:
+        if path is not None:
+            status = os.stat(os.path.realpath(path))
+            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    if kind == "c":
+        with open("/proc/cpuinfo") as info:
+            found += sorted({line for line in info if line.startswith(("model name", "flags"))})
+    return tuple(found)
+
+
+def version(package: str) -> str:
+    """Return a package's version; empty if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def preamble(source: str) -> list[str]:
+    """Return the text before the kernels except system includes: two such texts may not fit together."""
+    before = source.partition("_kernel(")[0]
+    return [
+        line
+        for line in before.splitlines()
+        if not line.startswith(("#include <", "//")) and "atune_kernel_" not in line
+    ]
+
+
+def includes_users_files(source: str, flags: Sequence[str] | None) -> bool:
+    """Tell whether user files decide the code. Then no key covers it."""
+    return bool(_USERS_FILES.search(" ".join(flags or ())) or _USERS_INCLUDE.search(source))
+
+
+_BARE = "bare"
+"""The common symbol that replaces each candidate's own when kernels are compared."""
+
+
+@dataclass(frozen=True)
+class How:
+    """Everything except the kernel that decides the result."""
+
+    kind: str
+    target: str
+    flags: tuple[str, ...] | None
+    pass_configs: Mapping[str, Any]
+    host: str | None
+    """Target of host code; None for tilelang's choice."""
+
+    def key(self) -> tuple[Any, ...]:
+        """Return the inputs, other than the kernel, that the code depends on."""
+        settings = (self.target, self.flags, self.pass_configs, self.host)
+        return (*settings, toolchain(self.kind))
+
+
+def how_of(
+    config: Mapping[str, Any],
+    target: Target,
+    settings: CompileSettings,
+    pass_configs: Mapping[str, Any],
+) -> How:
+    """Return everything that decides the result for a configuration. Its own flags and pass configuration take
+    precedence.
+
+    `pass_configs`: the workload's.
+    """
+    own = config.get(COMPILE_FLAGS)
+    return How(
+        kind=target.kind,
+        target=str(target),
+        flags=settings.flags if own is None else tuple(own),
+        pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
+        host=settings.target_host,
+    )
+
+
+def key_of(function: Any, how: How) -> str:
+    """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
+    bare = function.with_attr("global_symbol", _BARE)
+    environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
+    return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
+
+
+def _way() -> tuple[Any, ...]:
+    """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
+    return (FORMAT, version("z3-solver"))
+
+
+def store_key_of(code_key: str) -> str:
+    """Return the artifact store's key for a library with this code."""
+    return digest((code_key, *_way()))
+
+
+def lowered_before(ir_key: str) -> Lowered | None:
+    """Return an earlier run's lowered kernel, if the artifact store has its library, too."""
+    folder = artifacts_folder()
+    try:
+        found = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.ir_key == ir_key and store_file(folder, "codes", found.kept_as).exists() else None
+
+
+def store_key(
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    config: Config,
+    target: Target,
+    settings: CompileSettings,
+    pass_configs: Mapping[str, Any],
+) -> str:
+    """Return the artifact store's key for the library of `kernel` with `config`; empty if it has none.
+
+    For the program's own process: it only elaborates the kernel. `pass_configs`: the workload's. Raises what
+    elaboration raises.
+    """
+    how = how_of(config, target, settings, pass_configs)
+    with frontend_lock:
+        context = context_of(target, settings.target_host)
+        function = elaborated(kernel, arguments, config, context.target)
+        found = lowered_before(key_of(function, how))
+    return "" if found is None else found.store_key

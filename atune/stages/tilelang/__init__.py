@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from atune.errors import UsageError
-from atune.model.folders import before_import
 from atune.model.requirements import REQUIRES, is_tested
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -118,7 +117,6 @@ def untested() -> str:
 
     Raises `UsageError`, which names what moved, if that tilelang breaks the contract.
     """
-    before_import()
     version, tested = str(importlib.import_module("tilelang").__version__), REQUIRES["tilelang"]
     if is_tested("tilelang", version):
         return ""

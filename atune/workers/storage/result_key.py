@@ -82,7 +82,7 @@ def result_key(header: RunStarted) -> ResultKey | None:
             "strategy": header.strategy,
             "seed": 0 if header.strategy == "exhaustive" else header.settings["seed"],
             "budget": {name: limit for name, limit in header.settings["budget"].items() if name != "share"},
-            **{name: benchmark.get(name) for name in ("n_final", "n_final_rounds", "n_final_limit")},
+            **{name: benchmark.get(name) for name in ("n_final", "n_final_rounds")},
             **chosen,
         },
         space=header.space,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from atune.stages.cicc.server import Server, includes_for
-from atune.stages.compile.device_source import Flavour
+from atune.stages.cicc.source import Flavour
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -27,8 +26,10 @@ from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
 from atune.stages.cicc import client
 from atune.stages.cicc import server as cicc_server
-from atune.stages.compile.device_source import MICROSOFT, Flavour, parts
-from atune.stages.compile.lowering import Blob, lower
+from atune.stages.cicc.source import MICROSOFT, Flavour, parts
+from atune.stages.compile import elf as elf_file
+from atune.stages.compile.codegen import Blob
+from atune.stages.compile.lowering import lower
 from atune.stages.tilelang import paths
 from atune.workers.local.machine import Shared, shared_processes
 from atune.workload.pickling import FileRef
@@ -60,16 +61,11 @@ def code(elf: bytes) -> dict[str, bytes]:
 
     What else is there names folders, or counts symbols.
     """
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
-    text = elf[headers[names][4] :]
-    found = {text[h[0] : text.index(b"\0", h[0])].decode(): elf[h[4] : h[4] + h[5]] for h in headers if h[1] != 8}
-    sizes = {text[h[0] : text.index(b"\0", h[0])].decode(): h[5] for h in headers}
+    found = elf_file.sections(elf)
     kept = (".text.", ".nv.constant0.", ".nv.constant2", ".nv.constant3")
-    run = {name: data for name, data in found.items() if name.startswith(kept)}
-    registers = found[".nv.info"].split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
-    shared = {n: size for n, size in sizes.items() if n.startswith(".nv.shared.")}
+    run = {name: data for name, (_, data) in found.items() if name.startswith(kept)}
+    registers = found[".nv.info"][1].split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
+    shared = {name: header.size for name, (header, _) in found.items() if name.startswith(".nv.shared.")}
     return {**run, "registers": b"".join(sorted(data[4:8] for data in registers)), "shared": str(shared).encode()}
 
 
@@ -231,7 +227,7 @@ def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
 ASK = """
 import sys
 from atune.stages.cicc import client
-from atune.stages.compile.device_source import Flavour
+from atune.stages.cicc.source import Flavour
 
 client.compile_remotely(sys.stdin.read(), Flavour("sm_90a"), sys.argv[1])
 """

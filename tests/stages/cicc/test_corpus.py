@@ -12,10 +12,8 @@ from atune.model.artifact import Artifact
 from atune.stages.cicc import client
 from atune.stages.cicc.server import Server
 from atune.stages.compile import elf
-from atune.stages.compile.codegen import build
+from atune.stages.compile.codegen import Compile, build, by_nvcc
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.steps import Compile
-from atune.stages.compile.steps import compile as by_nvcc
 from atune.stages.compile_jobs import difference
 from atune.workload.pickling import FileRef
 

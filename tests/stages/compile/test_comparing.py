@@ -13,10 +13,8 @@ from atune.model.artifact import Artifact, Compared, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages.compile import elf
-from atune.stages.compile.codegen import build
+from atune.stages.compile.codegen import Compile, build, by_nvcc
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.steps import Compile
-from atune.stages.compile.steps import compile as by_nvcc
 from atune.stages.compile_jobs import compared
 from atune.workload.pickling import FileRef
 

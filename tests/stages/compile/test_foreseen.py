@@ -15,9 +15,9 @@ from atune.engine.search.devices import figures_of
 from atune.engine.search.prior import can_run, divisions, grouped, split
 from atune.model.artifact import Gemm, StaticFacts
 from atune.model.device import Target
+from atune.stages.compile.codegen import backend_context
 from atune.stages.compile.facts import foreseen
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.steps import backend_context
 from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import workload
 from atune.workload.pickling import FileRef

@@ -12,7 +12,8 @@ from stage_runs import session_of
 
 import atune
 from atune.model.artifact import Lowered
-from atune.stages.compile.lowering import Blob, lower
+from atune.stages.compile.codegen import Blob
+from atune.stages.compile.lowering import lower
 from atune.workload.pickling import FileRef
 
 TESTS = Path(__file__).parents[2]
@@ -25,18 +26,6 @@ def source(file: str, name: str, index: int, folder: Path) -> str:
     assert isinstance(lowered, Lowered), lowered
     blob: Blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
     return blob.source
-
-
-def test_a_loop_that_reads_what_all_threads_hold_is_shared_out_among_them(tmp_path: Path) -> None:
-    """Of two layouts for such a loop the one with the smaller replication is chosen.
-
-    512 elements among 128 threads are four slots a thread. Taken from the weights, which every thread holds, the
-    loop's layout would be replicated 128 times: 512 slots a thread.
-    """
-    code = source("layout_kernels.py", "WEIGHTED", 0, tmp_path)
-    slots = dict(re.findall(r"float (held_\w+)\[(\d+)\];", code))
-    assert slots == {"held_s": "4", "held_a": "4", "held_b": "4"}
-    assert re.search(r"__launch_bounds__\(128\b", code)
 
 
 def test_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path) -> None:
