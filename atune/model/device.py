@@ -64,8 +64,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
-"""The rate of the fastest operands, of 4 bits, over that of 16 bits. How far a board may go beyond its data sheet: an H200
-at 1980 MHz does by 8 %, and boards of one name differ."""
+"""The rate of the fastest operands, of 4 bits, over that of 16 bits. How far a board may go beyond its data sheet: an
+H200 at 1980 MHz does by 8 %, and boards of one name differ."""
 
 
 def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:
