@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from atune.model.artifact import BlockWork, StaticFacts
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, mask_of
 from atune.stages import tilelang
-from atune.stages.compile.work import BINARY, COPIES, bits_of, region, size_of, work_of
+from atune.stages.compile.work import COPIES, bits_of, evaluated, region, size_of, work_of
 
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
@@ -183,6 +183,8 @@ WIDEST = 16
 """Neighbours that are examined for a loop's width."""
 WIDEST_BITS = 128
 """Of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
+MOST_THREADS = 1024
+"""Threads of an iteration that are looked at: a block has no more."""
 
 
 def instruments(seen: list[Layouts]) -> list[Any]:
@@ -235,8 +237,7 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
     threads, replication = int(layout.get_thread_size()), int(layout.replicate_size)
     iterations = math.prod(extents)
     guarded = any("predicate" in str(name) for name in loop.annotations)
-    holder, copies = _holder(layout, len(extents))
-    width = _width(holder, extents)
+    width = _width(layout, extents)
     touched = [node for node in _nodes(loop.body) if type(node).__name__ in ("BufferLoad", "BufferStore")]
     bits = [bits_of(node.buffer.dtype) for node in touched if str(node.buffer.scope()) in ("", "global")]
     stored = [node.buffer for node in touched if type(node).__name__ == "BufferStore"]
@@ -249,81 +250,48 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
         access_bits=min(WIDEST_BITS, width * max(bits, default=0)),
         uneven=guarded or iterations * replication < slots * threads,
         stores=tuple(dict.fromkeys(f"{buffer.name} ({str(buffer.scope()) or 'global'})" for buffer in stored)),
-        threads=_threads(holder, extents, replication) if copies < 2 else (),
+        threads=_threads(layout, extents, replication),
     )
 
 
-Holder = Callable[[Sequence[int], int], tuple[int, int]]
-"""Returns the thread that has an element, and its slot there, from the element's indices and the number of the copy."""
-
-
-def _holder(layout: Any, dimensions: int) -> tuple[Holder | None, int]:
-    """Return who holds a layout's elements, None where it is not understood, and how many variables count copies."""
-    placed = list(layout.get_forward_vars())[-dimensions:]  # the one that counts the copies comes before them
+def _index_variables(layout: Any, dimensions: int) -> tuple[list[Any], list[Any]]:
+    """Return a layout's variables of the indices, and those that count the copies, which come before them."""
+    indices = list(layout.get_forward_vars())[-dimensions:]
     names = tilelang.tvm.tirx.analysis.undefined_vars(layout.thread)
-    copies = [one for one in names if not any(map(one.same_as, placed))]
-    try:
-        thread, *index = map(_evaluator, (layout.thread, *layout.index))
-    except ValueError:
-        return None, len(copies)
-    sizes = _ints(layout.get_output_shape())
-
-    def holder(place: Sequence[int], copy: int) -> tuple[int, int]:
-        values = {**dict(zip(placed, place, strict=True)), **dict.fromkeys(copies, copy)}
-        slot = 0
-        for one, size in zip(index, sizes, strict=True):
-            slot = slot * size + one(values)
-        return thread(values), slot
-
-    return holder, len(copies)
+    return indices, [one for one in names if not any(map(one.same_as, indices))]
 
 
-def _width(holder: Holder | None, extents: Sequence[int]) -> int:
-    if holder is None:
+def _width(layout: Any, extents: Sequence[int]) -> int:
+    """Return how many neighbours on the last axis one thread has in successive slots; 1 where that is unknown."""
+    import numpy as np
+
+    indices, copies = _index_variables(layout, len(extents))
+    last = np.arange(min(WIDEST, extents[-1]))
+    values = {**dict.fromkeys([*indices, *copies], 0), indices[-1]: last}
+    thread, *places = (evaluated(one, values) for one in (layout.thread, *layout.index))
+    if thread is None or any(one is None for one in places):
         return 1
-    first, width = (0,) * (len(extents) - 1), 1
-    thread, slot = holder((*first, 0), 0)
-    while width < min(WIDEST, extents[-1]) and holder((*first, width), 0) == (thread, slot + width):
-        width += 1
-    return width
+    slot = 0 * last
+    for one, size in zip(places, _ints(layout.get_output_shape()), strict=True):
+        slot = slot * size + one
+    thread = np.broadcast_to(thread, last.shape)
+    successive = (thread == thread[0]) & (slot == slot[0] + last)
+    return int(np.append(successive, False).argmin())
 
 
-def _threads(holder: Holder | None, extents: Sequence[int], replication: int) -> tuple[str, ...]:
+def _threads(layout: Any, extents: Sequence[int], replication: int) -> tuple[str, ...]:
     """Return the threads that do the first, the last and each 2^n-th iteration; empty where that is not understood."""
-    if holder is None or replication > MOST_THREADS:
+    import numpy as np
+
+    indices, copies = _index_variables(layout, len(extents))
+    if replication > MOST_THREADS or len(copies) > 1:
         return ()
-    total = math.prod(extents)
-    numbers = sorted({0, total - 1, *(1 << bit for bit in range((total - 1).bit_length()))})
-    places = [_place(number, extents) for number in numbers]
-    return tuple(mask_of(holder(place, copy)[0] for copy in range(replication)) for place in places)
-
-
-def _place(number: int, extents: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the iteration `number` of a loop nest, in row-major order."""
-    place = []
-    for extent in reversed(extents):
-        number, index = divmod(number, extent)
-        place.append(index)
-    return tuple(reversed(place))
-
-
-Evaluate = Callable[[Mapping[Any, int]], int]
-MOST_THREADS = 1024
-"""Threads of an iteration that are looked at: a block has no more."""
-_OPERATORS: Mapping[str, Callable[[int, int], int]] = {**BINARY, "Min": min, "Max": max}
-
-
-def _evaluator(expression: Any) -> Evaluate:
-    """Return a function from variables' values to an integer expression's. Raises `ValueError` for other nodes."""
-    kind = type(expression).__name__
-    if kind == "IntImm":
-        value = int(expression.value)
-        return lambda values: value
-    if kind == "Var":
-        return lambda values: values[expression]
-    if kind == "Cast":
-        return _evaluator(expression.value)
-    if kind in _OPERATORS:
-        call, one, other = _OPERATORS[kind], _evaluator(expression.a), _evaluator(expression.b)
-        return lambda values: call(one(values), other(values))
-    raise ValueError(f"no integer expression of indices: {kind}")
+    total, masks = math.prod(extents), list[str]()
+    for number in sorted({0, total - 1, *(1 << bit for bit in range((total - 1).bit_length()))}):
+        place = map(int, np.unravel_index(number, extents))
+        values = {**dict(zip(indices, place, strict=True)), **dict.fromkeys(copies, np.arange(replication))}
+        thread = evaluated(layout.thread, values)
+        if thread is None:
+            return ()
+        masks.append(mask_of(np.broadcast_to(thread, (replication,)).tolist()))
+    return tuple(masks)

@@ -321,6 +321,11 @@ class _Reader:
 # ---- reading TIR
 
 
+def evaluated(node: Any, values: Mapping[Any, Any]) -> Any:
+    """Return the value of an expression of variables with `values`: an int, or an array as theirs; None if unknown."""
+    return _Reader(tensors=(), blocks={**values}).value(node)
+
+
 class Unknown(Exception):
     """Some of the kernel's work depends on values of a call, or cannot be known."""
 
