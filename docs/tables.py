@@ -6,32 +6,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.cli.parsing import SHARED, default_of, skips
+from atune.frontends.cli.parsing import SHARED, default_of, first_sentence, skips
 from atune.frontends.cli.tune_options import groups
-from atune.model.options import Field
 
 DOCS = Path(__file__).parent
 
 
 def of_tune() -> Iterable[tuple[str, str, str]]:
-    """Yield the rows of `atune tune`'s options, those that ``--help`` shows in bold."""
+    """Yield the rows of `atune tune`'s options: what ``--help`` says of them, and where the pages say more."""
     for field in (field for fields in groups().values() for field in fields):
         option = field.option
         spelled = f"`{option.flag} {option.metavar}`" if option.metavar else f"`{option.flag}`"
         if field.default is True and not skips(field):
             spelled += f", `--no-{option.flag.removeprefix('--')}`"
-        text = f"Do not {_text(field)[0].lower()}{_text(field)[1:]}" if skips(field) else _text(field)
-        spelled = f"**{spelled}**" if option.common else spelled
-        yield spelled, default_of(field) or ("off" if field.plain is bool else "none"), text
+        text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)
+        more = f" ([more]({option.page}))" if option.page else ""
+        yield spelled, default_of(field) or ("off" if field.plain is bool else "none"), text + more
     for flag, text in SHARED.items():
-        yield f"`{flag}`", "off", f"{text[0].upper()}{text[1:]}."
-    yield "**`--help`**", "", "Show the options in bold."
-    yield "**`--help-all`**", "", "Show all options."
-
-
-def _text(field: Field) -> str:
-    more = f" [More]({field.option.page})." if field.option.page else ""
-    return field.option.doc.replace("``", "`") + more
+        yield f"`{flag}`", "off", text
+    yield "`--help`", "", "show the options"
 
 
 TABLES: dict[tuple[str, str], Callable[[], Any]] = {

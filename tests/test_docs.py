@@ -158,10 +158,10 @@ def test_every_public_name_is_documented_once() -> None:
     assert [name for name in names if f"`{name}`" not in listed] == [] and tags <= set(atune.events.__all__)
 
 
-def help_of(*command: str, option: str = "--help") -> str:
+def help_of(*command: str) -> str:
     """Return the help of a command."""
     with redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
-        _parser().parse_args([*command, option])
+        _parser().parse_args([*command, "--help"])
     return shown.getvalue()
 
 
@@ -171,8 +171,8 @@ def flags_of(text: str) -> set[str]:
 
 def test_every_option_of_tune_is_documented() -> None:
     """Where this fails, `make tables` writes the table anew."""
-    options = re.findall(r"^  (?:-h, )?(--[a-z][a-z-]+)", help_of("tune", option="--help-all"), re.MULTILINE)
-    rows = [spelled.strip("*") for spelled, _, _ in tables.of_tune()]
+    options = re.findall(r"^  (?:-h, )?(--[a-z][a-z-]+)", help_of("tune"), re.MULTILINE)
+    rows = [spelled for spelled, _, _ in tables.of_tune()]
     assert options and all(any(row.startswith(f"`{option}") for row in rows) for option in options)
     assert len(rows) == len(options) <= 30 and tables.page("options.md") == OPTIONS.read_text()
 

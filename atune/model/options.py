@@ -56,8 +56,6 @@ class Option:
     """Where the pages say more, such as ``search.md#the-prior``."""
     group: str = ""
     """The heading in the command line's help."""
-    common: bool = False
-    """Whether ``--help`` shows it; ``--help-all`` shows all options."""
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--devices 0,x", "devices: give 'all', 'cpu' or device numbers such as [0, 1], got '0,x'"),
         ("--journal=", "path is empty"),
         ("--pipelin", "atune tune has no option --pipelin; did you mean atune.tune(…, pipeline=…) in Python?"),
-        ("--budgte 5", "atune tune has no option --budgte; did you mean --budget? (see atune tune --help-all)"),
+        ("--budgte 5", "atune tune has no option --budgte; did you mean --budget? (see atune tune --help)"),
         ("--trials=5", "has no option --trials; did you mean --budget?"),
         ("--group-size 1", "did you mean compile=CompileSettings(group_size=…) in Python?"),
         ("--benchmark-devices 0", "has no option --benchmark-devices; did you mean --devices?"),

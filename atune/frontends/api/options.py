@@ -61,11 +61,11 @@ class EngineOptions(TypedDict, total=False):
     # fmt: off
     target: Annotated[TargetName | str, Option(
         "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
-        default="auto", check=check_target, flag="--target", group="where", common=True,
+        default="auto", check=check_target, flag="--target", group="where",
     )]
     devices: Annotated[str | Sequence[str | int], Option(
         "Devices to measure on: all, cpu, or numbers of GPUs.",
-        default="all", flag="--devices", metavar="all|cpu|0,1", group="where", common=True,
+        default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, Option(
         "Run on the nodes of a Ray cluster: auto, or its address. Needs ``ray``. `devices` and "
@@ -78,13 +78,12 @@ class EngineOptions(TypedDict, total=False):
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "
         "tries the whole space. A budget covers all parts of a resumed run.",
         check=lambda where, value: Budget.parse(value),
-        flag="--budget", metavar="N|10%|90s", unset="all", page="search.md#budgets", group="search", common=True,
+        flag="--budget", metavar="N|10%|90s", unset="all", page="search.md#budgets", group="search",
     )]
     strategy: Annotated[StrategyName | str | Strategy | None, Option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. A resumed journal keeps its strategy.",
         flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
-        common=True,
     )]
     prior: Annotated[bool, Option(
         "Begin a search with the candidates that the prior estimates to be fastest: on CUDA, under a budget and in "
@@ -144,12 +143,12 @@ class TuneOptions(RunOptions, total=False):
         "Write the journal to this file, or continue the one that is there. A journal of other work is refused, and "
         "folders are not made.",
         check=path, flag="--journal", metavar="FILE", unset="a new file in the cache folder",
-        group="output", common=True,
+        group="output",
     )]
     cached: Annotated[bool | None, Option(
         "Return what the result cache has of the same work, and run nothing. None runs, and begins with the winner "
         "that it has; False ignores it.",
-        unset="begin with its winner", flag="--cached", page="cache.md", group="search", common=True,
+        unset="begin with its winner", flag="--cached", page="cache.md", group="search",
     )]
     warm: Annotated[Warm, Option(
         "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "

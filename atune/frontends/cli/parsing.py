@@ -1,4 +1,4 @@
-"""The parser of a command: short and whole help, and options that become its arguments."""
+"""The parser of a command, and options that become its arguments."""
 
 from __future__ import annotations
 
@@ -11,57 +11,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from atune.errors import UsageError
 
 if TYPE_CHECKING:
-    from atune.model.options import Field, Option
+    from atune.model.options import Field
 
 SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
 """Options of all commands."""
 
 
 class Parser(argparse.ArgumentParser):
-    """One command's parser. Its help leaves out the options that are not common; ``--help-all`` shows all.
+    """One command's parser. Without any argument, a command that has commands of its own prints its help.
 
-    Without any argument, a command that has commands of its own prints its help. Raises `UsageError` for mistakes.
+    Raises `UsageError` for mistakes.
     """
 
     def __init__(self, **options: Any) -> None:
-        options = {"allow_abbrev": False, "formatter_class": _Formatter, **options}
-        super().__init__(**options)
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **options})
         self._positionals.title = "arguments"
-        self.short = False
-        """Whether its help shows the common options alone. It has many, and Python has more."""
-        self._rare: list[argparse.Action] = []
-
-    def note(self, action: argparse.Action, option: Option) -> None:
-        """Note what the help needs to know of `action`, which is `option`."""
-        if self.short and not option.common:
-            self._rare.append(action)
-
-    def add_help_options(self, group: Any, rare: Iterable[argparse.Action] = ()) -> None:
-        """Add ``--help`` to `group`, and ``--help-all``, which also shows `rare` and what else is not common."""
-        self._rare += rare
-        group.add_argument("-h", "--help", action="help", help="show the common options")
-        count = sum(any(one.startswith("--") for one in action.option_strings) for action in self._actions) + 1
-        group.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {count} options")
-
-    def show_rare(self) -> None:
-        """Show every option in the help from now on."""
-        self._rare.clear()
 
     def format_help(self) -> str:
-        """Return the help, with the common options alone."""
-        texts = [(action, action.help) for action in self._rare]
-        for action, _ in texts:
-            action.help = argparse.SUPPRESS
-        self._action_groups.sort(key=lambda group: group is self._optionals)  # commands come before it
-        for group in self._action_groups:
-            group._group_actions.sort(key=lambda action: _LAST.find(f"--{action.dest.replace('_', '-')} "))
-        usage, self.usage = self.usage, " ".join([self.prog, *map(_shown, self._get_positional_actions()), "[options]"])
-        try:
-            return super().format_help()
-        finally:
-            self.usage = usage
-            for action, text in texts:
-                action.help = text
+        """Return the help, with a short usage, and commands before options."""
+        self._action_groups.sort(key=lambda group: group is self._optionals)
+        self.usage = " ".join([self.prog, *map(_shown, self._get_positional_actions()), "[options]"])
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse `args`. Raises `UsageError` for what the command does not know."""
@@ -96,10 +66,10 @@ class Parser(argparse.ArgumentParser):
             return f"unexpected argument {unknown[0]!r} (see {self.prog} --help)"
         flag = wrong.partition("=")[0]
         flags = {name: one.option_strings[-1] for one in self._actions if one.option_strings for name in _names(one)}
-        ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.short else {}
+        ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.prog == "atune tune" else {}
         meant = likely(flag.lstrip("-").removeprefix("no-").replace("-", "_"), flags, ways)
         hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
-        return f"{self.prog} has no option {flag}{hint} (see {self.prog} --help{'-all' * bool(self._rare)})"
+        return f"{self.prog} has no option {flag}{hint} (see {self.prog} --help)"
 
     def _commands(self) -> argparse._SubParsersAction[Parser] | None:
         return next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
@@ -120,18 +90,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "".join(map(super()._format_action, action._get_subactions()))  # without a line for all of them
 
 
-class _HelpAll(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        assert isinstance(parser, Parser)
-        parser.show_rare()
-        parser.print_help()
-        parser.exit()
-
-
-_LAST = f"{' '.join(SHARED)} --help --help-all "
-"""Options at the end of their group in the help, in this order."""
-
-
 def _shown(action: argparse.Action) -> str:
     """Return a positional argument as the usage shows it."""
     name = str(action.metavar)
@@ -144,7 +102,7 @@ def _names(action: argparse.Action) -> list[str]:
 
 
 def add_command(
-    commands: Any, shown: Parser | None, name: str, command: Callable[..., int], text: str, **options: Any
+    commands: Any, shown: Parser, name: str, command: Callable[..., int], text: str, **options: Any
 ) -> Parser:
     """Add the parser of a command to `commands`. `shown` holds the options that all commands share.
 
@@ -153,8 +111,7 @@ def add_command(
     `options`: further ones of the parser.
     """
     help = f"{text[0].lower()}{text[1:]}".partition(";")[0]
-    parents = [] if shown is None else [shown]
-    parser: Parser = commands.add_parser(name, parents=parents, help=help, description=f"{text}.", **options)
+    parser: Parser = commands.add_parser(name, parents=[shown], help=help, description=f"{text}.", **options)
     parser.set_defaults(command=command)
     return parser
 
@@ -184,8 +141,7 @@ def add_options(parser: Parser, fields: Iterable[Field], group: Any = None, *, u
             how["metavar"] = option.metavar or field.name.upper()
             if field.plain in (int, float):
                 how["type"] = number(field)
-        action = (parser if group is None else group).add_argument(option.flag, **how)
-        parser.note(action, option)
+        (parser if group is None else group).add_argument(option.flag, **how)
 
 
 def skips(field: Field) -> bool:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from atune.frontends.api.options import TuneOptions
-from atune.frontends.cli.parsing import SHARED, Parser, add_command, add_options, with_flags
+from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
 from atune.model.options import Field, Option
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
@@ -19,10 +19,10 @@ class ScreenOptions(TypedDict):
 
     # fmt: off
     table: Annotated[bool, Option(
-        "Print every candidate.", default=False, flag="--table", group="output", common=True,
+        "Print every candidate.", default=False, flag="--table", group="output",
     )]
     quiet: Annotated[bool, Option(
-        "Show no progress on stderr.", default=False, flag="--quiet", group="output", common=True,
+        "Show no progress on stderr.", default=False, flag="--quiet", group="output",
     )]
     verbose: Annotated[bool, Option(
         "Log every event on stderr instead of the progress. Elsewhere than on a terminal each is a JSON object.",
@@ -39,7 +39,6 @@ class ProblemOptions(TypedDict):
         "Tune for these values of an argument of the problem, in place of the file's own. With several, every "
         "combination is tuned, as a set.",
         default=None, flag="--arg", metavar="NAME=V[,V]", action="repeat", group="where", page="how/shapes.md",
-        common=True,
     )]
     problems: Annotated[str | None, Option(
         "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments and, optionally, a weight.",
@@ -54,17 +53,17 @@ class PreviewOptions(TypedDict):
     # fmt: off
     dry_run: Annotated[bool, Option(
         "Say what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="preview",
-        page="concepts.md#dry-run", common=True,
+        page="concepts.md#dry-run",
     )]
     compile_only: Annotated[bool, Option(
         "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
-        flag="--compile-only", group="preview", page="#compile-only", common=True,
+        flag="--compile-only", group="preview", page="#compile-only",
     )]
     # fmt: on
 
 
 def groups() -> dict[str, list[Field]]:
-    """Return the options of ``tune`` by the headings of the help, the common ones first."""
+    """Return the options of ``tune`` by the headings of the help."""
     found: dict[str, list[Field]] = {
         name: [] for name in ("search", "where", "preview", "output", "compiling", "measuring")
     }
@@ -73,7 +72,7 @@ def groups() -> dict[str, list[Field]]:
             found[field.option.group].append(field)
     found["compiling"] = with_flags(CompileSettings)
     found["measuring"] = with_flags(BenchmarkSettings)
-    return {name: sorted(fields, key=lambda one: not one.option.common) for name, fields in found.items()}
+    return found
 
 
 _EXAMPLES = """\
@@ -85,18 +84,10 @@ examples:
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add ``tune``. `shown` holds the options that all commands share."""
-    tune = add_command(commands, None, "tune", _tune, "Tune a workload", epilog=_EXAMPLES, add_help=False)
-    tune.short = True
+    tune = add_command(commands, shown, "tune", _tune, "Tune a workload", epilog=_EXAMPLES)
     tune.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
-    known = groups()
-    titles = {heading: tune.add_argument_group(heading) for heading in known}
-    for heading, fields in known.items():
-        add_options(tune, fields, titles[heading])
-    for option, text in SHARED.items():
-        titles["output"].add_argument(option, action="store_true", help=text)
-    tune.add_help_options(
-        tune.add_argument_group("help"), [action for action in tune._actions if action.dest == "debug"]
-    )
+    for heading, fields in groups().items():
+        add_options(tune, fields, tune.add_argument_group(heading))
 
 
 WORKLOAD = "the file, and the name of its atune.Workload or decorated kernel if it has several"
