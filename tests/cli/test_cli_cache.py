@@ -60,12 +60,12 @@ def test_export(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert as_json(capsys, "export", "-o", str(file)) == {"exported": 2, "file": str(file)}
 
 
-def test_a_bucket_says_what_was_tuned_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = ResultCache(tmp_path / "c")
-    put(there, events(1.0, problem={"N": 8}, arguments={"M": 64, "N": 8}))
-    put(there, events(1.0, problem={"key": 3}))
-    lines = printed(capsys, "ls", "--folder", str(tmp_path / "c"))
-    assert "N=8 (tuned for M=64)" in lines and "key=3 (tuned for M=64)" in lines
+def test_ls_says_what_was_tuned_for_a_bucket(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
+    put(cache, events(1.0, problem={"N": 8}, arguments={"M": 64, "N": 8}))
+    put(cache, events(1.0, problem={"key": 3}))
+    put(cache, events(1.0, workload="none", problem={}, arguments={}))
+    lines = printed(capsys, "ls")
+    assert "N=8 (tuned for M=64)" in lines and "key=3 (tuned for M=64)" in lines and " no arguments " in lines
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,27 +73,19 @@ def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "  export  " in printed(capsys)
 
 
-def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(tmp_path / "none")
-    assert printed(capsys, "ls", "--folder", folder) == "no results\n"
-    assert as_json(capsys, "clear", "--folder", folder) == {"removed": 0}
-    assert json.loads(printed(capsys, "export", "--folder", folder))["entries"] == []
-    assert not Path(folder).exists()
-
-
-def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    problem = {"dtype": {"$dtype": "float32"}, "M": {"$dynamic": "m"}}
-    put(cache, events(1.0, workload="add", problem=problem, arguments=problem))
-    put(cache, events(1.0, workload="none", problem={}, arguments={}))
-    lines = printed(capsys, "ls").splitlines()
-    assert any("add" in line and "dtype=float32, M=m " in line for line in lines)
-    assert any("none" in line and "no arguments" in line for line in lines)
+def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "none"))
+    assert printed(capsys, "ls") == "no results\n"
+    assert as_json(capsys, "clear") == {"removed": 0}
+    assert json.loads(printed(capsys, "export"))["entries"] == []
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_warning_is_one_line(tmp_path: Path) -> None:
     ResultCache(tmp_path).path.write_bytes(b"no index" * 100)
-    command = [sys.executable, "-m", "atune", "cache", "ls", "--folder", str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    command = [sys.executable, "-m", "atune", "cache", "ls"]
+    env = {**environment(), "ATUNE_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "no results\n")
     [line] = done.stderr.splitlines()
     assert line.startswith("atune: warning: ") and str(tmp_path) in line

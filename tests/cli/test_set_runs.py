@@ -47,7 +47,7 @@ def test_a_set_is_one_run(folder: Path, capsys: Any) -> None:
     assert main(["runs"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[-1] for line in lines[1:]] == [NAME, "soft-1"]
-    assert lines[1] == ["1", "toy", "3", "problems", "2/3", "interrupted", "now", NAME]
+    assert lines[1] == ["1", "toy", "3", "problems", "2/3", "interrupted", NAME]
     with Journal.create(folder / "set.lock"):
         assert main(["runs", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"][0]
@@ -57,7 +57,7 @@ def test_a_set_is_one_run(folder: Path, capsys: Any) -> None:
     }  # fmt: skip
     ended(folder / "0002.jsonl")
     assert main(["runs"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "toy", "3", "problems", "3", "now", NAME]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "toy", "3", "problems", "3", NAME]
     (folder / "set.json").write_text("{}")
     assert main(["runs"]) == 0
     assert "unreadable" in capsys.readouterr().out

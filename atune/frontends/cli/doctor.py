@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -93,18 +94,17 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def examine() -> list[Check]:
     """Check Python, packages, compilers, GPUs and the cache folder, and try the targets, which the last two are."""
-    packages = [_package(name) for name in REQUIRES if name != NVML]
-    checks = [_python(), *packages, _gxx(), _nvcc(), *_gpus(), _cache()]
+    checks = [Check("Python", True, f"{platform.python_version()} ({sys.executable})")]
+    checks += [*(_package(name) for name in REQUIRES if name != NVML), _gxx(), _nvcc(), *_gpus(), _cache()]
     by_name = {check.name: check for check in checks}
-    missing_c = [check.name for check in packages if not check.ok] + [
-        n for n in ("Python", "g++", "cache folder") if not by_name[n].ok
-    ]
-    missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
-    lacking_gpu = [] if any(c.name.startswith("GPU") and c.ok for c in checks) else ["a GPU"]
-    if by_name["torch"].found.partition("+")[2].startswith("cpu"):
-        lacking_gpu.append("a torch with CUDA (this one is for the CPU only)")
-    cuda = ARCH if lacking_gpu else "cuda"
-    return [*checks, _target("c", "c", missing_c, []), _target("cuda", cuda, missing_cuda, lacking_gpu)]
+    missing = [check.name for check in checks if not check.ok and check.name not in ("nvcc", "GPU")]
+    without_gpu = ""
+    if "GPU" in by_name:
+        without_gpu = "it lacks a GPU"
+    elif by_name["torch"].found.partition("+")[2].startswith("cpu"):
+        without_gpu = "it lacks a torch with CUDA (this one is for the CPU only)"
+    of_cuda = missing + ["nvcc"] * (not by_name["nvcc"].ok)
+    return [*checks, _target("c", missing), _target("cuda", of_cuda, without_gpu)]
 
 
 def render(checks: Sequence[Check]) -> str:
@@ -115,12 +115,6 @@ def render(checks: Sequence[Check]) -> str:
         lines.append(f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}")
         lines += [f"{'':{width + 11}}{line}" for line in check.advice.splitlines()]
     return "\n".join(lines)
-
-
-def _python() -> Check:
-    found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
-    ok = sys.version_info >= (3, 11) and sys.platform == "linux"
-    return Check("Python", ok, found, "" if ok else "atune needs Python 3.11 or newer on Linux")
 
 
 def _package(name: str) -> Check:
@@ -147,7 +141,7 @@ def _untested_tilelang(version: str) -> Check:
 
 
 def _gxx() -> Check:
-    return _compiler("g++", "g++", "install a C++ compiler, for example: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$")
+    return _compiler("g++", "g++", "install a C++ compiler, for example: apt-get install g++")
 
 
 def _nvcc() -> Check:
@@ -155,18 +149,18 @@ def _nvcc() -> Check:
     places = [*(str(Path(home, "bin", "nvcc")) for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"]
     path = next(filter(shutil.which, places), "nvcc")
     advice = "needed for CUDA only: install the CUDA toolkit; if nvcc is not on PATH, set CUDA_HOME to its folder"
-    return _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
+    return _compiler("nvcc", path, advice)
 
 
-def _compiler(name: str, command: str, advice: str, pattern: str) -> Check:
+def _compiler(name: str, command: str, advice: str) -> Check:
     if (path := shutil.which(command)) is None:
         return Check(name, False, "missing", advice)
     try:
-        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
         return Check(name, False, f"{path} does not run: {error}", advice)
-    version = re.search(pattern, output, re.MULTILINE)
-    return Check(name, True, f"{version.group(1) if version else output.splitlines()[0]} ({path})")
+    version = re.search(r"\d+\.\d+\.\d+", output)
+    return Check(name, True, f"{version[0] if version else 'some version'} ({path})")
 
 
 def _gpus() -> list[Check]:
@@ -189,13 +183,15 @@ def _cache() -> Check:
     return Check("cache folder", True, f"{folder} ({shutil.disk_usage(there).free / 2**30:.0f} GiB free)")
 
 
-def _target(kind: str, tried: str, missing: Sequence[str], lacking_gpu: Sequence[str]) -> Check:
-    """Check a target. `tried`: what the script gets, unless something is `missing` that compiling needs, too."""
-    name, found = f"target {kind}", "cannot be tuned here" if missing else "cannot be tuned here; a kernel compiles"
-    if not missing and (failed := _failed(tried)):
+def _target(kind: str, missing: Sequence[str], without_gpu: str = "") -> Check:
+    """Check a target, unless something is `missing`. `without_gpu`: why a kernel for it can only be compiled."""
+    name = f"target {kind}"
+    if missing:
+        return Check(name, False, "cannot be tuned here", f"it lacks {', '.join(missing)}")
+    if failed := _failed(ARCH if without_gpu else kind):
         return Check(name, False, "a kernel of a few lines fails", failed)
-    if lacking := [*missing, *lacking_gpu]:
-        return Check(name, False, found, f"it lacks {', '.join(lacking)}")
+    if without_gpu:
+        return Check(name, False, "cannot be tuned here; a kernel compiles", without_gpu)
     return Check(name, True, "can be tuned here: a kernel compiled and ran")
 
 

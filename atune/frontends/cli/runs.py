@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,11 @@ from atune.frontends.cli.parsing import Parser, add_command
 from atune.journal.writer import write_output
 
 if TYPE_CHECKING:
-    from atune.workers.storage.result_cache import IndexedRun, ResultCache
+    from atune.workers.storage.result_cache import IndexedRun
     from atune.workers.storage.result_key import ResultKey
     from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
-PROBLEM = 24
-"""Characters of a problem that the list shows."""
 SHOWN = 20
 """Runs that are listed without ``--all``."""
 JOURNAL = "the journal: a path, latest, or a number or the start of a name in atune runs"
@@ -43,7 +41,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
         ("export", _export, "Write results as JSON, to ship them"),
     ):
         parser = add_command(inner, shown, name, command, text)
-        parser.add_argument("--folder", metavar="DIR", help="the cache's folder [default: the user's]")
         parser.add_argument("--kernel", metavar="NAME", help="only results of kernels with this name")
         parser.add_argument("--key", metavar="KEY", help="only results whose key begins with this")
         if name == "export":
@@ -62,22 +59,16 @@ def find_journal(text: str) -> str:
     """
     if os.path.exists(text) or os.sep in text:
         return text
-    found = [path for path, _ in _listed()]
-    if not found:
-        raise UsageError(f"there is no file {text!r}, and the result cache knows no runs")
+    runs = [path for path, _ in _listed()]
     if text == LATEST:
-        return str(found[0])
-    if text.isdecimal():
-        if not 0 < int(text) <= len(found):
-            raise UsageError(f"there is no file {text!r}, and no run of that number: atune runs lists {len(found)}")
-        return str(found[int(text) - 1])
-    named = [path for path in found if text and path.name.startswith(text)]
-    named = [path for path in named if path.name.startswith(f"{text}-")] or named  # not gemm_fp8, where there is a gemm
-    if not named:
-        raise UsageError(f"there is no file {text!r}, and no run whose journal's name begins so: atune runs lists them")
-    if len(named) > 1:
-        print_message(f"{_name(named[0])} is the newest of {len(named)} runs of that name", kind="")
-    return str(named[0])
+        found = runs
+    elif text.isdecimal():
+        found = runs[int(text) - 1 :] if int(text) else []
+    else:  # first whole names, such as gemm of gemm-1, and not of gemm_fp8-2
+        found = [path for start in (f"{text}-", text or "?") for path in runs if path.name.startswith(start)]
+    if not found:
+        raise UsageError(f"there is no file {text!r}, and no such run: atune runs lists {len(runs)}")
+    return str(found[0])
 
 
 def _listed() -> list[tuple[Path, list[IndexedRun]]]:
@@ -108,8 +99,9 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_out("no runs yet: atune tune FILE.py")
     else:
         from atune.reporting.export import aligned
+        from atune.reporting.screen import fitted_table
 
-        print_out("\n".join(map(_cut, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines())))
+        print_out(fitted_table(aligned([_HEADS, *map(_row, runs)], numbers=1), "problem", sys.stdout))
         if len(chosen) < len(found):
             print_out(f"and {len(found) - len(chosen)} older: atune runs --all")
     return 0
@@ -149,26 +141,26 @@ def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
     }
 
 
-_HEADS = ("#", "kernel", "problem", "best", "tried", "when", "journal")
+_HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     """Return a run as the texts of the table's columns."""
     from atune.model.candidate import describe_config, printable
 
-    number, when, name = str(run["number"]), _ago(run["written"]), _name(Path(run["journal"]))
+    number, name = str(run["number"]), Path(run["journal"]).name.removesuffix(".jsonl")
     if "error" in run:
-        return number, run["state"], "", "", "", when, name
+        return number, run["state"], "", "", "", name
     if "problems" in run:
         done, total, best = run["ended"], run["problems"], ""
         problem = f"{total} problem{'s' * (total != 1)}"
     else:
-        problem = _short(describe_config(run["problem"] or {}).replace(", ", " "), PROBLEM)
+        problem = describe_config(run["problem"] or {})
         best = "none" if run["latency_ms"] is None else f"{run['latency_ms']:.4g} ms"
         done, total = run["tried"], run["total"]
     tried = str(done) if done == total else f"{done}/{total}"
     tried += "" if run["state"] == FINISHED else f" {run['state']}"
-    return number, printable(run["kernel"]), problem, best, tried, when, name
+    return number, printable(run["kernel"]), problem, best, tried, name
 
 
 def _unfinished(written: bool) -> str:
@@ -176,47 +168,13 @@ def _unfinished(written: bool) -> str:
     return "running" if written else "interrupted"
 
 
-def _name(path: Path) -> str:
-    """Return the name that stands for a run."""
-    return path.name.removesuffix(".jsonl")
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _cut(line: str) -> str:
-    """Return `line`, cut to the width of stdout's terminal; elsewhere as it is."""
-    import shutil
-    import sys
-
-    return _short(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line
-
-
-def _ago(moment: float) -> str:
-    """Return how long ago `moment` was; of one before yesterday, its day."""
-    seconds = max(0.0, time.time() - moment)
-    if seconds < 60:
-        return "now"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min ago"
-    if seconds < 48 * 3600:
-        return f"{seconds // 3600:.0f} h ago"
-    return time.strftime("%Y-%m-%d", time.localtime(moment))
-
-
 # The results
 
 
-def _cache(arguments: argparse.Namespace) -> ResultCache:
-    """Return the cache that ``--folder`` names."""
+def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.workers.storage.result_cache import ResultCache
 
-    return ResultCache(arguments.folder)
-
-
-def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
+    entries = ResultCache().entries(kernel=arguments.kernel, key=arguments.key)
     if arguments.json:
         import msgspec
 
@@ -228,24 +186,25 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
-        named = entry.parts.kernel, _problem(entry.parts), entry.parts.device
-        rows.append((entry.key[:12], *map(printable, named), latency, describe_config(entry.config)))
-    if not entries:
-        print_out("no results")
-        return 0
-    print_out(aligned(rows))
+        named = printable(entry.parts.kernel), _problem(entry.parts), printable(entry.parts.device)
+        rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
+    print_out(aligned(rows) if entries else "no results")
     return 0
 
 
 def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    cache, some = _cache(arguments), arguments.kernel is not None or arguments.key is not None
+    from atune.workers.storage.result_cache import ResultCache
+
+    cache, some = ResultCache(), arguments.kernel is not None or arguments.key is not None
     removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"{_results(removed)} removed")
     return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    cache = _cache(arguments)
+    from atune.workers.storage.result_cache import ResultCache
+
+    cache = ResultCache()
     data = cache.export(kernel=arguments.kernel, key=arguments.key)
     if arguments.output is None:
         print_bytes(data + b"\n")
@@ -265,16 +224,8 @@ def _results(count: int) -> str:
 
 def _problem(parts: ResultKey) -> str:
     """Return the problem's key as text, with the sizes that it leaves open and that were tuned."""
+    from atune.model.candidate import describe_config
     from atune.workers.storage.result_key import open_sizes
 
-    text, tuned = _text(parts.problem) or "no arguments", open_sizes(parts.problem, parts.tuned_for)
-    return f"{text} (tuned for {_text(tuned)})" if tuned else text
-
-
-def _text(value: Any) -> str:
-    """Return a value as text; a dict as arguments by name, such as ``M=64, dtype=float32``."""
-    if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))).startswith("$"):
-        return str(value[name])  # a dtype, or what else JSON has no word for
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_text(item)}" for name, item in value.items())
-    return "none" if value is None else value if isinstance(value, str) else repr(value)
+    text, tuned = describe_config(parts.problem) or "no arguments", open_sizes(parts.problem, parts.tuned_for)
+    return f"{text} (tuned for {describe_config(tuned)})" if tuned else text
