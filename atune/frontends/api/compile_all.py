@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,8 +21,9 @@ from atune.errors import CompileFailed
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.events import BuildFailed
-from atune.model.artifact import Artifact, Failure, Lowered, Roles, source_path, what_failed
-from atune.model.candidate import BASELINE, Candidate, Config, config_key, describe_config
+from atune.journal.result import Record
+from atune.model.artifact import Artifact, Failure, Lowered, Roles, source_path
+from atune.model.candidate import BASELINE, Candidate, config_key
 from atune.model.device import Target
 from atune.model.options import Option, complete, documents, options_of
 from atune.model.settings import CompileSettings
@@ -32,14 +32,13 @@ from atune.workers.processes.server import in_worker, refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workload.options import WorkloadOptions
 from atune.workload.pickling import WorkloadRef, ship
-from atune.workload.source_locations import place_in
 from atune.workload.workload import Workload, WorkloadSpec, candidates_of, describe
 
 _OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
 
 
 class CompileAllOptions(TypedDict, total=False):
-    """Options of `compile_all`. All but two are those of `Workload` and `tune`."""
+    """Options of `compile_all`. All but one are those of `Workload` and `tune`."""
 
     # fmt: off
     arguments: Annotated[Mapping[str, Any] | None, _OF_WORKLOAD["arguments"].option]
@@ -48,10 +47,6 @@ class CompileAllOptions(TypedDict, total=False):
     target: Annotated[str, _OF_TUNE["target"].option]
     compile: Annotated[CompileSettings | None, _OF_TUNE["compile"].option]
     ignore_errors: Annotated[bool, Option("Return None for each kernel that failed to compile.", default=False)]
-    on_failure: Annotated[Callable[[Config, Failure], None] | None, Option(
-        "A function of the configuration and the `Failure` of each such kernel.",
-        must="must be a function of a configuration and a failure",
-    )]
     # fmt: on
 
 
@@ -81,7 +76,7 @@ def compile_all(
     given = complete("compile_all", options, CompileAllOptions)
     of_kernel = {name: given[name] for name in ("arguments", "out_idx", "pass_configs")}
     workload = Workload(kernel, configs, **of_kernel)
-    settings, on_failure = given["compile"] or CompileSettings(), given["on_failure"]
+    settings = given["compile"] or CompileSettings()
     spec = describe(workload)
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
     default = spec.default_config
@@ -90,9 +85,6 @@ def compile_all(
     async def work() -> list[Any]:
         async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
             answers = await compiled(machine, candidates, run, settings.group_size, roles_in=[*first, *candidates])
-            for index, answer in answers.items():
-                if isinstance(answer, Failure) and on_failure is not None:
-                    on_failure(candidates[index].config, answer)
             if not given["ignore_errors"]:
                 raise_failures(candidates, answers)
             return [await _loaded(one, answers[one.index], run.roles) for one in candidates]
@@ -175,18 +167,29 @@ async def compiled(
     return answers
 
 
+def failed_records(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> list[Record]:
+    """Return the records of the candidates that failed, for `reporting.summary`."""
+    failed = ((candidate, answers.get(candidate.index)) for candidate in candidates)
+    return [
+        Record(
+            index=candidate.index, key=candidate.key, config=candidate.config, status="failed",
+            kind=answer.kind, message=answer.message, detail=answer.detail,
+        )
+        for candidate, answer in failed if isinstance(answer, Failure)
+    ]  # fmt: skip
+
+
 def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
-    failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
-    if failures:
-        reasons = Counter((failure.kind, failure.message) for _, failure in failures)
-        common = reasons.most_common(10)
-        first, *others = [f"  {n} {what_failed(kind)}: {message}" for (kind, message), n in common]
-        config, failure = next(one for one in failures if (one[1].kind, one[1].message) == common[0][0])
-        place = place_in(failure.detail)
-        where = [f"      {line}" for line in (place.lines() if place is not None else ())]
-        example = [f"    for example {describe_config(config)}", *where]
-        message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
-        raise CompileFailed("\n".join([message, first, *example, *others]), failures)
+    """Raise `CompileFailed` if there is a failure, with counted reasons and an example of the most frequent."""
+    from atune.reporting.summary import example_lines, failure_groups, group_lines
+
+    if failed := failed_records(candidates, answers):
+        groups = failure_groups(failed)
+        lines = [f"{len(failed)} of {len(candidates)} configurations failed to compile:"]
+        lines += [f"  {line}" for line in group_lines(groups, 10)]
+        lines += [f"    {line}" for line in example_lines(groups[0])]
+        failures = [(candidates[i].config, one) for i, one in sorted(answers.items()) if isinstance(one, Failure)]
+        raise CompileFailed("\n".join(lines), failures)
 
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from atune.model.settings import CompileSettings
 if TYPE_CHECKING:
     from atune.journal.result import Record
     from atune.model.candidate import Config
+    from atune.workers.processes.messages import Discovery
     from atune.workers.system.terminal import Interrupts
     from atune.workload.pickling import FileRef
 
@@ -79,10 +80,10 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.reporting.screen import Line
     from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
 
-    ref, asked, target = _asked(arguments)
-    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(asked))
-    found, sources, arch, on_cpu = anyio.run(_compiled, ref, asked, target, settings)
-    if on_cpu:
+    ref, configs, target = _asked(arguments)
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
+    found, sources, machine = anyio.run(_compiled, ref, configs, target, settings)
+    if machine.fallback:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
     if groups := failure_groups(found):
         for line, group in zip(group_lines(groups), groups, strict=True):
@@ -90,8 +91,12 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         if arguments.json:
             print_out(json.dumps({"failures": failures_data(found)}))
         return NO_WINNER
+    arch = machine.target.arch
     if arguments.json:
-        print_out(json.dumps(_data(found, sources, arch, with_source=arguments.source)))
+        data = [_data(one, arch) for one in found]
+        if arguments.source:
+            data = [{**one, "source": source} for one, source in zip(data, sources, strict=True)]
+        print_out(json.dumps(data[0] if len(data) < MOST else {"candidates": data}))
         return 0
     for source in sources if arguments.source else ():
         print_out(source)
@@ -100,40 +105,39 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 async def _compiled(
-    ref: FileRef, asked: list[Record], target: str, settings: CompileSettings
-) -> tuple[list[Record], list[str], str, bool]:
-    """Compile what is asked. Returns it with its facts or its failure, the sources, the arch, and whether it is
-    for the CPU only because there is no GPU.
+    ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
+) -> tuple[list[Record], list[str], Discovery]:
+    """Compile what is asked. Returns the records, with their facts, of what compiled and their sources; where
+    something failed the records of that alone. Also returns what was found of the machine.
     """
     import msgspec
 
-    from atune.frontends.api.compile_all import compiled, compilers
-    from atune.model.artifact import Failure, source_path
-    from atune.model.candidate import Candidate
+    from atune.frontends.api.compile_all import compiled, compilers, failed_records
+    from atune.journal.result import Record
+    from atune.model.artifact import Artifact, source_path
+    from atune.model.candidate import Candidate, config_key
 
     async with compilers(ref, target, settings) as (machine, run):
-        candidates = [Candidate(n, one.key, one.config) for n, one in enumerate(asked)]
+        candidates = [Candidate(n, config_key(config), config) for n, config in enumerate(configs)]
         answers = await compiled(machine, candidates, run, 1)
+        if failed := failed_records(candidates, answers):
+            return failed, [], machine.found
         found: list[Record] = []
         sources: list[str] = []
-        for n, one in enumerate(asked):
-            answer, facts = answers[n], run.recorder.state.entry(n).facts
-            if isinstance(answer, Failure):
-                why = {"kind": answer.kind, "message": answer.message, "detail": answer.detail}
-                found.append(msgspec.structs.replace(one, status="failed", **why))
-                continue
-            found.append(msgspec.structs.replace(one, facts=facts, machine=answer.machine))
+        for one in candidates:
+            answer, facts = answers[one.index], run.recorder.state.entry(one.index).facts
+            assert isinstance(answer, Artifact), "nothing failed"
+            record = Record(index=one.index, key=one.key, config=one.config, status="remaining")
+            found.append(msgspec.structs.replace(record, facts=facts, machine=answer.machine))
             text = Path(source_path(answer.path, answer.symbol)).read_text(errors="replace")
             sources.append(text.replace(f"{answer.symbol}_kernel", "kernel").replace(answer.symbol, "kernel"))
-        return found, sources, machine.found.target.arch, bool(machine.found.fallback)
+        return found, sources, machine.found
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Record], str]:
-    """Return the workload, the configurations as records that lack their facts, and the target. Raises `UsageError`."""
+def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
+    """Return the workload, the configurations, and the target. Raises `UsageError`."""
     from atune.frontends.api.resume import origin_of
     from atune.journal.reader import is_journal, replay
-    from atune.journal.result import Record
-    from atune.model.candidate import config_key
     from atune.model.device import parse_target
     from atune.reporting.explanation import record_at
     from atune.workload.pickling import parse_file_ref
@@ -145,8 +149,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Record], str]:
         result = replay(what)
         if not arguments.index and result.best is None:
             raise UsageError(f"{what} has no winner: give a candidate's INDEX")
-        of_run = [record_at(result, index) for index in arguments.index or [None]]
-        configs = [(record.index, record.config) for record in of_run]
+        configs = [record_at(result, index).config for index in arguments.index or [None]]
         ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2")
         if result.header is not None:
             target = result.header.target.arch or result.header.target.kind
@@ -154,17 +157,16 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Record], str]:
         if arguments.index:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
         ref = parse_file_ref(what, "atune explain")
-        configs = list(enumerate(map(parse_config, arguments.config))) or [(0, {})]
+        configs = [*map(parse_config, arguments.config)] or [{}]
     if len(configs) > MOST:
         raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
     parse_target(arguments.target or target)
-    records = [Record(index=n, key=config_key(one), config=one, status="remaining") for n, one in configs]
-    return ref, records, arguments.target or target
+    return ref, configs, arguments.target or target
 
 
 def _lines(found: list[Record], sources: list[str], arch: str) -> list[str]:
     """Return the facts of one configuration, or what differs between two, a line each."""
-    from atune.model.candidate import describe_config
+    from atune.model.candidate import describe_config, printable
     from atune.reporting.explanation import differences, fact_lines
     from atune.reporting.export import aligned
     from atune.reporting.headline import DEFAULTS
@@ -174,37 +176,21 @@ def _lines(found: list[Record], sources: list[str], arch: str) -> list[str]:
         return [f"config     {names[0]}", f"target     {arch or 'c'}", *fact_lines(found[0], arch)]
     differing = differences(found[0], found[1], arch)
     table = aligned([("", "A", "B"), *differing]).splitlines() if differing else ["no known fact differs"]
-    changed = _source_difference(sources)
+    one, other = (source.splitlines() for source in sources)
+    changed = [printable(line) for line in difflib.unified_diff(one, other, "A", "B", n=2, lineterm="")]
     end = ["generated source:", *changed] if changed else ["the generated source is the same"]
     return [f"A          {names[0]}", f"B          {names[1]}", *table, *end]
 
 
-def _source_difference(sources: list[str]) -> list[str]:
-    from atune.model.candidate import printable
-
-    one, other = (source.splitlines() for source in sources)
-    return [printable(line) for line in difflib.unified_diff(one, other, "A", "B", n=2, lineterm="")]
-
-
-def _data(found: list[Record], sources: list[str], arch: str, *, with_source: bool) -> dict[str, Any]:
-    """Return what ``--json`` prints: for one configuration its facts, for two those of each and what differs."""
+def _data(one: Record, arch: str) -> dict[str, Any]:
+    """Return the facts of a configuration as ``--json`` prints them."""
     import msgspec
 
-    from atune.reporting.explanation import differences
     from atune.reporting.export import occupancy
 
-    data = []
-    for one, source in zip(found, sources, strict=True):
-        machine = one.machine and msgspec.structs.asdict(one.machine)  # a stack of 0 bytes too
-        facts = msgspec.to_builtins({"config": one.config, "facts": one.facts, "machine": machine})
-        room = msgspec.to_builtins(occupancy(one, arch))
-        data.append({**facts, "target": arch or "c", "occupancy": room, **({"source": source} if with_source else {})})
-    if len(found) < MOST:
-        return data[0]
-    differing = [
-        {"fact": name, "values": [mine, theirs]} for name, mine, theirs in differences(found[0], found[1], arch)
-    ]
-    return {"candidates": data, "differences": differing, "source_diff": _source_difference(sources)}
+    machine = one.machine and msgspec.structs.asdict(one.machine)  # a stack of 0 bytes too
+    facts = {"config": one.config, "facts": one.facts, "machine": machine, "occupancy": occupancy(one, arch)}
+    return {**msgspec.to_builtins(facts), "target": arch or "c"}
 
 
 def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -14,11 +14,11 @@ import msgspec
 from atune.engine.screen import layout_choice
 from atune.engine.search.strategies import AUTO
 from atune.errors import TargetError, UsageError
-from atune.frontends.api.compile_all import compiled, compilers
+from atune.frontends.api.compile_all import compiled, compilers, failed_records
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.result import Record
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key, describe_config, printable
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
@@ -118,13 +118,7 @@ async def _compile(
         layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
         answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts)
     good = [one for one in answers.values() if isinstance(one, Artifact)]
-    failures = [
-        Record(
-            index=index, key=candidates[index].key, config=candidates[index].config, status="failed",
-            kind=one.kind, message=one.message, detail=one.detail,
-        )
-        for index, one in answers.items() if isinstance(one, Failure)
-    ]  # fmt: skip
+    failures = failed_records(candidates, answers)
     return {
         "target": str(machine.found.target),
         "fallback": machine.found.fallback,
