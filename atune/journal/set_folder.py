@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from atune.errors import JournalError, UsageError
-from atune.journal.events import RunFinished, RunStarted
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, last_event, replay
+from atune.journal.events import RunStarted
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay
 from atune.journal.result import Result
 from atune.journal.writer import Journal, is_written
 from atune.model.candidate import Problem, check_same_names
@@ -126,11 +126,6 @@ def is_begun(journal: Path) -> bool:
         return False
     with journal.open("rb") as file:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")
-
-
-def is_ended(journal: Path) -> bool:
-    """Tell whether a problem's run has ended in order. Raises `OSError`."""
-    return is_begun(journal) and isinstance(last_event(journal), RunFinished)
 
 
 def is_set_written(folder: Path) -> bool:

@@ -48,10 +48,6 @@ def seen(event: atune.events.Event) -> None:
             pass
 
 
-def failed(config: dict[str, object], failure: atune.results.Failure) -> None:
-    print(config, failure.kind)
-
-
 async def go() -> None:
     log: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger()
     compile = atune.CompileSettings(flags=("-O2",), pass_configs={"tl.enable_fast_math": True})

@@ -1,4 +1,4 @@
-"""A set's folder as one run: `atune runs`, the words that stand for it, `atune watch`, and shell completion."""
+"""A set's folder as one run: `atune runs`, the words that stand for it, and `atune replay`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from cli.test_runs import recorded
 from event_streams import Stream
 
-from atune.frontends.cli import tune_set
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.set_folder import entered
@@ -63,24 +62,11 @@ def test_a_set_is_one_run(folder: Path, capsys: Any) -> None:
     assert "unreadable" in capsys.readouterr().out
 
 
-def test_watch_shows_each_problem_as_it_ends_and_then_the_table(
-    folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = Journal.create(folder / "set.lock")
-    meanwhile = iter([lambda: None, lambda: ended(folder / "0002.jsonl"), lock.close])
-    monkeypatch.setattr(tune_set.time, "sleep", lambda _: next(meanwhile)())
-    assert main(["watch", "latest"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err.splitlines() == ["atune: 2 of 3 problems have ended", "atune: [3/3] M=4: 2 ms; block=0"]
-    assert "3 of 3 with a winner" in shown.out
-
-
-def test_watch_of_a_set_that_no_run_writes_shows_the_table(folder: Path, capsys: Any) -> None:
-    assert main(["watch", str(folder)]) == 1  # one problem was not begun
-    shown = capsys.readouterr()
-    assert "2 of 3 with a winner" in shown.out and not shown.err
-    shown = shown.out.splitlines()
+def test_replay_of_a_set_shows_the_table(folder: Path, capsys: Any) -> None:
+    assert main(["replay", str(folder)]) == 1  # one problem was not begun
+    shown = capsys.readouterr().out.splitlines()
     assert "unfinished 1 of 3 problems; 1 not begun" in shown and not [line for line in shown if "failed" in line]
+    assert "problems   2 of 3 with a winner; 4 candidates measured" in shown
     assert shown[-1] == f"next       atune resume {folder}"
 
 
@@ -104,7 +90,7 @@ def test_a_set_that_is_refused_leaves_no_run(folder: Path, wrong: str, capsys: A
     assert find_journal("latest") == str(folder) and len(list(folder.parent.iterdir())) == 3
 
 
-@pytest.mark.parametrize("command", ["show", "explain"])
+@pytest.mark.parametrize("command", ["show", "explain", "watch"])
 def test_where_one_journal_is_wanted_a_set_names_one(folder: Path, command: str, capsys: Any) -> None:
     assert main([command, NAME]) == 2
     assert f"it is a folder: give a journal in it, such as {folder / '0000.jsonl'}" in capsys.readouterr().err

@@ -6,9 +6,11 @@ Each command imports what it needs itself.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.api.options import RunOptions
@@ -87,6 +89,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.resume import options_of, origin_of, read_state, resume
     from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive
+    from atune.model.candidate import printable
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
@@ -95,9 +98,16 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         options["budget"] = Budget.parse(arguments.budget)
     options |= {name: value for name in ("cluster", "devices") if (value := getattr(arguments, name)) is not None}
     if os.path.isdir(arguments.journal):
-        from atune.frontends.cli.tune_set import resume_set_command
+        from atune.frontends.api.tune_set import resume_set
+        from atune.frontends.cli.tune import drive_set
+        from atune.journal.set_folder import header_of_set
 
-        return resume_set_command(arguments, {**options, "accept": arguments.accept}, interrupts)
+        folder, accept = arguments.journal, arguments.accept
+        named = arguments.workload or getattr(header_of_set(Path(folder)), "origin", "")
+        # Printed first, because resuming runs that file.
+        print_message(f"resuming the problems of {folder}{f' with {printable(named)}' if named else ''}", kind="")
+        of_set = functools.partial(resume_set, folder, arguments.workload, accept=accept, **options)
+        return drive_set(of_set, folder, arguments, interrupts)
     state = read_state(arguments.journal)
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
@@ -117,12 +127,11 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.main import show
+    from atune.frontends.cli.main import show, show_set
     from atune.journal.reader import replay
 
     if os.path.isdir(arguments.journal):
         from atune.frontends.api.tune_set import read_set
-        from atune.frontends.cli.tune_set import show_set
 
         return show_set(read_set(arguments.journal), arguments)
     return show(replay(arguments.journal), arguments)
@@ -130,7 +139,6 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import time
-    from pathlib import Path
 
     import anyio
 
@@ -142,10 +150,6 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.writer import is_written
     from atune.reporting.progress import Progress
 
-    if os.path.isdir(arguments.journal):
-        from atune.frontends.cli.tune_set import watch_set_command
-
-        return watch_set_command(arguments)
     state = State()
 
     async def look(progress: Progress) -> None:
@@ -171,8 +175,6 @@ QUIET_S = 60
 
 
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from pathlib import Path
-
     journal = Path(arguments.journal)
     if journal.is_dir():
         from atune.reporting.set_table import set_report

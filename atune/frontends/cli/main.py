@@ -28,6 +28,7 @@ from atune.version import __version__
 from atune.workers.system.terminal import Interrupts, discard, prepare
 
 if TYPE_CHECKING:
+    from atune.frontends.api.tune_set import SetResult
     from atune.journal.result import Result
 
 OK, INTERRUPTED = 0, 130
@@ -103,6 +104,23 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
     else:
         print_lines(result_lines(result))
     return OK if result.best is not None else NO_WINNER
+
+
+def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
+    """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
+    from atune.reporting.set_table import set_data, set_lines
+
+    if arguments.table:
+        from atune.reporting.export import table
+
+        for row in found:
+            if row.result is not None:
+                print_out(f"{row.problem}\n{table(row.result)}\n")
+    if arguments.json:
+        print_out(json.dumps(set_data(found, found.folder)))
+    else:
+        print_lines(set_lines(found, found.folder))
+    return OK if len(found.winners) == len(found) else NO_WINNER
 
 
 def show_kept(result: Result, arguments: argparse.Namespace) -> int:

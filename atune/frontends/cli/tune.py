@@ -1,4 +1,4 @@
-"""``atune tune``: turn the options into the engine's arguments, and its outcome into an exit status."""
+"""``atune tune``, for one problem or several: options become the engine's arguments, its outcome an exit status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import shlex
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,13 @@ from atune.engine.search.strategies import check_name
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes
-from atune.frontends.cli.main import INTERRUPTED, show_kept
+from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
 from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import Result
-from atune.journal.set_folder import is_set
+from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
 from atune.model.candidate import printable
 from atune.model.device import device_names
@@ -37,6 +38,8 @@ from atune.workload.pickling import FileRef, parse_file_ref
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from atune.frontends.api.tune_set import SetResult
+
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
@@ -48,10 +51,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     several = any(len(values) > 1 for values in sizes.values())
     set_too = sizes and is_set(Path(arguments.journal or ""))
     if arguments.problems is not None or several or set_too:
-        from atune.frontends.cli.tune_set import tune_set_command
-
-        problems = Problems(() if arguments.problems is None else arguments.problems, **sizes)
-        return tune_set_command(workload, problems, _options(arguments, budget, ""), arguments, interrupts)
+        return _tune_set(workload, Problems(arguments.problems or (), **sizes), budget, arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
         _check_no_run(arguments)
@@ -80,6 +80,22 @@ def _tune_once(workload: FileRef, budget: Budget, arguments: argparse.Namespace,
         return tune(workload, **options, on_event=on_event)
 
     return drive(call, budget, journal, arguments, interrupts)
+
+
+def _tune_set(
+    workload: FileRef, problems: Problems, budget: Budget, arguments: argparse.Namespace, interrupts: Interrupts
+) -> int:
+    """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
+    from atune.frontends.api.tune_set import tune_set
+
+    for option in ("dry_run", "compile_only"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
+    folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
+    options = _options(arguments, budget, folder)
+    if is_set(Path(folder)):
+        print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
+    return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
 def _check_no_run(arguments: argparse.Namespace) -> None:
@@ -208,3 +224,33 @@ def _report(
     if known is not None and known.journal is not None:
         print_err(f"  journal: {printable(known.journal)}\n")
     return status
+
+
+def drive_set(
+    call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
+) -> int:
+    """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
+    from atune.frontends.api.tune_set import read_set
+
+    screen: dict[str, Any] = {"progress": not (arguments.quiet or arguments.verbose)}
+    if arguments.verbose:
+        from atune.reporting.log import event_logger
+
+        screen["on_event"] = event_logger()
+    with interrupts.counted():
+        ended = anyio.run(interruptible, partial(call, **screen), interrupts, lambda: None, backend="asyncio")
+    if (ended is None or isinstance(ended, NoWinner)) and (arguments.table or arguments.json):
+        with suppress(UsageError):  # nothing was begun
+            show_set(read_set(folder), arguments)
+    if ended is None:
+        kept = "nothing has begun"
+        if journals_in(Path(folder)):
+            kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
+        print_message(f"interrupted; {kept}", kind="")
+        return INTERRUPTED
+    if isinstance(ended, NoWinner):
+        print_message(str(ended))
+        return NO_WINNER
+    if isinstance(ended, BaseException):
+        return report_error(ended, debug=arguments.debug, json=arguments.json)
+    return show_set(ended, arguments)
