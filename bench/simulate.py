@@ -31,7 +31,7 @@ from recording import Recording, read_recording
 from atune.engine.search.devices import Figures
 from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
 from atune.engine.search.prior import columns, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, check_name, chosen, learns, make_strategy, uses_prior
+from atune.engine.search.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
@@ -235,7 +235,7 @@ def simulate(
 
     Raises `UsageError` for a name that no strategy has, or whose library is not installed.
     """
-    check_name(strategy)
+    check_given(strategy)
     figures = figures_for(recording.target, recording.devices)
     known = fields_of_facts(recording.facts, figures) if prior and uses_prior(strategy, len(recording.configs)) else {}
     if strategy == AUTO:

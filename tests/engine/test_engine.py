@@ -17,8 +17,6 @@ from fake_runs import Run, finish, valley
 
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
-from atune.engine.search.interface import Searched
-from atune.engine.search.strategies import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.errors import DevicesLost, NoWinner, WorkloadError
 from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.events import (
@@ -108,7 +106,8 @@ async def test_the_group_size_asked_for_is_kept(pipeline: bool) -> None:
 
 async def test_a_stuck_device_holds_the_compilers_back() -> None:
     """While the device does not come back, at most the streams' worth of candidates is lowered and built."""
-    machine = FakeMachine(600, Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001), workers=3)
+    script = Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001)
+    machine = FakeMachine(600, script, workers=3, default=0)
     seen: list[tuple[int, int]] = []
 
     def listen(event: Event) -> None:
@@ -282,20 +281,6 @@ async def test_a_budget_in_seconds(pipeline: bool) -> None:
         if final == pipeline:
             break
     assert final == pipeline == (result.best is not None)  # without the pipeline nothing was measured in time
-
-
-@pytest.mark.parametrize("total", [1, 64, 65, 100, 288, 1001])
-def test_exhaustive_proposes_all_and_spreads_large_spaces(total: int) -> None:
-    strategy = Exhaustive(Searched({index: {} for index in range(total)}))
-    order = [index for index in iter(strategy.ask, None) if index is not None]
-    assert sorted(order) == list(range(total)) and order[0] == 0
-    if total <= LARGE:
-        assert order == sorted(order)
-        return
-    rows = sum(b == a + 1 for a, b in pairwise(order))
-    assert rows >= total * (NEIGHBOURHOOD - 1) // NEIGHBOURHOOD - 1  # neighbours follow each other
-    early = sorted(order[: total // 2])
-    assert max(b - a for a, b in pairwise(early)) <= total // 3  # no part is unseen for long
 
 
 async def test_events_come_whole_to_readers_who_come_early_late_and_afterwards() -> None:

@@ -13,7 +13,7 @@ from atune.engine.search import forest
 from atune.engine.search import strategies as choosing
 from atune.engine.search.encoding import Encoding
 from atune.engine.search.interface import Guarded, Searched, Strategy
-from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy, spread_order
+from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 
@@ -44,7 +44,7 @@ def outcome_of(index: int) -> tuple[int, float | None, str]:
     return index, latency, "" if latency is not None else "timeout"
 
 
-def play(strategy: Strategy, tries: int, behind: int = 3) -> Iterator[tuple[str, Any]]:
+def play(strategy: Strategy | Guarded, tries: int, behind: int = 3) -> Iterator[tuple[str, Any]]:
     """Ask and tell with `behind` candidates outstanding, and yield each call."""
     outstanding: list[int] = []
     for _ in range(tries):
@@ -70,25 +70,24 @@ def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
         assert one != list(play(made(name, 6, budget=30), 36))
 
 
-def asked(strategy: Strategy) -> list[int]:
-    return list(iter(strategy.ask, None))
-
-
-def test_exhaustive_begins_with_the_neighbourhoods_of_the_best_estimates_and_then_takes_all() -> None:
-    configs: dict[int, Config] = {index: {"x": index} for index in range(200) if index != 131}
-    prior = {index: 5.0 for index in configs if index % 3} | {77: 1.0, 130: 2.0, 129: 2.5, 8: 3.0}
-    order = asked(make_strategy("exhaustive", Searched(configs, 0, prior=prior)))
-    first = [*range(72, 80), *range(128, 131), *range(132, 136), *range(8, 16)]  # a tenth of 25 blocks, rounded up
-    whole: dict[int, Config] = {index: {"x": index} for index in range(200)}
-    rest = asked(make_strategy("exhaustive", Searched(whole, 0)))
-    assert order == first + [index for index in rest if index not in {*first, 131}]
+def test_exhaustive_takes_a_small_space_in_its_order_and_a_large_one_by_the_estimates() -> None:
+    configs: dict[int, Config] = {index: {"x": index} for index in range(200)}
+    prior = {index: float(index % 50) for index in configs if index % 3}
+    order, small = (
+        list(iter(make_strategy("exhaustive", Searched(some, 0, prior=prior)).ask, None))
+        for some in (configs, dict(islice(configs.items(), 64)))
+    )
+    assert sorted(order) == list(configs) and small == list(range(64))
+    assert [prior.get(index, 99.0) for index in order] == sorted(prior.get(index, 99.0) for index in configs)
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_everything_is_asked_for_once_and_then_nothing(name: str) -> None:
+def test_everything_is_asked_for_once_what_is_advised_first_and_then_nothing(name: str) -> None:
     few = dict(islice(CONFIGS.items(), 60))
-    asked = [what for call, what in play(make_strategy(name, Searched(few)), 10_000) if call == "ask"]
-    assert sorted(asked) == sorted(few)
+    searched = Searched(few, 0, 40, advised=[*few][10:14])
+    strategy = Guarded(make_strategy(name, searched), few, searched.first)
+    asked = [what for call, what in play(strategy, 10_000) if call == "ask"]
+    assert sorted(asked) == sorted(few) and asked[:4] == searched.first
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
@@ -116,6 +115,27 @@ def test_a_prior_orders_the_first_batch() -> None:
     prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
     asked = made("forest", prior=prior).ask()
     assert asked is not None and CONFIGS[asked] == BEST
+    rank = {index: float(rank) for rank, index in enumerate(CONFIGS)}
+    searched = Searched(CONFIGS, prior=rank, advised=[50, 60])
+    strategy = Guarded(make_strategy("forest", searched), CONFIGS, searched.first)
+    assert [strategy.ask() for _ in range(7)] == [50, 60, 0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("budget", [None, 60])
+def test_the_forest_learns_from_its_own_outcomes_alone(budget: int | None) -> None:
+    """It asks the same whether advised candidates are the best here or the worst, until it looks around the best."""
+    wrong = sorted(CONFIGS, key=lambda index: -(latency_of(CONFIGS[index]) or 0))[:4]
+    asked: list[list[int]] = []
+    for factor in (0.5, 20.0):
+        searched, order = Searched(CONFIGS, 0, budget, advised=wrong), list[int]()
+        strategy = Guarded(make_strategy("forest", searched), CONFIGS, searched.first)
+        for _ in range(60 if budget is None else 60 - int(forest.POLISHED * budget)):
+            index = strategy.ask()
+            assert index is not None
+            order.append(index)
+            strategy.tell(index, factor if index in wrong else latency_of(CONFIGS[index]))
+        asked.append(order)
+    assert asked[0] == asked[1] and asked[0][: len(wrong)] == wrong
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -131,12 +151,13 @@ def test_the_forest_learns_what_fails_next_to_the_best(seed: int) -> None:
     assert sum(size > 21 for size in sizes[40:]) <= 16 and 21 in sizes
 
 
-def test_each_place_comes_once_and_constraints_leave_draws_spread() -> None:
-    admitted = [digits for digits in itertools.product(range(16), repeat=3) if sum(digits) % 7 == 0]
-    orders = [list(spread_order(admitted, [16] * 3, seed)) for seed in (1, 1, 2)]
-    assert sorted(orders[0]) == list(range(len(admitted))) and orders[0] == orders[1] != orders[2]
-    ten = [admitted[position] for position in orders[0][:10]]
-    assert all(len({digits[axis] for digits in ten}) >= 8 for axis in range(3))
+def test_each_candidate_comes_once_and_constraints_leave_draws_spread() -> None:
+    digits = [each for each in itertools.product(range(16), repeat=3) if sum(each) % 7 == 0]
+    encoding = Encoding([dict(zip("abc", each, strict=True)) for each in digits])
+    orders = [list(encoding.spread_order(seed)) for seed in (1, 1, 2)]
+    assert sorted(orders[0]) == list(range(len(digits))) and orders[0] == orders[1] != orders[2]
+    ten = [digits[candidate] for candidate in orders[0][:10]]
+    assert all(len({each[axis] for each in ten}) >= 8 for axis in range(3))
 
 
 @pytest.mark.parametrize(("budget", "most"), [(12, 4), (29, 4), (48, 6), (64, 8), (400, 8), (None, 8)])
@@ -195,25 +216,22 @@ def test_a_bad_strategy_is_refused_in_one_message(answers: tuple[Any, ...], mess
     ("given", "message"),
     [
         ("best", "strategy 'best' is unknown; there is auto, exhaustive"),
-        (Bad, "strategy Bad is a class"),
-        (object(), "it has no ask and no tell and no name"),
+        (Bad, "give a name, or an object with a name"),
+        (object(), "give a name, or an object with a name"),
         (type("Named", (Bad,), {"name": "forest"})(), "atune has a strategy of that name"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_given(given, pipeline=True)
-
-
-def test_a_strategy_that_learns_needs_to_measure_meanwhile() -> None:
-    with pytest.raises(UsageError, match="pipeline=False"):
-        check_given("forest", pipeline=False)
+        check_given(given)
 
 
 def test_without_scikit_learn_the_forest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forest, "available", lambda: False)
     with pytest.raises(UsageError, match=r"pip install scikit-learn$"):
-        check_given("forest", pipeline=True)
+        check_given("forest")
+    with pytest.raises(UsageError, match="pipeline=False"):
+        check_given("forest", pipeline=False, library=False)
     assert chosen(1000, 100, limited=True) == "random" and chosen(1000, 100, limited=True, prior=True) == "prior"
 
 

@@ -1,7 +1,9 @@
-"""Encodes configurations as numbers, and finds their neighbours along the axes."""
+"""Encodes configurations as numbers, finds their neighbours along the axes, and draws them so that values spread."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
 _ABSENT = object()
 """Marks configurations that have no value on an axis."""
+SPREAD = 4096
+"""How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
+TRIES = 48
+"""If a drawn point is no candidate, the one with the rarest values of this many others replaces it."""
 MOST_COLUMNS = 256
 """An axis without order gets a column for each of at most this many values."""
 
@@ -80,6 +86,37 @@ class Encoding:
             yield range(here + 1, len(axis.values))
         else:
             yield from ([other] for other in range(len(axis.values)) if other != here)
+
+    def spread_order(self, seed: int) -> Iterator[int]:
+        """Yield each candidate once: first those that have each value of each axis about equally often, then the rest.
+
+        Each axis is drawn in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979): a round
+        has each value once. Where a drawn point is no candidate, one of `TRIES` drawn ones takes its place.
+        """
+        rng = random.Random(seed)
+        left = list(range(len(self.places)))
+        rng.shuffle(left)
+        lengths = [len(axis.values) for axis in self.axes]
+        seen, counts, rounds = set[int](), [Counter[int]() for _ in lengths], [list[int]() for _ in lengths]
+
+        def met(candidate: int) -> int:
+            """Return how often a candidate's values were drawn, those of long axes weighing more."""
+            place = self.places[candidate]
+            return sum(count[digit] * length for count, digit, length in zip(counts, place, lengths, strict=True))
+
+        for _ in range(min(SPREAD, len(left) // 4)):
+            for values, length in zip(rounds, lengths, strict=True):
+                values.extend([] if values else rng.sample(range(length), length))
+            found = self.at.get(tuple(values.pop() for values in rounds))
+            if found is None or found in seen:
+                drawn = [candidate for candidate in rng.choices(left, k=TRIES) if candidate not in seen]
+                found = min(drawn, key=met, default=None)
+            if found is not None:
+                seen.add(found)
+                for count, digit in zip(counts, self.places[found], strict=True):
+                    count[digit] += 1
+                yield found
+        yield from (candidate for candidate in left if candidate not in seen)
 
     @cached_property
     def features(self) -> NDArray[np.float64]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from atune.engine.search.encoding import Encoding, more_columns
 from atune.engine.search.interface import DUPLICATE, Searched, by_prior
-from atune.engine.search.strategies import spread_order
 from atune.model.requirements import lacks
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ class Forest:
         """Draw the first candidates without a prior: spread under a small budget, of which they are a large share."""
         if self.budget is None or self.budget >= EARLY:
             return self.drawn(rng, count)
-        order = spread_order(self.encoding.places, [len(axis.values) for axis in self.encoding.axes], self.seed)
+        order = self.encoding.spread_order(self.seed)
         return list(islice((candidate for candidate in order if candidate not in self.asked), count))
 
     def _rows(self, searched: Searched) -> NDArray[np.float32]:

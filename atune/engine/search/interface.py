@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from atune.errors import StrategyError, UsageError, name_and_message
+from atune.errors import StrategyError, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config
@@ -58,14 +58,13 @@ class Searched:
     budget: int | None = None
     prior: Mapping[int, float] | None = None
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    default: int | None = None
     advised: Sequence[int] = ()
 
     @property
     def first(self) -> list[int]:
         """Those that are tried before all others."""
         return [*([] if self.default is None else [self.default]), *self.advised]
-
-    default: int | None = None
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
@@ -76,20 +75,6 @@ def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
         return value if value == value else float("inf")
 
     return sorted(indices, key=estimate)
-
-
-def check_strategy(strategy: object) -> None:
-    """Raise `UsageError` where `strategy` is no object that keeps the protocol."""
-    name = getattr(strategy, "name", None)
-    lacking = [method for method in ("ask", "tell") if not callable(getattr(strategy, method, None))]
-    if isinstance(strategy, type):
-        raise UsageError(f"strategy {strategy.__name__} is a class: give an object of it, {strategy.__name__}(…)")
-    if lacking or not (isinstance(name, str) and name):
-        missing = [*lacking, *([] if isinstance(name, str) and name else ["name"])]
-        raise UsageError(
-            f"strategy {strategy!r}: it has no {' and no '.join(missing)}; give a name, or an object with a name "
-            "(text), ask() and tell(index, latency_ms, reason)"
-        )
 
 
 class Guarded:

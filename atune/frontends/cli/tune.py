@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from atune.engine.search.strategies import check_name
+from atune.engine.search.strategies import check_given
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes
@@ -114,8 +114,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
     def given(kind: type[Any]) -> dict[str, Any]:
         return {field.name: getattr(arguments, field.name) for field in with_flags(kind)}
 
-    if arguments.strategy is not None:
-        check_name(arguments.strategy)
+    check_given(arguments.strategy)
     return {
         **checked("", given(TuneOptions), TuneOptions),
         "devices": device_names(arguments.devices),

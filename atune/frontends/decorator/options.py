@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
-from atune.engine.search.strategies import check_known
+from atune.engine.search.strategies import check_given
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
@@ -268,6 +268,5 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
-    if run.get("strategy") is not None:
-        check_known(run["strategy"])  # its library is asked for once a call tunes
+    check_given(run.get("strategy"), library=False)  # its library is asked for once a call tunes
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
