@@ -102,7 +102,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("autotune(tuning)", "n_repeat", 0, "n_repeat must be a whole number >= 1, got 0"),
     ("autotune(tuning)", "budget", "soon", "budget 'soon'"),
     ("autotune(tuning)", "strategy", "nope", "strategy 'nope' is unknown; there is auto, exhaustive"),
-    ("autotune(tuning)", "strategy", NoStrategy(), "it has no ask and no tell"),
+    ("autotune(tuning)", "strategy", NoStrategy(), "give a name, or an object with a name"),
     ("autotune(tuning)", "seed", "3", "seed must be a whole number, got '3'"),
     ("autotune(tuning)", "prior", 3, "prior must be True or False, got 3"),
     # a run
