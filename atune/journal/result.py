@@ -73,23 +73,16 @@ def _scatter(contenders: MeasuredOn) -> list[str]:
 
 
 def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
-    """Return a sentence on clocks that were lowered, or else that moved."""
+    """Return a sentence on clocks that moved, or were lowered."""
     seen = [timing.conditions for timing in timings if timing.conditions is not None]
     clocks = [one.sm_mhz for one in seen if one.sm_mhz]
-    moved = ""
-    if clocks and max(clocks) > min(clocks) * (1 + CLOCK_LIMIT):
-        moved = f" between {min(clocks)} and {max(clocks)} MHz"
-    lowered = [set(one.throttle).difference(CHOSEN) for one in seen]
-    count = sum(bool(reasons) for reasons in lowered)
-    if count:
-        why = ", ".join(sorted(set().union(*lowered)))
-        return [
-            f"device {device} had lowered its clocks{moved} at {count} of {len(seen)} timings ({why}). Cool it, raise "
-            "its power limit, or lock lower clocks with nvidia-smi -lgc; then tune again"
-        ]
-    if moved:
-        return [f"device {device}'s clock moved{moved}: lock it with nvidia-smi -lgc, then tune again"]
-    return []
+    reasons = {reason for one in seen for reason in one.throttle}.difference(CHOSEN)
+    moved = clocks and max(clocks) > min(clocks) * (1 + CLOCK_LIMIT)
+    if not moved and not reasons:
+        return []
+    what = f"moved between {min(clocks)} and {max(clocks)} MHz" if moved else "was lowered"
+    why = f" ({', '.join(sorted(reasons))}): cool it, raise its power limit, or" if reasons else ":"
+    return [f"device {device}'s clock {what}{why} lock it with nvidia-smi -lgc, then tune again"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -56,7 +56,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return it as a line of text; empty if nothing is known."""
         rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
         parts = [
-            rate_text(rate, unit) + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
+            _rate_text(rate, unit) + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
             for rate, unit, share in rates
             if rate is not None
         ]
@@ -105,9 +105,9 @@ def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofl
     )
 
 
-def rate_text(rate: float, unit: str, digits: int = 4) -> str:
+def _rate_text(rate: float, unit: str) -> str:
     """Return a rate of 10^9 `unit` with its prefix, such as ``756.9 TFLOP/s``."""
-    return f"{rate / 1e3:.{digits}g} T{unit}" if rate >= 1e3 else f"{rate:.{digits}g} G{unit}"
+    return f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}"
 
 
 def operand_rate(dtype: str) -> float:

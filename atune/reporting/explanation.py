@@ -19,8 +19,7 @@ from atune.model.candidate import describe_config, printable
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.measurement import Timing
 from atune.reporting.export import occupancy, outcome
-from atune.reporting.headline import DEFAULTS
-from atune.reporting.summary import failure_groups
+from atune.reporting.summary import DEFAULTS, failure_groups
 
 Facts = list[tuple[str, str]]
 REPEATED = 2.0

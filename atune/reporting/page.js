@@ -158,7 +158,6 @@ const PARTS = {
     for (const note of part.notes) write(add(made, "p"), note);
     const origin = add(made, "p", { class: "soft" });
     part.origin.forEach((text, i) => { if (i) origin.append(" · "); write(add(origin, "span", { class: "word" }), text); });
-    if (part.command) { origin.append(" · "); write(add(origin, "code"), part.command, true); }
     const counts = add(parent, "p", {}, `${part.total}: `);
     part.counts.forEach(([text, bad], i) => { if (i) counts.append(", "); add(counts, "b", { class: bad ? "word bad" : "word" }, text); });
   },
@@ -215,7 +214,7 @@ const PARTS = {
   plot(parent, part) { section(parent, part).dataset.plot = ""; },
 
   pair(parent, part) {
-    const made = part.title ? section(parent, part) : parent, pair = add(made, "div", { class: "pair" });
+    const pair = add(parent, "div", { class: "pair" });
     for (const one of part.items) PARTS[one.kind](pair, one);
   },
 };

@@ -34,7 +34,6 @@ function levels(values, end, side) {
   ];
 }
 
-let brushes = {};
 const PLOTS = {
   search(width) {
     const steps = D.steps.map(([s, ms, tried, index]) => ({ s, ms, tried, index })), last = steps[steps.length - 1], end = Math.max(D.end_s, last.s);
@@ -113,23 +112,12 @@ const PLOTS = {
     });
     const lines = d3.select(svg).selectAll(".lines path"), held = new Map();
     const x = k => svg.scale("x").apply(names[k]);
-    // Brushes are kept as what they hold, two latencies or texts of values, because a resized page is drawn anew.
-    const latency = y => Math.exp(range[0] + y * (range[1] - range[0])), height_of = ms => (Math.log(ms) - range[0]) / (range[1] - range[0] || 1);
-    const values = k => D.axes[k].labels.map((text, i) => ({ text, y: 1 - i / (D.axes[k].labels.length - 1) }));
-    const holds = ([k, [from, to]]) => [names[k], k === D.axes.length ? [latency(from), latency(to)] : values(k).filter(v => v.y >= from && v.y <= to).map(v => v.text)];
-    const span = (k, wanted) => {
-      const ys = k === D.axes.length ? wanted.map(height_of) : values(k).filter(v => wanted.includes(v.text)).map(v => v.y), step = k === D.axes.length ? 0 : .3 / (D.axes[k].labels.length - 1);
-      return ys.length ? [Math.max(top - 6, top + (Math.min(...ys) - step) * (bottom - top)), Math.min(bottom + 6, top + (Math.max(...ys) + step) * (bottom - top))] : null;
-    };
-    const before = brushes;
     names.forEach((name, k) => {
       const brush = d3.brushY().extent([[-14, top - 6], [14, bottom + 6]]).on("brush end", ({ selection }) => {
         if (selection) held.set(k, selection.map(v => (v - top) / (bottom - top))); else held.delete(k);
         lines.attr("visibility", (_, i) => [...held].every(([axis, [from, to]]) => { const y = place(shown[i], axis); return y >= from && y <= to; }) ? null : "hidden");
-        brushes = Object.fromEntries([...held].map(holds));
       });
-      const drawn = d3.select(svg).append("g").attr("transform", `translate(${x(k)},0)`).attr("class", "brush").call(brush);
-      if (before[name]) drawn.call(brush.move, span(k, before[name]));
+      d3.select(svg).append("g").attr("transform", `translate(${x(k)},0)`).attr("class", "brush").call(brush);
     });
     return svg;
   },

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from atune.errors import AtuneError
-from atune.journal.events import Event, RunStarted
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkStarted,
+    CandidateLowered,
+    CandidateMeasured,
+    Event,
+    FinalOrdered,
+    RunResumed,
+)
 from atune.journal.reader import JournalReader
-from atune.journal.result import Result
+from atune.journal.result import Record, Result
 from atune.journal.state import State
 from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE, printable
 from atune.model.device import DeviceInfo
-from atune.model.options import options_of
-from atune.model.roofline import Roofline, rate_text
-from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.explanation import facts_of
 from atune.reporting.export import ranking, rows, table
-from atune.reporting.headline import headline
 from atune.reporting.importance import Importance, axis_importance
-from atune.reporting.page import page
-from atune.reporting.plots import Timeline, host_of, plot_data, value_text
 from atune.reporting.progress import duration, shortened
-from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, summary_text
+from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, headline, summary_text
 
 GROUPS = 50
 """Most reasons for failures that the page has."""
@@ -103,19 +108,15 @@ def card(result: Result) -> dict[str, Any]:
         "shown": head.winner,
         "notes": notes,
         "origin": _origin(result),
-        "command": "" if result.header is None else command_of(result.header),
         "total": f"{result.total:,} {'candidate' if result.total == 1 else 'candidates'}",
         "counts": [[f"{n:,} {text}", text == "failed"] for name, text in names.items() if (n := getattr(result, name))],
     }
 
 
 def measured_on(devices: Sequence[DeviceInfo]) -> str:
-    """Return the devices' models for a heading: each with its count, and on how many hosts where there are several."""
-    hosts = {host_of(device.id) for device in devices}
-    if len(hosts) < 2:
-        return ", ".join(device.name for device in devices) or "no device"
+    """Return the devices' models for a heading, each with its count."""
     counts = Counter(device.name for device in devices)
-    return f"{', '.join(f'{count} × {name}' for name, count in counts.items())}, on {len(hosts)} hosts"
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items()) or "no device"
 
 
 def _origin(result: Result) -> list[str]:
@@ -127,36 +128,6 @@ def _origin(result: Result) -> list[str]:
     when = [f"{datetime.fromtimestamp(header.time, UTC):%Y-%m-%d %H:%M} UTC"] if math.isfinite(header.time) else []
     took = f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"
     return [f"{measured_on(result.devices)}, {target}", *when, took]
-
-
-def command_of(header: RunStarted) -> str:
-    """Return the command that starts such a run, with all settings that are not the default.
-
-    Empty where the workload came from no file.
-    """
-    if not header.origin:
-        return ""
-    words = ["atune", "tune", header.origin, "--strategy", header.strategy]
-    budget = _group(header, "budget")
-    for name, unit in (("candidates", ""), ("percent", "%"), ("seconds", "s")):
-        if isinstance(limit := budget.get(name), int | float):
-            words += ["--budget", f"{limit:g}{unit}"]
-    if seed := header.settings.get("seed"):
-        words += ["--seed", str(seed)]
-    for group, kind in (("compile", CompileSettings), ("benchmark", BenchmarkSettings)):
-        given = _group(header, group)
-        for name, field in options_of(kind).items():
-            value, flag = given.get(name, field.default), field.option.flag
-            if flag and value != field.default:
-                off = value is False and not flag.startswith("--skip-")
-                words.append(f"--no-{flag.removeprefix('--')}" if off else flag)
-                words += [] if isinstance(value, bool) else [str(value)]
-    return printable(shlex.join(words))
-
-
-def _group(header: RunStarted, name: str) -> Mapping[str, Any]:
-    found = header.settings.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _plots(result: Result, mattered: Importance | None, data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -283,15 +254,13 @@ def _cell(value: Any, title: str) -> Any:
 
 
 def _kernel(result: Result) -> list[dict[str, Any]]:
-    """Return the parts for the winner's facts, its roofline, and its source or the command that makes it again."""
+    """Return the parts for the winner's facts, and its source or the command that makes it again."""
     best, header = result.best, result.header
     if best is None or header is None:
         return []
-    facts = {"kind": "facts", "rows": facts_of(best, header.target.arch, result.all_records)}
-    lines = [] if result.roofline is None else _roofline_rows(result.roofline)
-    heads = ["roofline", "rate", "of the device's nominal peak"]
-    tables = [part for part in (facts, {"kind": "facts", "heads": heads, "rows": lines}) if part["rows"]]
-    kernel = {"kind": "pair", "id": "kernel", "title": "The winner's kernel", "items": tables}
+    facts = facts_of(best, header.target.arch, result.all_records)
+    facts += [] if result.roofline is None else [("roofline", result.roofline.describe())]
+    kernel = {"kind": "facts", "id": "kernel", "title": "The winner's kernel", "rows": facts}
     source = {"kind": "source", "id": "source", "title": "The winner's source"}
     try:
         text = result.kernel_source
@@ -303,23 +272,6 @@ def _kernel(result: Result) -> list[dict[str, Any]]:
     more = [] if len(text) <= SOURCE else [f"… {len(text) - SOURCE:,} more characters"]
     return [kernel, {**source, "summary": f"{text.count(chr(10)):,} lines, as compiled",
                      "written": [*text[:SOURCE].splitlines(), *more]}]  # fmt: skip
-
-
-def _roofline_rows(found: Roofline) -> list[list[Any]]:
-    """Return how near the winner comes to the device's peaks, with bars."""
-    rates = (("tensor cores", found.gflops_s, "FLOP/s", found.compute_share, "compute"),
-             ("memory", found.gbytes_s, "B/s", found.memory_share, "memory"))  # fmt: skip
-    lines = list[list[Any]]()
-    for what, rate, unit, share, bound in rates:
-        if rate is None:
-            continue
-        limit = ", which bounds it" if found.bound == bound else ", from a cache" if found.bound == "cache" else ""
-        bar: Any = "–"
-        if share is not None:
-            bar = _bar(share, f"{100 * share:.0f}")
-            bar["text"] += limit
-        lines.append([what, rate_text(rate, unit).replace(" ", "\u00a0"), bar])
-    return lines
 
 
 def environment(result: Result) -> list[tuple[str, str]]:
@@ -345,3 +297,198 @@ def _setting(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, item in value.items() if (text := _setting(item)))
     return "" if value is None else json.dumps(value, default=str)
+
+
+CANDIDATES = 5000
+"""Most candidates that the plots show, fastest first."""
+LONG = 24
+"""Characters of an axis value from which on a plot cuts it."""
+SPANS = 3000
+"""Most spans that the timeline draws. A longer run shows its longest spans."""
+
+Span = tuple[str, float, float, str]
+
+
+def plot_data(result: Result, mattered: Importance | None, timeline: Timeline) -> dict[str, Any]:
+    """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
+    measured = by_latency(result.all_records)
+    axes = _axes([record for record in measured if record is not result.baseline], mattered)
+    final = {entry.index for entry in result.final}
+    places = [{label: i for i, label in enumerate(axis["labels"])} for axis in axes]
+    rows = [
+        [r.index, r.latency_ms, int(r.index in final)]
+        + [place.get(_label(r, axis["name"])) for axis, place in zip(axes, places, strict=True)]
+        for r in measured[:CANDIDATES]
+    ]
+    default = result.default
+    return {
+        "axes": [{"name": axis["name"], "labels": _cut(axis["labels"])} for axis in axes],
+        "candidates": rows,
+        "left_out": len(measured) - len(rows),
+        "winner": result.best_index,
+        "latency_ms": result.latency_ms,
+        "reference_ms": drawable(result.reference_ms),
+        "default": None if default is None else default.index if default.same_as is None else default.same_as,
+        "default_ms": None if default is None else drawable(default.latency_ms),
+        "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in result.best_over_time if drawable(s.latency_ms)],
+        "end_s": result.wall_s,
+        "timeline": timeline.data(),
+    }
+
+
+def by_latency(records: Iterable[Record]) -> list[Record]:
+    """Return the measured records whose latency can be drawn, the fastest first."""
+    timed = (record for record in records if record.status == "measured" and drawable(record.latency_ms) is not None)
+    return sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
+
+
+def drawable(latency_ms: float | None) -> float | None:
+    """Return a latency that has a place on a logarithmic axis; None for any other."""
+    return latency_ms if latency_ms is not None and latency_ms > 0 and math.isfinite(latency_ms) else None
+
+
+def _axes(records: Sequence[Record], mattered: Importance | None) -> list[dict[str, Any]]:
+    """Return the axes of several values, those that mattered most first, each with its values in order, as text."""
+    names = list(mattered.shares) if mattered is not None else []
+    names += [name for name in dict.fromkeys(n for r in records for n in r.config) if name not in names]
+    axes = [{"name": n, "labels": in_order(r.config[n] for r in records if n in r.config)} for n in names]
+    return [axis for axis in axes if len(axis["labels"]) > 1]
+
+
+def in_order(values: Iterable[Any]) -> list[str]:
+    """Return values as text, each once: numbers by size, then the others."""
+    known = {value_text(value): value for value in values}
+
+    def place(label: str) -> tuple[bool, float, str]:
+        value = known[label]
+        number = isinstance(value, int | float) and math.isfinite(value)
+        return not number, value if number else 0.0, label
+
+    return sorted(known, key=place)
+
+
+def value_text(value: Any) -> str:
+    """Return an axis value as text: a text, a truth and None as they are, anything else as JSON."""
+    return printable(str(value) if isinstance(value, str | bool | None) else json.dumps(value, default=str))
+
+
+def _label(record: Record, name: str) -> str | None:
+    return value_text(record.config[name]) if name in record.config else None
+
+
+def _cut(labels: list[str]) -> list[str]:
+    """Return labels with the middle of long ones left out, as long as all still differ."""
+    short = [v if len(v) <= LONG else f"{v[: LONG // 2]}…{v[1 - LONG // 2 :]}" for v in labels]
+    return short if len(set(short)) == len(labels) else labels
+
+
+def host_of(device: str) -> str:
+    """Return the host in a device's id, such as ``node-0`` of ``node-0/1``; empty on one machine."""
+    return device.rpartition("/")[0]
+
+
+class Timeline:
+    """Collects the activities of each compile worker and device. Times are in seconds since the run's start."""
+
+    def __init__(self) -> None:
+        self.compile: dict[str, list[Span]] = {}
+        self.device: dict[str, list[Span]] = {}
+        self.parts: list[float] = []
+        self._started: dict[str, float] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in."""
+        match event:
+            case BenchmarkStarted():
+                self._started[event.device] = event.mono
+            case CandidateMeasured() | BenchmarkFailed():
+                since = self._started.pop(event.device, event.mono)
+                kind = "measure" if isinstance(event, CandidateMeasured) else "failed"
+                _span(self.device, event.device, kind, since, event.mono, f"candidate {event.index}")
+            case CandidateLowered():
+                since = max(0.0, event.mono - event.seconds)
+                _span(self.compile, event.worker, "lower", since, event.mono, f"candidate {event.index}")
+            case ArtifactBuilt():
+                n, since = len(event.indices), max(0.0, event.mono - event.seconds)
+                what = f"candidate {event.indices[0]}" if n == 1 else f"{n} candidates"
+                _span(self.compile, event.worker, "build", since, event.mono, what)
+            case FinalOrdered():  # it began when nothing compiled and nothing else was measured any more
+                ends = [spans[-1][2] for spans in (*self.compile.values(), *self.device.values())]
+                begun = min(max([0.0, *ends, *self.parts[-1:]]), event.mono)
+                what = f"of {len(event.entries)} candidates"
+                _span(self.device, event.device, "final", begun, event.mono, what)
+            case RunResumed():
+                self.parts.append(round(event.mono, 4))
+                self._started.clear()
+
+    def data(self) -> dict[str, Any]:
+        """Return the data of the page's drawing: a row for each worker and device, each host's next to each other."""
+
+        def place(row: tuple[str, list[Span]]) -> tuple[str, int, str]:
+            return host_of(row[0]), len(row[0]), row[0]  # sorts compile-10 after compile-9
+
+        devices = [(f"device {name}", spans) for name, spans in self.device.items()]
+        rows = sorted(self.compile.items(), key=place) + sorted(devices, key=place)
+        spans, text = [span for _, found in rows for span in found], ""
+        if len(spans) > SPANS:
+            least = sorted((span[2] - span[1] for span in spans), reverse=True)[SPANS - 1]
+            rows = [(name, [s for s in found if s[2] - s[1] >= least][:SPANS]) for name, found in rows]
+            text = f"Only the {SPANS:,} longest of {len(spans):,} spans are drawn."
+        end_s = max((span[2] for span in spans), default=0.0)
+        return {
+            "rows": [{"name": name, "spans": found} for name, found in rows],
+            "parts": self.parts,
+            "end_s": end_s,
+            "text": text,
+        }
+
+
+def _span(rows: dict[str, list[Span]], name: str, kind: str, since: float, until: float, what: str) -> None:
+    rows.setdefault(name, []).append((kind, round(since, 4), round(until, 4), what))
+
+
+LIBRARIES = ("d3", "plot.umd")
+"""The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""
+
+
+def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None = None) -> str:
+    """Return a page. `parts`: its sections, which PARTS of `page.js` draws by their ``kind``; empty ones are left out.
+
+    `plain`: the text for readers without a script. `data`: what the plots among the parts draw; None if there are none.
+    """
+    shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]
+    content = _safe({"title": title, "parts": shown, **(data or {})})
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    drawn = "begin();" if data is None else file_text("plots.js")
+    texts = {
+        "@TITLE@": escape(title),
+        "@PAGE@": f"<noscript><h1>{escape(title)}</h1><pre>{escape(plain)}</pre></noscript>",
+        # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
+        "@DATA@": text.replace("<", "\\u003c"),
+        "@LIBRARIES@": "" if data is None else "\n".join(map(_script, LIBRARIES)),
+        "@SCRIPT@": f"{file_text('page.js')}\n{drawn}",
+    }
+    template = file_text("report_page.html")
+    return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # texts may hold "@DATA@"
+
+
+def _safe(value: Any) -> Any:
+    """Return data that JSON has, its texts without control characters."""
+    if isinstance(value, Mapping):
+        return {printable(str(name)): _safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(item) for item in value]
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return "\u00a0".join(map(printable, str(value).split("\u00a0")))
+
+
+def _script(name: str) -> str:
+    """Return a library as a script element. It begins with its licence, which goes where the page goes."""
+    licence = file_text(f"vendored/{name.partition('.')[0]}.LICENSE")
+    return f"<script>/*\n{licence}*/\n{file_text(f'vendored/{name}.min.js')}</script>"
+
+
+def file_text(name: str) -> str:
+    """Return a file of this folder, such as the script of a page."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

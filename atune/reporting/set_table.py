@@ -13,10 +13,9 @@ from atune.errors import UsageError
 from atune.journal.set_folder import TunedProblem, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
-from atune.reporting.headline import no_winner_line
 from atune.reporting.screen import Line, plain
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
-from atune.reporting.summary import failure_groups, summary
+from atune.reporting.summary import failure_groups, no_winner_line, summary
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
 """Columns of the table, with decimals on the page."""
@@ -123,8 +122,7 @@ def set_report(folder: Path) -> str:
 
 def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
     """Return the page for the problems of a set; `folder` is where their journals lie."""
-    from atune.reporting.page import page
-    from atune.reporting.report import environment
+    from atune.reporting.report import environment, page
 
     begun = [row.result for row in rows if row.result is not None]
     kernel = next((result.header.workload for result in begun if result.header is not None), "a set")

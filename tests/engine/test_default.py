@@ -39,9 +39,8 @@ from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.export import export, table
-from atune.reporting.headline import default_line
 from atune.reporting.report import report
-from atune.reporting.summary import summary, summary_text
+from atune.reporting.summary import default_line, summary, summary_text
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio

@@ -10,12 +10,19 @@ from event_streams import Stream, write
 from atune.journal.events import BuildFailed
 from atune.journal.result import Result
 from atune.model.candidate import BASELINE
-from atune.model.roofline import Roofline
-from atune.reporting import headline
 from atune.reporting.export import table
-from atune.reporting.headline import comparison, default_line, latency_line, ties_line
 from atune.reporting.report import report
-from atune.reporting.summary import failure_groups, first_failure_lines, summary, summary_text
+from atune.reporting.summary import (
+    comparison,
+    default_line,
+    failure_groups,
+    first_failure_lines,
+    headline,
+    latency_line,
+    summary,
+    summary_text,
+    ties_line,
+)
 
 
 def folded(stream: Stream) -> Result:
@@ -49,7 +56,7 @@ def test_a_run_without_a_winner_reads_alike_everywhere(stream: Stream, text: str
 
 
 def test_the_first_line_compares_with_the_reference_and_the_second_with_the_default() -> None:
-    third, first, second = headline.headline(final_of(2.5, default=2)).lines
+    third, first, second = headline(final_of(2.5, default=2)).lines
     assert first == "latency    1 ms, 2.50 times faster than the reference (2.5 ms)"
     assert second == "           4.00 times faster than the default configuration (4 ms, 95 % interval 4.00–4.00)"
     assert third == "winner     block=0"
@@ -96,30 +103,6 @@ def test_without_a_final_the_line_names_the_first_timing() -> None:
 def test_without_a_reference_the_line_has_the_latency_alone() -> None:
     result = folded(Stream(total=1).ready().candidate(0, 1.0).finished())
     assert latency_line(result) == "1 ms by first timing" and result.reference_ratio is None
-
-
-@pytest.mark.parametrize(
-    ("roofline", "text"),
-    [
-        (None, "1 ms"),
-        (
-            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute"),
-            "1 ms; 757 TFLOP/s, 76 % of the nominal peak",
-        ),
-        (
-            Roofline(gflops_s=757, gbytes_s=500, compute_share=0.1, memory_share=0.5, bound="memory"),
-            "1 ms; 500 GB/s, 50 % of the nominal peak",
-        ),
-        (Roofline(gbytes_s=5000), "1 ms; 5 TB/s"),
-    ],
-)  # fmt: skip
-def test_the_rate_of_what_limits_the_problem_is_shown(
-    roofline: Roofline | None, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = final_of(2.5)
-    monkeypatch.setattr(Result, "roofline", roofline)
-    monkeypatch.setattr(Result, "reference_ms", None)
-    assert headline.latency_line(result) == text
 
 
 def test_ties_are_named_with_the_rule_that_chose() -> None:

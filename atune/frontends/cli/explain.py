@@ -169,7 +169,7 @@ def _lines(found: list[Record], sources: list[str], arch: str) -> list[str]:
     from atune.model.candidate import describe_config, printable
     from atune.reporting.explanation import differences, fact_lines
     from atune.reporting.export import aligned
-    from atune.reporting.headline import DEFAULTS
+    from atune.reporting.summary import DEFAULTS
 
     names = [describe_config(one.config) or DEFAULTS for one in found]
     if len(found) < MOST:
