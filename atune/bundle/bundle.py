@@ -171,14 +171,12 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
         raise WrongArguments(f"the kernel takes {inputs}, or all {most} parameters; got {len(arguments)} arguments")
     sizes: dict[str, int] = {}
     for position, argument in zip(given, arguments, strict=True):
-        param, reached = kernel.params[position], 3 * position
         try:
-            _check(param, argument, target, _home(arguments))
-            reached += 1
-            _bind_all(param, argument, sizes)
+            _check(kernel.params[position], argument, target, _home(arguments))
+            _bind_all(kernel.params[position], argument, sizes)
         except BundleError as misfit:
             first = type(misfit)(f"parameter {position}: {misfit}")
-            first.reached = reached + (reached % 3 and not isinstance(misfit, OutsideProblems))
+            first.reached = 2 * position + isinstance(misfit, WrongArguments)
             raise first from None
     return sizes
 

@@ -26,9 +26,7 @@ PLAIN = frozenset({int, float, bool})
 _OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
-_COMPARISONS = {
-    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
+_COMPARISONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt}
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
 """Beginnings of those flags in /proc/cpuinfo that name instructions for ``-march=native``."""
 LIBRARY = "libtvm_runtime.so"
@@ -112,9 +110,6 @@ def _c_launch(path: str, kernel: BundledKernel, sizes: Mapping[str, int]) -> Lau
     numbers = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and not _is_tensor(kernel, i)]
     dimensions = [sizes[what] if isinstance(what, str) else None for what in kernel.calls]
 
-    def launch_tensors(arguments: Sequence[Any]) -> None:
-        _check(kernel, function(*[tensor.data_ptr() for tensor in arguments]))
-
     def launch(arguments: Sequence[Any]) -> None:
         values: list[Any] = dimensions.copy()
         for slot, i in tensors:
@@ -126,7 +121,7 @@ def _c_launch(path: str, kernel: BundledKernel, sizes: Mapping[str, int]) -> Lau
         except ctypes.ArgumentError as error:
             raise WrongArguments(f"a number is of the wrong kind: {error}") from error
 
-    return launch_tensors if tensors == [(i, i) for i in range(len(kernel.calls))] else launch
+    return launch
 
 
 def _c_type(kernel: BundledKernel, what: int | str) -> Any:
@@ -174,19 +169,15 @@ def output_layout(
     param = kernel.params[position]
     if not param.shape:
         raise WrongArguments(f"output {position} has no dimensions and cannot be allocated: give every parameter")
-    try:
-        shape = [_value(size, sizes) for size in param.shape]
-        strides = contiguous(shape) if param.strides is None else [_value(stride, sizes) for stride in param.strides]
-    except KeyError as lacking:
-        text = lacking.args[0]
-        raise WrongArguments(f"output {position}: the inputs do not tell its {text!r}: give every parameter") from None
-    return shape, strides
+    declared, rank = [*param.shape, *(param.strides or ())], len(param.shape)
+    found = [value for size in declared if (value := size_of(size, sizes)) is not None]
+    if unknown := [size for size in declared if size_of(size, sizes) is None]:
+        raise WrongArguments(f"output {position}: the inputs do not tell its {unknown[0]!r}: give every parameter")
+    return found[:rank], contiguous(found[:rank]) if param.strides is None else found[rank:]
 
 
-def _value(size: int | str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a number, a name, or sums and products of these. Raises `KeyError` if a name is unknown."""
-    if not isinstance(size, str):
-        return size
+def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of a number, a name, or sums and products of these; None if a name is unknown."""
 
     def of(node: ast.expr) -> int:
         match node:
@@ -198,10 +189,12 @@ def _value(size: int | str, sizes: Mapping[str, int]) -> int:
                 return int(_OPERATORS[type(op)](of(left), of(right)))
         raise KeyError(size)
 
+    if not isinstance(size, str) or size.isidentifier():
+        return sizes.get(size) if isinstance(size, str) else size
     try:
-        return sizes[size] if size in sizes else of(ast.parse(size, mode="eval").body)
+        return of(ast.parse(size, mode="eval").body)
     except (KeyError, SyntaxError):
-        raise KeyError(size) from None
+        return None
 
 
 def this_cpu() -> dict[str, Any]:
@@ -241,7 +234,7 @@ def _check_package(name: str, wanted: str) -> None:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         raise WrongMachine(f"the bundle needs {name}: pip install '{name}{wanted}'") from None
-    for comparison, bound in re.findall(r"(>=|<=|==|!=|<|>)\s*([\d.]+)", wanted):
+    for comparison, bound in re.findall(r"(>=|<=|==|!=|<)\s*([\d.]+)", wanted):
         if not _COMPARISONS[comparison](_numbers(version), _numbers(bound)):
             raise WrongMachine(f"the bundle needs {name}{wanted}, and {version} is installed")
 

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import RESERVED, Config, normalise, thaw
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
-from atune.stages.measure.tensors import size_of
 from atune.workload.source_locations import located
 
 DYNAMIC, DTYPE, TORCH_DTYPE = "$dynamic", "$dtype", "$torch.dtype"

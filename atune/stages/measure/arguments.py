@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from atune.bundle.launch import size_of
 from atune.errors import InputsMissing, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam, Roles
 from atune.stages.measure.tensors import (
@@ -16,7 +17,6 @@ from atune.stages.measure.tensors import (
     extent,
     memory_of,
     same_bits,
-    size_of,
     torch_dtype,
     whole_of,
 )

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import operator
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atune.bundle import launch
 from atune.model.artifact import KernelParam
-from atune.workload.fingerprint import parse_expression
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
-
-
-def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None without one."""
-
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.Name(id=name):
-                return sizes[name]
-            case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATORS[type(op)](value(left), value(right))
-        raise KeyError(text)
-
-    try:
-        return sizes[text] if text in sizes else value(parse_expression(text).body)
-    except (KeyError, SyntaxError):
-        return None
 
 
 def device_type(target: str) -> str:
@@ -44,10 +19,7 @@ def device_type(target: str) -> str:
 @functools.cache
 def torch_dtype(name: str) -> Any:
     """Return torch's dtype for a TileLang dtype name, such as ``bfloat16`` or ``float8_e4m3fn``."""
-    import torch
-
-    names = {"float8_e4m3": "float8_e4m3fn", "bool": "bool", "uint1": "bool"}
-    dtype = getattr(torch, names.get(name, name), None)
+    dtype = launch.torch_dtype(name)
     if dtype is None:
         raise ValueError(f"torch has no dtype for TileLang's {name}")
     return dtype
@@ -220,7 +192,7 @@ class Outputs:
         declared, rank = _declared(self.params[i]), len(self.params[i].shape or ())
         found = []
         for size in declared:
-            value = size if isinstance(size, int) else size_of(size, known)
+            value = launch.size_of(size, known)
             if value is None:
                 raise ValueError(
                     f"output {i} is {list(declared)}, and the inputs do not tell {size!r}: give every parameter, "
