@@ -99,7 +99,7 @@ class Engine:
             default=plan.default_index,
         )  # fmt: skip
         proposing = ProposeStage(start, plan, scheduled, screen)
-        run.outcomes.tell = proposing.driver.add_outcome
+        run.outcomes.tell = proposing.add_outcome
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
@@ -130,7 +130,7 @@ class Engine:
             if (most := settings.budget.most(plan.total)) is not None and most < plan.total:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
-            proposing.driver.tell()
+            proposing.tell()
             await final.hold(await states.settle())
             until_ended.cancel_scope.cancel()
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
-from atune.engine.run_state import Outcome, Run
+from atune.engine.run_state import Outcome
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
@@ -36,13 +36,6 @@ ORDERING_S = 2.0
 """After this many seconds, the survey starts no more, where all candidates are tried and it only orders them."""
 
 
-def drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
-    """Return the candidates to survey. Any beginning of their order is spread over the space."""
-    order = list(candidates)
-    random.Random(seed).shuffle(order)
-    return order[:MOST]
-
-
 class Survey:
     """Elaborates `candidates` in chunks, on all workers, while `going_on` returns true.
 
@@ -52,7 +45,6 @@ class Survey:
     def __init__(self, candidates: Sequence[Candidate], going_on: Callable[[], bool]) -> None:
         self._left, self._suspects = deque(candidates), deque[Candidate]()
         self._going_on = going_on
-        self.candidates = {candidate.index: candidate for candidate in candidates}
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
         """Failures of candidates that cannot be elaborated, through their own fault."""
@@ -72,7 +64,10 @@ class Survey:
                 self._suspects.extend(chunk)
                 continue
             for answer in answers:
-                self._take(answer)
+                if isinstance(answer, Elaborated):
+                    self.facts[answer.index] = answer.facts
+                elif not answer.doubt:
+                    self.failures[answer.index] = answer
             self._left.extendleft(reversed(chunk[len(answers) :]))
 
     def _chunk(self, workers: int) -> list[Candidate]:
@@ -81,53 +76,93 @@ class Survey:
             return [self._suspects.popleft()]
         return [self._left.popleft() for _ in range(min(CHUNK, math.ceil(len(self._left) / (SHARES * workers))))]
 
-    def _take(self, answer: Elaborated | Failure) -> None:
-        if isinstance(answer, Elaborated):
-            self.facts[answer.index] = answer.facts
-        elif not answer.doubt:
-            self.failures[answer.index] = answer
-
 
 class ProposeStage:
-    """Proposes the candidates of a plan."""
+    """Proposes the candidates of a plan: tells the strategy of outcomes, and asks it for candidates.
+
+    Strategies that learn are asked in a thread.
+    """
 
     def __init__(self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen) -> None:
         self._start, self._run, self._plan, self._scheduled, self._screen = start, start.run, plan, scheduled, screen
-        self.driver = StrategyDriver(start.run, plan, scheduled, start.strategy)
+        self._strategy = start.strategy
+        """None until it is made, which may wait until the space is surveyed."""
+        self._learns = not isinstance(plan.given, str) or learns(plan.given)
+        self._most = AHEAD * scheduled.workers
+        self._outstanding = {candidate.index for candidate in plan.redo}
+        self._pending = deque[Outcome]()
 
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
-        run, plan, driver = self._run, self._plan, self.driver
+        run, plan = self._run, self._plan
         with propose:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 run.wake()
             for index in plan.begun:
                 await self._propose_further_layouts(index, propose)
-            if driver.strategy is None:
+            if (strategy := self._strategy) is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
-                driver.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+                strategy = self._strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
             if plan.baseline is not None and plan.baseline_left and not run.stopping:
                 await self._propose(plan.baseline, propose)
-            await self._ask(propose)
+            await self._propose_asked(strategy, propose)
             if self._start.settings.pipeline and self._screen.leaves_out:
                 await self._retry_left_out(propose)
             self._scheduled.proposing = False
         run.wake()
 
-    async def _ask(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        run, driver, count = self._run, self.driver, 0
+    async def _propose_asked(self, strategy: Guarded, propose: MemoryObjectSendStream[Candidate]) -> None:
+        run, count = self._run, 0
         while count < self._plan.proposable and not run.stopping:
-            await driver.turn()
-            index = None if run.stopping else await driver.ask()
+            await self._turn(strategy)
+            index = None if run.stopping else await self._ask(strategy)
             while index is not None and run.recorder.state.entry(index).key:
-                index = await driver.ask()  # it was proposed before, or failed in the survey
+                index = await self._ask(strategy)  # it was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_further_layouts(index, propose)
             count += 1
+
+    async def _ask(self, strategy: Guarded) -> int | None:
+        """Return the next index, or None. Raises `StrategyError`."""
+        if not self._learns:
+            return strategy.ask()
+        return await anyio.to_thread.run_sync(strategy.ask, abandon_on_cancel=True)
+
+    async def _turn(self, strategy: Guarded) -> None:
+        """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
+        self.tell()
+        while self._learns and not self._run.stopping and len(self._outstanding) >= strategy.limit(self._most):
+            if not self._scheduled.held:
+                self._scheduled.held = True
+                self._run.wake()
+            await self._run.changed()
+            self.tell()
+        self._scheduled.held = False
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Queue an outcome, which the strategy gets before it is asked again."""
+        self._pending.append(outcome)
+        self._outstanding.discard(outcome.index)
+        self._run.wake()
+
+    def tell(self) -> None:
+        """Tell the strategy of the queued outcomes. Raises `StrategyError`.
+
+        It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
+        """
+        state = self._run.recorder.state
+        while self._pending and self._strategy is not None:
+            outcome = self._pending.popleft()
+            index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
+            latency_ms, reason = outcome.latency_ms, ""
+            if latency_ms is None:
+                latency_ms, reason = latency_or_reason(state, index)
+            if index != BASELINE:
+                self._strategy.tell(index, latency_ms, reason)
 
     async def _retry_left_out(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose again what was left out as likely to lose, one of each code, if nothing else works."""
@@ -148,7 +183,7 @@ class ProposeStage:
     async def _propose(
         self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, further_layout: bool = False
     ) -> None:
-        self.driver.proposed(new.index)
+        self._outstanding.add(new.index)
         self._run.recorder.emit(
             CandidateProposed, index=new.index, key=new.key, config=new.config, further_layout=further_layout
         )
@@ -171,13 +206,13 @@ class ProposeStage:
         """
         run, recorder, settings = self._run, self._run.recorder, self._start.settings
         candidates, began = self._plan.candidates, recorder.elapsed_s
-        limits = [ORDERING_S] if self._plan.given == EXHAUSTIVE and self._tries_all() else []
+        tries_all = self._plan.proposable + len(proposed(recorder.state)) >= self._plan.total
+        limits = [ORDERING_S] if self._plan.given == EXHAUSTIVE and tries_all else []
         limits += [] if settings.budget.seconds is None else [SHARE_OF_TIME * settings.budget.seconds]
         until = began + min(limits, default=float("inf"))
-        survey = Survey(
-            drawn(list(candidates.values()), settings.seed),
-            going_on=lambda: not run.stopping and recorder.elapsed_s < until,
-        )
+        order = list(candidates.values())
+        random.Random(settings.seed).shuffle(order)  # any beginning is spread over the space
+        survey = Survey(order[:MOST], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
         await survey.run(workers, run.found_roles)
         figures = self._start.figures
         assert figures is not None, "without figures there is no survey"
@@ -190,63 +225,3 @@ class ProposeStage:
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
         recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **found)
         run.outcomes.sync_soon()
-
-    def _tries_all(self) -> bool:
-        """Tell whether the budget admits all candidates, so that a survey of them decides only their order."""
-        return self._plan.proposable + len(proposed(self._run.recorder.state)) >= self._plan.total
-
-
-class StrategyDriver:
-    """Tells the strategy of outcomes, and asks it for candidates. Strategies that learn are asked in a thread."""
-
-    def __init__(self, run: Run, plan: Plan, scheduled: CompileState, strategy: Guarded | None) -> None:
-        self._run, self._scheduled = run, scheduled
-        self.strategy = strategy
-        """None until it is made, which may wait until the space is surveyed."""
-        self._learns = not isinstance(plan.given, str) or learns(plan.given)
-        self._most = AHEAD * scheduled.workers
-        self._outstanding = {candidate.index for candidate in plan.redo}
-        self._pending = deque[Outcome]()
-
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Queue an outcome, which the strategy gets before it is asked again."""
-        self._pending.append(outcome)
-        self._outstanding.discard(outcome.index)
-        self._run.wake()
-
-    def proposed(self, index: int) -> None:
-        self._outstanding.add(index)
-
-    async def turn(self) -> None:
-        """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
-        assert self.strategy is not None
-        self.tell()
-        while self._learns and not self._run.stopping and len(self._outstanding) >= self.strategy.limit(self._most):
-            if not self._scheduled.held:
-                self._scheduled.held = True
-                self._run.wake()
-            await self._run.changed()
-            self.tell()
-        self._scheduled.held = False
-
-    async def ask(self) -> int | None:
-        """Return the next index, or None. Raises `StrategyError`."""
-        assert self.strategy is not None
-        if not self._learns:
-            return self.strategy.ask()
-        return await anyio.to_thread.run_sync(self.strategy.ask, abandon_on_cancel=True)
-
-    def tell(self) -> None:
-        """Tell the strategy of the queued outcomes. Raises `StrategyError`.
-
-        It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
-        """
-        state = self._run.recorder.state
-        while self._pending and self.strategy is not None:
-            outcome = self._pending.popleft()
-            index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
-            latency_ms, reason = outcome.latency_ms, ""
-            if latency_ms is None:
-                latency_ms, reason = latency_or_reason(state, index)
-            if index != BASELINE:
-                self.strategy.tell(index, latency_ms, reason)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -23,7 +22,7 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.forest import preload
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, chosen, learns, make_strategy, may_be_forest, uses_prior
+from atune.engine.search.strategies import AUTO, chosen, make_strategy, may_be_forest, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State
@@ -32,16 +31,12 @@ from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 
-AT_ONCE = 500
-"""Up to this many configurations, planning runs in the event loop; above, in a thread."""
-
 OF_THE_SPEC = (
     "origin", "fingerprint", "code", "problem", "kernel", "space", "total", "points", "default", "baseline", "refused",
     "no_default", "arguments", "asks", "flops", "bytes",
 )  # fmt: skip
 """What a header has of the workload's description, under the same names."""
 
-T = TypeVar("T")
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
@@ -172,7 +167,7 @@ class Start:
         prior = settings.prior and self.figures is not None
         name = settings.strategy_in(spec, before, self.figures)
         versions = self.machine.versions()
-        header = await computed(spec, partial(settings.header, spec, target, devices, versions, name))
+        header = settings.header(spec, target, devices, versions, name)
         started = RunStarted(seq=0, time=0, mono=0.0, **header)
         remarks, accepted, advice = list[str](), tuple[str, ...](), tuple[Advice, ...]()
         if before is None and settings.recall is not None:
@@ -187,18 +182,20 @@ class Start:
         elif settings.advise is not None:
             more, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices)
             advice += more
-        own = None if isinstance(settings.strategy, str) else settings.strategy
         default = spec.default if before is None else before.default
-        planning = partial(
-            planned, spec, state, own or name, seed=self._drawn_by, budget=settings.budget, default=default,
-            advice=advice, prior=prior,
-        )  # fmt: skip
-        plan = await computed(spec, planning)
-        most = settings.compile.layouts
-        self.layouts = await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
-        if not plan.to_survey:
-            quick = not learns(name)  # others may import libraries, and fit models
-            self.strategy = await computed(spec, partial(plan.strategy, state), quick=quick)
+        given = name if isinstance(settings.strategy, str) or settings.strategy is None else settings.strategy
+
+        def planning() -> Plan:
+            plan = planned(
+                spec, state, given, seed=self._drawn_by, budget=settings.budget, default=default, advice=advice,
+                prior=prior,
+            )  # fmt: skip
+            self.layouts = layout_choice(spec, plan.candidates, settings.compile.layouts)
+            if not plan.to_survey:
+                self.strategy = plan.strategy(state)
+            return plan
+
+        plan = await anyio.to_thread.run_sync(planning, abandon_on_cancel=True)
         if before is not None and finished(state, settings.budget) and plan.empty:
             return None
         await self.machine.prepare(plan.to_compile)
@@ -222,13 +219,6 @@ class Start:
         for index, device in plan.suspects.items():
             message = "suspect: the whole program died twice while this candidate was being measured"
             emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
-
-
-async def computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:
-    """Return the result of `compute`. It runs in a thread if it may take long, to keep the event loop free."""
-    if len(spec.configs) <= AT_ONCE and quick:
-        return compute()
-    return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
 
 
 PARTS = ("kernel", "target", "device", "versions", "settings")
@@ -447,7 +437,7 @@ def _differences(
     for group, names in MEASURING.items():
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
-            if name in one and _plain(one[name]) != _plain(other.get(name)):
+            if name in one and thaw({name: one[name]}) != thaw({name: other.get(name)}):
                 found.append(("settings", f"{name} was {one[name]!r} and is {other.get(name)!r}"))
     return found
 
@@ -457,10 +447,6 @@ def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(parts, (str, bytes)) or not isinstance(parts, Iterable) or not all(part in PARTS for part in parts):
         raise UsageError(f"accept: give some of {', '.join(PARTS)}, got {parts!r}")
     return tuple(parts)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _values(arguments: Mapping[str, Any]) -> str:
