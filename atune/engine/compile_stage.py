@@ -68,27 +68,22 @@ class CompilerStates:
         self.differs = False
         """Whether cicc's code differs from nvcc's in a state."""
         self._equal, self._seen = set[str](), set[str]()
-        self._due = list[tuple[Artifact, int]]()
+        self.due = list[tuple[Artifact, int]]()
         """Libraries to compare, with the tries that are left."""
         self.under_way = 0
         """How many comparisons are under way."""
-
-    @property
-    def due(self) -> bool:
-        """Whether a state waits for a worker that compares it."""
-        return bool(self._due)
 
     def saw(self, artifacts: Sequence[Artifact]) -> None:
         """Have the states of new libraries compared, unless they are known."""
         for artifact in artifacts:
             if artifact.state and not artifact.compared and artifact.state not in self._seen:
                 self._seen.add(artifact.state)
-                self._due.append((artifact, TRIES))
+                self.due.append((artifact, TRIES))
                 self.run.wake()
 
     async def compare(self, worker: CompileWorker) -> None:
         """Compare the next state that is due. If the worker is lost, another one tries."""
-        artifact, tries = self._due.pop(0)
+        artifact, tries = self.due.pop(0)
         self.under_way += 1
         try:
             answer = await worker.run(CompareJob(self.candidate(artifact.index), artifact))
@@ -103,7 +98,7 @@ class CompilerStates:
             raise
         except AtuneError as error:
             if tries > 1:
-                self._due.append((artifact, tries - 1))
+                self.due.append((artifact, tries - 1))
             else:
                 self._warn(artifact, f"could not be compared with nvcc's ({error})")
         finally:
@@ -115,7 +110,7 @@ class CompilerStates:
 
     async def settle(self) -> set[int]:
         """Wait until all states are compared, and return the candidates whose library must be built again."""
-        while self._due or self.under_way:
+        while self.due or self.under_way:
             await self.run.changed()
         artifacts = self.run.artifacts
         wrong = {index for index, artifact in artifacts.items() if self.differs and not artifact.plain}
@@ -219,7 +214,7 @@ class CompileStage:
         self.state.counts.busy += 1
         try:
             if isinstance(job, Lower):
-                await self._lower(worker, self._proposed())
+                await self._lower(worker, self._back.popleft() if self._back else self._proposals.receive_nowait())
             else:
                 await self._build(worker, job.group, job.reason)
         finally:
@@ -236,9 +231,6 @@ class CompileStage:
         finally:
             counts.lowering -= 1
             counts.seen += 1
-
-    def _proposed(self) -> Candidate:
-        return self._back.popleft() if self._back else self._proposals.receive_nowait()
 
     # ---- from lowered to built
 
@@ -295,7 +287,8 @@ class CompileStage:
         self.state.counts.building += 1
         try:
             plain = self._states is not None and self._states.differs
-            built = await worker.run(BuildJob(group, plain=plain, limit_s=self._limit_s(group)))
+            limit = limit_s(self.run.recorder.state, group, sum(map(self.state.work.of, group)), self._timeout_s)
+            built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:
             self.state.counts.building -= 1
         if isinstance(built, GroupFailed):
@@ -315,11 +308,6 @@ class CompileStage:
                 self._fail(worker, one)
         if good := [one for one in built if isinstance(one, Artifact)]:
             await self._hand_on(worker, good, reason)
-
-    def _limit_s(self, group: Sequence[Lowered]) -> float | None:
-        """Return the seconds after which compiling `group` is hopeless; None if the user's deadline applies."""
-        weight = sum(map(self.state.work.of, group))
-        return None if self._timeout_s is None else limit_s(self.run.recorder.state, group, weight, self._timeout_s)
 
     async def _hand_on(self, worker: CompileWorker, artifacts: Sequence[Artifact], reason: str) -> None:
         """Record a library, and hand on its `artifacts`."""
@@ -361,7 +349,7 @@ class CompileStage:
                 break
 
 
-def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float) -> float | None:
+def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float | None) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
     It follows each compiled candidate's share of its library's seconds, and grows with the group's `weight`, in
@@ -370,7 +358,7 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     """
     seen, header = state.compile_s, state.header
     default = None if header is None or header.default is None else state.first(header.default).index
-    if len(seen) < LEAST or [state.first(one.index).index for one in group] == [default]:
+    if most_s is None or len(seen) < LEAST or [state.first(one.index).index for one in group] == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     limit_s = max(FLOOR_S, FACTOR * usual_s * weight)

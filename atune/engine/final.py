@@ -26,55 +26,40 @@ CLOSE = 0.005
 """A finalist that is slower by more than this, by the median of the rounds, cannot win by its key."""
 
 
-def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: int) -> list[int]:
+def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
     """Return the contenders whose order is still open, the leader first. They are timed in further rounds.
 
-    Empty once each is known to be slower than the leader, or equally fast. `looks`: how often the order is examined at
-    most. Contenders with fewer samples than others were found slower before, and do not count.
+    Empty once each is known to be slower than the leader, or equally fast. Contenders with fewer samples than others
+    were found slower before, and do not count.
     """
     playing = _playing(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
-    level = 1 - MISTAKE / max(1, looks * (len(contenders) - 1))
+    level = _level(contenders)
     still = [i for i in playing if i != leader and _verdict(timings[i], timings[leader], level) == "open"]
     return [leader, *still] if still else []
 
 
-def equal_best(
-    timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], looks: int
-) -> list[int]:
-    """Return the leader and the contenders that are statistically tied with it, or as fast."""
-    playing = _playing(timings, contenders)
-    leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
-    level = 1 - MISTAKE / max(1, looks * (len(contenders) - 1))
-    return [
-        i
-        for i in playing
-        if i == leader
-        or (
-            _verdict(timings[i], timings[leader], level) != "slower"
-            and _ratio(timings[i], timings[leader]) <= 1 + CLOSE
-        )
-    ]
-
-
 def final_order(
-    timings: Mapping[int, Timing],
-    contenders: Sequence[int],
-    keys: Mapping[int, str],
-    looks: int,
-    default: int | None = None,
-) -> list[FinalEntry]:
-    """Return all entries, the winner first, the others by latency.
+    timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
+) -> tuple[list[FinalEntry], tuple[int, ...]]:
+    """Return all entries, the winner first, the others by latency; and which of them are as fast as the winner.
 
     The winner is the leader where its advantage holds, else the one of its equals with the smallest config key, so that
     runs repeat. It gives way to the `default` among the contenders, unless it is faster: its gain is more than `CLOSE`,
     and the 95 % interval of the gain excludes 1.
     """
-    winner = min(equal_best(timings, contenders, keys, looks), key=lambda i: keys[i])
+    playing = _playing(timings, contenders)
+    leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
+    equals = {leader}
+    for i in playing:
+        slower = _verdict(timings[i], timings[leader], _level(contenders)) == "slower"
+        if not slower and ratio_interval(timings[i], timings[leader])[1] <= 1 + CLOSE:
+            equals.add(i)
+    winner = min(equals, key=lambda i: keys[i])
     if default is not None and default in contenders and not _gains(timings[winner], timings[default]):
         winner = default
     rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))
-    return [FinalEntry(i, timings[i]) for i in (winner, *rest)]
+    return [FinalEntry(i, timings[i]) for i in (winner, *rest)], tuple(i for i in rest if i in equals)
 
 
 def finalists(
@@ -96,6 +81,10 @@ def _playing(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[i
     return [i for i in contenders if timings[i].n_samples == most]
 
 
+def _level(contenders: Sequence[int]) -> float:
+    return 1 - MISTAKE / max(1, LOOKS * (len(contenders) - 1))
+
+
 def _verdict(slow: Timing, fast: Timing, level: float) -> str:
     low, _, high = ratio_interval(slow, fast, level)
     if low >= 1 - TIE and high <= 1 + TIE:
@@ -106,10 +95,6 @@ def _verdict(slow: Timing, fast: Timing, level: float) -> str:
 def _gains(fast: Timing, slow: Timing) -> bool:
     """Tell whether `fast` is faster as a result says it: not «as fast», and not «statistically tied»."""
     return slow.latency_ms / fast.latency_ms >= 1 + CLOSE and ratio_interval(slow, fast)[0] > 1
-
-
-def _ratio(slow: Timing, fast: Timing) -> float:
-    return ratio_interval(slow, fast)[1]
 
 
 NO_FINAL = "no final: no device is left to time the finalists on"
@@ -253,13 +238,13 @@ class FinalStage:
 
         Default and reference are in every round, so that all that the winner is compared with is timed as it is.
         """
-        rounds, looks = self.benchmark.n_final_rounds, LOOKS
+        rounds = self.benchmark.n_final_rounds
         began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
         found, reference = await self._timed(worker, chosen, rounds)
         timings.update((e.index, e.timing) for e in found)
         default = self._default()
-        for _ in range(looks - 1):
-            playing = unsettled(timings, contenders, looks)
+        for _ in range(LOOKS - 1):
+            playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
             if default is not None and default in timings:
@@ -268,9 +253,7 @@ class FinalStage:
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
             reference = reference.and_more(more) if reference is not None and more is not None else reference
         keys = {i: self.state.entries[i].key for i in timings}
-        entries = final_order(timings, contenders, keys, looks, default)
-        equals = equal_best(timings, contenders, keys, looks)
-        return entries, tuple(e.index for e in entries[1:] if e.index in equals), reference
+        return *final_order(timings, contenders, keys, default), reference
 
     async def _timed(
         self, worker: DeviceWorker, finalists: Sequence[int], rounds: int

@@ -42,27 +42,15 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
                 if cancel:
                     tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        if error is None or _broken(group, error):
+        cancelled = anyio.get_cancelled_exc_class()
+        others = group.split(lambda one: one is error or isinstance(one, cancelled))[1]
+        if error is None or (others is not None and isinstance(error, cancelled)):
             raise
     if error is not None:
         try:
             raise error
         finally:
             del error  # its traceback holds this frame
-
-
-def _broken(group: BaseExceptionGroup[BaseException], error: BaseException) -> bool:
-    """Tell whether a background task failed, so that the body's `error` is only the cancellation that followed."""
-    cancelled = anyio.get_cancelled_exc_class()
-    others: list[BaseException] = []
-    queue: list[BaseException] = [*group.exceptions]
-    while queue:
-        one = queue.pop()
-        if isinstance(one, BaseExceptionGroup):
-            queue += one.exceptions
-        elif one is not error and not isinstance(one, cancelled):
-            others.append(one)
-    return bool(others) and isinstance(error, cancelled)
 
 
 Listener = Callable[[Event], None]
@@ -212,15 +200,12 @@ class Outcome:
     worker: str
 
 
-Tell = Callable[[Outcome], None]
-
-
 class Outcomes:
     """Acknowledges outcomes: reports them to the strategy and the listeners as soon as they are on the disk."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.tell: Tell = lambda outcome: None
+        self.tell: Callable[[Outcome], None] = lambda outcome: None
         """Tells the strategy of an outcome, once there is a strategy."""
         self._unsynced: deque[Outcome] = deque()
         self._to_sync = anyio.Event()

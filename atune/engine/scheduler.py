@@ -86,15 +86,6 @@ class CompileWork:
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return max(1.0, length / max(1, median), accumulators / REGISTERS)
 
-    def of_all(self, queue: Sequence[Lowered], enough: float = math.inf) -> float:
-        """Sum up the compile times of `queue`. Stops at `enough`."""
-        work = 0.0
-        for lowered in queue:
-            work += self.of(lowered)
-            if work >= enough:
-                break
-        return work
-
 
 @dataclass
 class CompileState:
@@ -159,7 +150,7 @@ class CompileState:
         if self.group_size is not None:
             if len(ready) >= self.group_size or not self._more_to_lower:
                 return self._build(ready, self.group_size, "group size as asked")
-        elif self.work.of_all(ready) >= (share := self._ready_share()):
+        elif self._work_of(ready) >= (share := self._ready_share()):
             return self._build(ready, share, "a worker's share of what is left")
         elif not self._more_to_lower:
             return self._build(ready, self._split(ready), "the rest, split over the free workers")
@@ -182,32 +173,36 @@ class CompileState:
     def _ready_share(self) -> float:
         """Return a worker's share of the work that is left, for likely winners, which devices should get soon."""
         earlier = self.counts.groups / self.workers if self.pipeline and self.devices else math.inf
-        return min(bounded(self._share(), earlier), self._even())
+        first = MIN_GROUP * (1 + earlier)  # the first groups are small, because devices wait for them
+        return min(max(MIN_GROUP, min(first, self._share())), self._even())
 
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
         shares = SHARES * self.workers if self.workers > 1 else 1.0
-        queues = self.queues
-        return min(MAX_GROUP, self._left_of(queues.ready + queues.deferred, LOWERING, MAX_GROUP * shares) / shares)
+        return min(MAX_GROUP, self._left_of(self.queues.ready + self.queues.deferred, LOWERING) / shares)
 
     def _even(self) -> int:
         """Return the largest group, in compiles, that leaves likely winners for each other free worker."""
         counts = self.counts
         free = max(1, self.workers - self.hints.resting - counts.building)
-        return max(1, math.ceil(self._left_of(self.queues.ready, 0.0, MAX_GROUP * free) / free))
+        return max(1, math.ceil(self._left_of(self.queues.ready, 0.0) / free))
 
-    def _left_of(self, known: Sequence[Lowered], lowering: float, enough: float) -> float:
+    def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
         """Sum up the work, in compiles, of `known` and of candidates still to lower, which take `lowering` more each.
 
-        The latter are assumed to be as heavy as the known ones. The sum over `known` stops at `enough`.
+        The latter are assumed to be as heavy as the known ones.
         """
-        work = self.work.of_all(known, enough)
+        work = self._work_of(known)
         each = work / len(known) if known else 1.0
         return work + (max(self._left, 0) + self.counts.lowering) * (each + lowering)
 
+    def _work_of(self, queue: Sequence[Lowered]) -> float:
+        """Sum up the compile times of `queue`, up to what is more than enough for all workers."""
+        return sum(map(self.work.of, queue[: 2 * MAX_GROUP * self.workers]))
+
     def _split(self, queue: Sequence[Lowered]) -> float:
         free = max(1, self.workers - self.counts.busy)
-        return min(MAX_GROUP, math.ceil(self.work.of_all(queue) / free))
+        return min(MAX_GROUP, math.ceil(self._work_of(queue) / free))
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
         """Take a group, the oldest first: at least one, up to `size` compiles. A size that the user gave counts
@@ -226,14 +221,6 @@ class CompileState:
         queue[:] = left
         self.counts.groups += 1
         return Build(tuple(group), reason)
-
-
-def bounded(share: float, earlier: float) -> float:
-    """Return the size of a group of likely winners, given a worker's `share` of the work that is left.
-
-    `earlier`: the groups so far for each worker. The first ones are small, because devices wait for them.
-    """
-    return max(MIN_GROUP, min(MAX_GROUP, MIN_GROUP * (1 + earlier), share))
 
 
 def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:

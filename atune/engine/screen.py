@@ -15,9 +15,9 @@ from atune.engine.run_state import Run
 from atune.errors import UsageError
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
-from atune.model.candidate import Candidate, Config
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
-from atune.model.layouts import COMPILER, Alternative, Choice, Passed, choose
+from atune.model.layouts import COMPILER, Alternative, Choice, choose
 from atune.workload.workload import WorkloadSpec
 
 LIKELY = "likely"
@@ -82,10 +82,9 @@ class Screen:
         if index == self._default:
             return Verdict("build")
         if self._layouts is not None:
-            if self._layouts.choice(state, index, limits) is None:
-                return Verdict("wait")
-            if (passed := self._layouts.passed(state, index, limits)) is not None:
-                return Verdict("prune", f"{LIKELY}: {passed.why}", likely=True, instead=passed.instead)
+            verdict = self._layouts.judge(state, index, limits)
+            if verdict.becomes != "build":
+                return verdict
         if not (why := why_last(lowered.facts)):
             return Verdict("build")
         return Verdict("prune", f"{LIKELY}: {why}", likely=True) if self._skips else Verdict("defer", why)
@@ -126,26 +125,22 @@ class LayoutChoice:
         """Return the candidates of one base configuration, `index` among them."""
         return self._groups[self._base(self._candidates[index])]
 
-    def choice(self, state: State, index: int, limits: DeviceLimits) -> Choice | None:
-        """Return what is chosen of the layouts that candidate `index` is one of; None until all of them are lowered."""
+    def judge(self, state: State, index: int, limits: DeviceLimits) -> Verdict:
+        """Judge a candidate whose code is its own: it waits until all layouts of its configuration are lowered.
+
+        Of layouts that come to the same code the first one stands for all.
+        """
         base = self._base(self._candidates[index])
         if base not in self._made:
             members = self._groups[base]
             if not all(state.entry(one).facts is not None or state.outcome(one) is not None for one in members):
-                return None
+                return Verdict("wait")
             self._made[base] = choose(self._alternatives(state, members, limits), self._most)
-        return self._made[base]
-
-    def passed(self, state: State, index: int, limits: DeviceLimits) -> Passed | None:
-        """Return what there is instead of a candidate whose layouts are chosen from; None where it is kept.
-
-        Of layouts that come to the same code the first one stands for all.
-        """
-        choice = self.choice(state, index, limits)
-        if choice is None:
-            return None
-        codes = {state.entry(one).code_key for one in choice.kept}
-        return None if state.entry(index).code_key in codes else choice.passed.get(self._first(state, index))
+        choice = self._made[base]
+        passed = choice.passed.get(self._first(state, index))
+        if passed is None or state.entry(index).code_key in {state.entry(one).code_key for one in choice.kept}:
+            return Verdict("build")
+        return Verdict("prune", f"{LIKELY}: {passed.why}", likely=True, instead=passed.instead)
 
     def _alternatives(self, state: State, members: Sequence[int], limits: DeviceLimits) -> list[Alternative]:
         own = {state.entry(one).code_key for one in members if self._own(one)}
@@ -167,16 +162,9 @@ class LayoutChoice:
         config = self._candidates[index].config
         return all(config.get(name) == COMPILER for name in self._axes)
 
-    def layout(self, index: int) -> Config:
-        """Return the part of a candidate's configuration that says its layout."""
-        return {name: value for name, value in self._candidates[index].config.items() if name in self._axes}
-
-    def rest(self, index: int) -> Config:
-        """Return the other part of a candidate's configuration."""
-        return {name: value for name, value in self._candidates[index].config.items() if name not in self._axes}
-
     def _base(self, candidate: Candidate) -> bytes:
-        return msgspec.json.encode(self.rest(candidate.index), order="deterministic")
+        rest = {name: value for name, value in candidate.config.items() if name not in self._axes}
+        return msgspec.json.encode(rest, order="deterministic")
 
 
 def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most: int | None) -> LayoutChoice | None:

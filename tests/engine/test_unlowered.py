@@ -37,7 +37,7 @@ async def test_a_kernel_that_the_cpu_cannot_have_ends_after_some_equal_failures(
 
 async def test_a_run_in_which_one_lowered_tries_all() -> None:
     lowered = {index: kind for index, kind in ALL.items() if index}
-    result = await tune(machine=WithoutGpu(100, Script(fails=lowered)))
+    result = await tune(machine=WithoutGpu(100, Script(fails=lowered), default=0))
     assert (result.measured, result.failed, result.remaining) == (1, 99, 0)
 
 

@@ -143,11 +143,7 @@ async def compiled(
         index, recorded = lowered.index, run.recorder.state
         if (same_as := codes.setdefault(lowered.code_key, index)) != index:
             return Verdict("duplicate", same_as=same_as)
-        if layouts is not None and layouts.choice(recorded, index, run.limits) is None:
-            return Verdict("wait")
-        if layouts is not None and (passed := layouts.passed(recorded, index, run.limits)) is not None:
-            return Verdict("prune", passed.why, instead=passed.instead)
-        return Verdict("build")
+        return Verdict("build") if layouts is None else layouts.judge(recorded, index, run.limits)
 
     async def deliver(artifact: Artifact) -> None:
         artifacts[artifact.index] = artifact
