@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -57,13 +56,7 @@ def event_log(log: EventLog) -> Callable[[Event], None]:
     """
     if not all(callable(getattr(log, name, None)) for name in ("bind", "debug", "info", "warning")):
         raise UsageError(f"log: give a logger of structlog, such as structlog.get_logger(), got {log!r}")
-    if inspect.iscoroutinefunction(log.info):
-        raise UsageError("log: its methods are called and not awaited: give a logger whose `info` is a plain function")
-
-    def write(event: Event) -> None:
-        _entry(log, event, _data(event))
-
-    return write
+    return lambda event: _entry(log, event, _data(event))
 
 
 def event_logger(stream: TextIO | None = None) -> Callable[[Event], None]:

@@ -13,7 +13,6 @@ from atune.model.candidate import BASELINE
 from atune.reporting.export import table
 from atune.reporting.report import report
 from atune.reporting.summary import (
-    comparison,
     default_line,
     failure_groups,
     first_failure_lines,
@@ -62,12 +61,6 @@ def test_the_first_line_compares_with_the_reference_and_the_second_with_the_defa
     assert third == "winner     block=0"
 
 
-def test_a_winner_slower_than_the_reference_is_called_slower() -> None:
-    result = final_of(0.4)
-    assert latency_line(result) == "1 ms, 2.50 times slower than the reference (0.4 ms)"
-    assert summary(result)["reference_ratio"] == 0.4
-
-
 def test_ratios_are_those_of_the_latencies_next_to_them() -> None:
     """Rounds scatter, so that the median of their ratios is another figure; its interval is kept."""
     stream = Stream(total=2, default=1).ready(3.0).candidate(0, 1.0).candidate(1, 2.0)
@@ -80,29 +73,23 @@ def test_ratios_are_those_of_the_latencies_next_to_them() -> None:
     assert default_line(result).startswith("6.00 times faster than the default configuration (6 ms,")
 
 
-def test_of_an_old_journal_too_a_line_has_one_latency_of_the_winner() -> None:
-    """There the reference was in the final's first rounds alone, and the machine may have moved after them."""
-    stream = Stream(total=1).ready(4.0).candidate(0, 5.0)
-    moved = folded(stream.final({0: [5.0] * 9 + [2.0] * 20}, [4.0] * 9).finished())
-    assert latency_line(moved) == "2 ms, statistically tied with the reference (4 ms)"
-    assert moved.reference_ratio == 2.0
+ONE = Stream(total=1).ready(2.0).candidate(0, 1.0)
+MOVED = Stream(total=1).ready(4.0).candidate(0, 5.0).final({0: [5.0] * 9 + [2.0] * 20}, [4.0] * 9)
+"""The reference was in the final's first rounds alone, and the machine moved after them."""
 
 
-def test_a_winner_that_the_noise_hides_is_not_called_faster() -> None:
-    assert comparison((0.99, 1.02, 1.05), "the reference") == "statistically tied with the reference"
-    assert comparison((0.999, 1.001, 1.003), "the reference") == "as fast as the reference"
-    assert comparison((1.01, 1.02, 1.03), "the reference") == "1.02 times faster than the reference"
-
-
-def test_without_a_final_the_line_names_the_first_timing() -> None:
-    result = folded(Stream(total=1).ready(2.0).candidate(0, 1.0).finished())
-    assert latency_line(result) == "1 ms by first timing, 2.00 times faster than the reference (2 ms)"
-    assert result.reference_ratio == 2.0 and result.ties is None
-
-
-def test_without_a_reference_the_line_has_the_latency_alone() -> None:
-    result = folded(Stream(total=1).ready().candidate(0, 1.0).finished())
-    assert latency_line(result) == "1 ms by first timing" and result.reference_ratio is None
+@pytest.mark.parametrize(
+    ("result", "text", "ratio"),
+    [
+        (final_of(0.4), "1 ms, 2.50 times slower than the reference (0.4 ms)", 0.4),
+        (folded(MOVED), "2 ms, statistically tied with the reference (4 ms)", 2.0),
+        (folded(ONE), "1 ms by first timing, 2.00 times faster than the reference (2 ms)", 2.0),
+        (folded(Stream(total=1).ready().candidate(0, 1.0)), "1 ms by first timing", None),
+    ],
+    ids=["slower", "tied", "without a final", "without a reference"],
+)
+def test_how_the_winner_compares_with_the_reference_is_said(result: Result, text: str, ratio: float | None) -> None:
+    assert (latency_line(result), result.reference_ratio) == (text, ratio)
 
 
 def test_ties_are_named_with_the_rule_that_chose() -> None:
@@ -116,14 +103,6 @@ def test_ties_are_named_with_the_rule_that_chose() -> None:
     assert "\nties       candidates 1 and 2 are statistically tied" in summary_text(by_key)
     assert summary(by_key)["ties"] == (1, 2)
     assert "ties " not in summary_text(final_of(2.5, ties=()))
-
-
-def test_many_ties_are_counted() -> None:
-    stream = Stream(total=9)
-    for index in range(9):
-        stream.candidate(index, 1.0)
-    result = folded(stream.final({i: [1.0] for i in range(9)}, ties=tuple(range(1, 9))).finished())
-    assert ties_line(result).startswith("candidates 1, 2, 3, 4, 5 and 3 more are statistically tied")
 
 
 def test_ties_of_a_winner_that_failed_since_are_left_out() -> None:
@@ -161,6 +140,7 @@ def test_ties_of_a_winner_that_failed_since_are_left_out() -> None:
         ),
         (Stream(default=1).candidate(0, 1.0).proposed(1), ""),
         (Stream().candidate(0, 1.0), ""),
+        (Stream(total=3, default=0).candidate(0, 1.0), "the default configuration; no other was measured"),
         (
             Stream(no_default="block has no default value").candidate(0, 1.0),
             "there is no default configuration to compare with: block has no default value",
@@ -229,11 +209,6 @@ def test_a_kernel_that_returns_nothing_is_not_taken_for_one_for_cuda() -> None:
         result = folded(stream.finished())
         told = "\n".join(first_failure_lines(result, failure_groups(result.records)))
         assert ("written for CUDA" in told) is hinted
-
-
-def test_a_default_that_alone_was_measured_beats_nothing() -> None:
-    result = folded(Stream(total=3, default=0).ready().candidate(0, 1.0).interrupted())
-    assert default_line(result) == "the default configuration; no other was measured"
 
 
 def test_a_check_that_refuses_every_candidate_is_named() -> None:

@@ -275,27 +275,3 @@ def test_the_libraries_are_those_of_the_registry_with_their_licences() -> None:
         assert "Permission to use, copy, modify" in licence.read_text()
     known = {*VENDORED, *(f"{name.partition('.')[0]}.LICENSE" for name in VENDORED)}
     assert {path.name for path in folder.iterdir()} == known
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of ``#rrggbb`` (WCAG 2.2)."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_marks_stand_out_as_wcag_aa_asks(scheme: str) -> None:
-    def contrast(one: str, other: str) -> float:
-        high, low = sorted((luminance(one), luminance(other)), reverse=True)
-        return (high + 0.05) / (low + 0.05)
-
-    found = re.findall(r":root \{([^}]*)\}", PAGE.read_text())
-    colours = {}
-    for name, value in re.findall(r"--([\w-]+): (#\w+)", found[scheme == "dark"]):
-        colours[name] = value if len(value) == 7 else "#" + "".join(2 * c for c in value[1:])
-    for ground in ("bg", "card"):
-        for text in ("fg", "soft", "bad"):
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-        for shape in ("a", "b", "c", "bad"):
-            assert contrast(colours[shape], colours[ground]) >= 3, (shape, ground)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from browser import BROWSER
-from event_streams import Stream, write
+from event_streams import write
 from reporting.test_look import DATA, GPU_JOURNALS
 from reporting.test_page import LAYOUTS, data_of, hostile, parts_of
 
 from atune.frontends.cli.main import main
 from atune.journal.reader import read, replay
-from atune.reporting.report import page_of, report
+from atune.reporting.report import report
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 WIDTHS = (1440, 768, 390)
@@ -117,40 +117,6 @@ def test_the_winner_is_marked_and_copied_as_python(seen: dict[int, Any]) -> None
     result = replay(LAYOUTS)
     assert seen[390]["marked"] == [str(result.best_index)]
     assert ast.literal_eval(seen[390]["python"]) == result.best_config
-
-
-CHOOSE = """<script>addEventListener("load", () => {
-const all = selector => [...document.querySelectorAll(selector)];
-const sortedBy = () => all("#candidates th[aria-sort]").map(h => [h.textContent, h.ariaSort]);
-const lines = () => all('#parallel .lines path:not([visibility="hidden"])').length;
-const filter = document.getElementById("filter"), shown = () => all("#candidates tbody tr:not([hidden])").length;
-const seen = () => JSON.stringify([sortedBy(), filter.value, shown(), lines()]);
-all("#candidates th button").find(b => b.textContent.startsWith("registers")).click();
-filter.value = "threads=64"; filter.dispatchEvent(new Event("input"));
-const axis = document.querySelector("#parallel .brush .overlay"), box = axis.getBoundingClientRect();
-for (const [type, y] of [["mousedown", 1], ["mousemove", box.height / 3], ["mouseup", box.height / 3]])
-  (type === "mousedown" ? axis : window).dispatchEvent(
-    new MouseEvent(type, { view: window, bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + y }));
-document.body.dataset.seen = seen();
-});</script></body>"""
-
-
-def test_a_reader_sorts_filters_and_brushes(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(report(LAYOUTS).replace("</body>", CHOOSE))
-    [found] = re.findall(r'data-seen="([^"]*)"', opened(tmp_path / "page.html", "--virtual-time-budget=10000").stdout)
-    order, words, rows, lines = json.loads(html.unescape(found))
-    total = len(replay(LAYOUTS).records)
-    assert order == [["registers", "ascending"]] and words == "threads=64" and 0 < rows < total and 0 < lines < total
-
-
-def test_ranks_of_few_candidates_are_whole_numbers(tmp_path: Path) -> None:
-    stream = Stream(total=3)
-    for i in range(3):
-        stream.candidate(i, 1.0 + i, a=i % 2, b=i)
-    (tmp_path / "page.html").write_text(page_of(stream.finished().events))
-    [section] = re.findall(r'<section id="rank".*?</section>', opened(tmp_path / "page.html").stdout, flags=re.S)
-    texts = re.findall(r">([^<]+)</text>", section)
-    assert texts[: texts.index("rank →")][-4:] == ["↑ ms", "1", "2", "3"]
 
 
 AXE = """<script>{axe}</script><script>

@@ -81,32 +81,6 @@ def test_what_takes_no_fields_is_refused(what: Any) -> None:
         atune.autotune(space={"a": [1]}, log=what)
 
 
-class Awaited:
-    """A logger like structlog's AsyncBoundLogger."""
-
-    def bind(self, **fields: Any) -> Awaited:
-        return self
-
-    async def info(self, event: str, **fields: Any) -> None: ...
-
-    debug = warning = info
-
-
-def test_a_logger_that_wants_awaiting_is_refused() -> None:
-    with pytest.raises(UsageError, match="called and not awaited"):
-        event_log(Awaited())
-
-
-def test_a_decorators_logger_is_that_of_its_tunings() -> None:
-    log, _ = capturing()
-    kernel = atune.autotune(print_nothing, space={"block": [1]}, log=log)
-    assert kernel.options.run["log"] is log
-
-
-def print_nothing(block: int = 1) -> None:
-    """Stands for a kernel factory."""
-
-
 @pytest.mark.parametrize("text", ["plain", "µ → 𝄞", 'quoted "\\'])
 def test_the_command_lines_json_is_ascii_whatever_the_text(text: str) -> None:
     """A stream in another encoding takes it, and readers get the text back."""
