@@ -6,13 +6,11 @@ import importlib.util
 import lzma
 import os
 import re
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import record
-from counted import Finished
 
 from atune.journal.events import RunStarted
 from atune.journal.reader import read, replay
@@ -30,31 +28,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield out
 
 
-class Scripted:
-    """In place of `run_counted`: leaves a journal's first lines, and gives how the run ended."""
-
-    def __init__(self, journal: bytes, *, lines: int | None = None, status: int = 0, timed_out: bool = False) -> None:
-        self.lines = journal.splitlines(keepends=True)[:lines]
-        self.status, self.timed_out = status, timed_out
-        self.found: list[bytes] = []
-        """What each run found in its journal's place."""
-        self.timeouts: list[float] = []
-
-    def __call__(self, command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
-        journal = Path(command[command.index("--journal") + 1])
-        self.found.append(journal.read_bytes() if journal.exists() else b"")
-        self.timeouts.append(timeout_s)
-        journal.write_bytes(b"".join(self.lines))
-        return Finished(self.status, 1.0, 1.0, 0.0, self.timed_out, "atune: error: it broke\n{}\n")
-
-
 def whole(recorded: Path) -> bytes:
     return lzma.decompress((recorded / f"{NAME}.jsonl.xz").read_bytes())
-
-
-def play(monkeypatch: pytest.MonkeyPatch, script: Scripted, out: Path, *more: str) -> int:
-    monkeypatch.setattr(record, "run_counted", script)
-    return record.main(["--spaces", SLICED, "--out", str(out), *more])
 
 
 def test_a_recording_holds_the_whole_run(recorded: Path) -> None:
@@ -82,33 +57,3 @@ def test_paths_in_the_text_of_failures_are_cut() -> None:
     body = b'{"detail":"%b"}' % text.encode()
     line = record.without_paths(b'{"crc":"00000000","event":%b}\n' % body)
     assert record.json_body(line) == (b'{"detail":"atune/x.py, tilelang/__init__.py, os.py, work/k.cu: /usr/bin/g++"}')
-
-
-def test_what_is_recorded_is_skipped_with_resume_and_never_replaced(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(recorded, out)
-    before = (out / f"{NAME}.jsonl.xz").read_bytes()
-    script = Scripted(b"")
-    with pytest.raises(SystemExit, match=f"has {NAME}: give --resume"):
-        play(monkeypatch, script, out)
-    assert play(monkeypatch, script, out, "--resume") == 0
-    assert not script.found and (out / f"{NAME}.jsonl.xz").read_bytes() == before
-
-
-def test_a_run_cut_short_keeps_its_journal_and_goes_on(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    journal = whole(recorded)
-    half = Scripted(journal, lines=8, timed_out=True, status=-9)
-    assert play(monkeypatch, half, tmp_path, "--space-limit", "5") == 1
-    assert half.timeouts == [5.0] and not (tmp_path / f"{NAME}.jsonl.xz").exists()
-    printed = capsys.readouterr()
-    assert f"{NAME}: 2 of 2 are left after 1 s" in printed.err and f"{NAME} (unfinished) | 0 of 2" in printed.out
-    with pytest.raises(SystemExit, match="give --resume"):
-        play(monkeypatch, half, tmp_path)
-    rest = Scripted(journal)
-    assert play(monkeypatch, rest, tmp_path, "--resume") == 0
-    assert rest.found == [b"".join(half.lines)]
-    assert whole(tmp_path) == journal and not (tmp_path / f"{NAME}.jsonl").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,9 +11,6 @@ import pytest
 from spaces import FOLDER, SPACES, SUFFIX, Space, opened
 
 from atune.journal.reader import replay
-from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, config_key, thaw
-from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import FileRef
@@ -42,28 +38,6 @@ async def test_a_space_has_the_size_that_is_told(name: str, anyio_backend: objec
 
 def test_one_space_is_large() -> None:
     assert max(space.total for space in SPACES.values()) >= 2000
-
-
-@pytest.mark.anyio
-@pytest.mark.asked
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("name", SPACES)
-async def test_kernels_spread_over_a_space_compile(name: str, anyio_backend: object) -> None:
-    async with described(SPACES[name]) as (machine, spec):
-        await machine.discover()
-        worker = machine.compile_workers()[0]
-        last = len(spec.configs) - 1
-        configs = {i: thaw(spec.configs[i]) for i in (0, last // 2, last)}
-        lowered = [
-            await worker.run(LowerJob(Candidate(i, config_key(config), config))) for i, config in configs.items()
-        ]
-        kernels = [one for one in lowered if isinstance(one, Lowered)]
-        assert len({one.code_key for one in kernels}) == 3, lowered
-        for kernel in kernels:
-            assert (kernel.facts.smem_bytes or 0) <= 227 * 1024, configs[kernel.index]
-            [built] = await worker.run(BuildJob((kernel,)))
-            assert isinstance(built, Artifact), built
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from functools import partial
 from pathlib import Path
 
@@ -72,13 +71,6 @@ async def test_a_journal_is_read_as_it_was_recorded(tmp_path: Path) -> None:
     assert found.tried[0].latency_ms == 1.0 and found.tried[1].latency_ms is None
     assert found.tried[0].device_s > 0 == found.tried[3].device_s and found.tried[0].lower_s > 0
     assert found.best_ms == 1.0
-
-
-async def test_a_compressed_journal_is_read_as_a_plain_one(tmp_path: Path) -> None:
-    plain = await recorded(tmp_path / "j")
-    packed = tmp_path / "j.xz"
-    packed.write_bytes(lzma.compress(plain.read_bytes()))
-    assert read_recording(packed) == read_recording(plain)
 
 
 async def test_the_command_prints_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
