@@ -10,13 +10,9 @@ __version__ = "0.1.0"
 VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
+@functools.cache
 def installed_versions() -> dict[str, str]:
     """Return the versions of atune and of the packages that affect its results, as of the first call."""
-    return dict(_installed_versions())
-
-
-@functools.cache
-def _installed_versions() -> dict[str, str]:
     from importlib import metadata  # takes 10 ms, so a run imports it in a thread
 
     found = {"atune": __version__}

@@ -60,7 +60,8 @@ def silent(name: str, value: Any) -> Iterator[str]:
         yield name
     for base in inherited(value) if isinstance(value, type) else ():
         for member, how in vars(base).items():
-            if member[0] != "_" and isinstance(how, METHODS) and not meant(value, member):
+            field = member in vars(base).get("__annotations__", {})
+            if member[0] != "_" and not field and isinstance(how, METHODS) and not meant(value, member):
                 yield f"{name}.{member}"
 
 

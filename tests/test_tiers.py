@@ -21,16 +21,6 @@ def test_each_promise_has_a_test_that_exists() -> None:
         assert re.search(rf"def {tiers.bare(name) or 'test_'}", text), test
 
 
-def test_modules_to_ask_for_exist() -> None:
-    assert set(tiers.ASKED) <= {file.stem for file in tiers.TESTS.rglob("test_*.py")}
-
-
-def test_what_was_measured_replaces_what_was_known() -> None:
-    known = {"test_a::test_x": 3.0, "test_a::test_y": 2.0, "test_a::test_z[1]": 1.0}
-    measured = {"test_a::test_x[1]": 0.1, "test_a::test_x[2]": 0.9, "test_a::test_y": 0.2}
-    assert tiers.renewed(known, measured) == {"test_a::test_x[2]": 0.9, "test_a::test_z[1]": 1.0}
-
-
 @pytest.mark.parametrize(
     ("options", "named", "ran"),
     [

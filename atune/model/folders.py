@@ -184,32 +184,22 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
     The root is locked during this, so that nobody removes a new folder before it is locked.
     """
     root = private_root()
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with _locked(root, fcntl.LOCK_EX):
         for old in root.iterdir():
-            if old.name.startswith(("run-", "server-")) and (stack := _locked(old)) is not None:
-                with stack:
+            if old.name.startswith(("run-", "server-")):
+                with suppress(OSError), _locked(old):
                     shutil.rmtree(old, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        lock = _locked(folder)
-    finally:
-        os.close(fd)
-    assert lock is not None, "a new folder, and the root is locked"
-    return folder, lock
+        return folder, _locked(folder)
 
 
-def _locked(folder: Path) -> ExitStack | None:
-    """Lock a run's folder, or return None while its run is alive. The lock ends with its process."""
-    stack = ExitStack()
-    try:
+def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack:
+    """Lock a folder. Raises `OSError`, unless it may wait, while another has it. The lock ends with its process."""
+    with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        stack.close()
-        return None
-    return stack
+        fcntl.flock(fd, how)
+        return stack.pop_all()
 
 
 def made_folder(*parts: str) -> str:

@@ -175,6 +175,3 @@ def test_kernels_made_in_methods_may_close_over_self() -> None:
         kernel = Scaling(n, factor).tuned()
         assert kernel.config in BLOCKS and kernel.ref_latency > 0
         assert torch.equal(kernel(A[:n]), A[:n] * factor)
-
-
-# ---- bench/op_library.py

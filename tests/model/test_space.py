@@ -106,23 +106,16 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space(a=[1], where=lambda a: a > 5), "Space is empty: no configuration satisfies the constraints"),
         (lambda: Space([{"a": 1}], a=[1]), "a list of configs or axes, not both"),
         (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
-        (lambda: Space(a={1, "b"}), "; an axis is a list of values, such as a="),
         (lambda: Space(a=frozenset({"b"})), "axis 'a' is frozenset({'b'}); an axis is a list"),
-        (lambda: Space(a=lambda: {1, 2}), "axis 'a' is {1, 2}; an axis is a list"),
         (lambda: Space({("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type]
         (lambda: Space(lambda: {("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type, return-value]
-        (lambda: Space(a="64"), "axis 'a' is '64'; an axis is a list"),
         (lambda: Space(7), "configs must be a list, a generator or a callable, got int"),  # type: ignore[arg-type]
-        (lambda: Space("abc"), "gave 'abc', and not a series of dicts"),  # type: ignore[arg-type]
         (lambda: Space([1, 2]), "config 0 is 1; a config is a dict"),  # type: ignore[list-item]
-        (lambda: Space(lambda: 5), "gave 5, and not a series"),  # type: ignore[arg-type, return-value]
         (lambda: Space(a=[1], where="a > 5"), "a constraint must be callable, got 'a > 5'"),  # type: ignore[arg-type]
-        (lambda: Space(a=[1], where=5), "a constraint must be callable, got 5"),  # type: ignore[arg-type]
         (lambda: Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError: division by zero"),
         (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} needs b; available: a"),
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
         (lambda: Space(a=lambda: 1 / 0), "axis 'a' raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
-        (lambda: Space(lambda: 1 / 0), "configs raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
         (lambda: Space(broken()), "the generator of configs raised after 1: OSError('disk on fire')"),
     ],
 )
@@ -251,15 +244,6 @@ def test_what_a_journal_does_not_hold_is_refused_at_construction(value: Any, mes
         text = str(caught.value)
         assert message in text and "block" in text and "\n" not in text and len(text) < 500
         text.encode()
-
-
-def test_a_name_with_a_surrogate_is_refused() -> None:
-    def any_name(**names: Any) -> None: ...
-
-    with pytest.raises(SpaceError, match="has a surrogate"):
-        candidates_of(Workload(any_name, [{"\ud800": 1}]))
-    with pytest.raises(SpaceError, match="has a surrogate"):
-        Workload(any_name, [{"a": 1}], arguments={"\ud800": 1})
 
 
 def test_what_is_accepted_is_read_back_from_a_journal(tmp_path: Path) -> None:

@@ -145,14 +145,6 @@ def toolchain(kind: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def version(package: str) -> str:
-    """Return a package's version; empty if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def preamble(source: str) -> list[str]:
     """Return the text before the kernels except system includes: two such texts may not fit together."""
     before = source.partition("_kernel(")[0]
@@ -217,9 +209,10 @@ def key_of(function: Any, how: How) -> str:
     return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
 
 
+@functools.cache
 def _way() -> tuple[Any, ...]:
     """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
-    return (FORMAT, version("z3-solver"))
+    return (FORMAT, metadata.version("z3-solver"))
 
 
 def store_key_of(code_key: str) -> str:
