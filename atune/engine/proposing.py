@@ -19,8 +19,9 @@ from atune.engine.screen import Screen
 from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
 from atune.engine.search.prior import columns
 from atune.engine.search.strategies import EXHAUSTIVE, learns
-from atune.engine.start import Plan, Start, proposed
+from atune.engine.start import Plan, Start
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
+from atune.journal.state import proposed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import ElaborateJob, GroupFailed

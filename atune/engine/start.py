@@ -25,7 +25,7 @@ from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, chosen, make_strategy, may_be_forest, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
-from atune.journal.state import Entry, State
+from atune.journal.state import Entry, State, finished, proposed
 from atune.model.candidate import BASELINE, Advice, Candidate, config_key, thaw
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
@@ -339,11 +339,6 @@ def planned(
     return plan
 
 
-def proposed(state: State) -> list[Entry]:
-    """Return the candidates of the space that were proposed, in the order of their proposals."""
-    return [entry for entry in state.entries.values() if entry.key and entry.in_space and not entry.surveyed]
-
-
 def check_same_work(
     state: State, now: RunStarted, devices: Sequence[DeviceInfo], accept: Sequence[str]
 ) -> tuple[str, ...]:
@@ -397,17 +392,6 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
             plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
         else:
             plan.redo.append(plan.candidate(group[0].index))
-
-
-def finished(state: State, budget: Budget) -> bool:
-    """Tell whether a run has ended and `budget` admits no more."""
-    if state.finished is None or state.finished.reason == "stopped":
-        return False
-    done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
-    most = budget.most(state.total)
-    used_up = most is not None and sum(not entry.further_layout for entry in done) >= most
-    settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
-    return settled >= state.total or used_up or budget.used_up(state.wall_s)
 
 
 def _differences(

@@ -36,6 +36,7 @@ from atune.model.artifact import STORED, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE, Config, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
+from atune.model.settings import Budget
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
@@ -471,3 +472,19 @@ class State:
     def _stands(self, step: Improvement) -> bool:
         outcome = self.outcome(step.index)
         return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == step.latency_ms
+
+
+def proposed(state: State) -> list[Entry]:
+    """Return the candidates of the space that were proposed, in the order of their proposals."""
+    return [entry for entry in state.entries.values() if entry.key and entry.in_space and not entry.surveyed]
+
+
+def finished(state: State, budget: Budget) -> bool:
+    """Tell whether a run has ended and `budget` admits no more."""
+    if state.finished is None or state.finished.reason == "stopped":
+        return False
+    done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
+    most = budget.most(state.total)
+    used_up = most is not None and sum(not entry.further_layout for entry in done) >= most
+    settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
+    return settled >= state.total or used_up or budget.used_up(state.wall_s)

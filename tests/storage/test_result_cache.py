@@ -67,6 +67,7 @@ def test_a_result_comes_back_with_every_record(cache: ResultCache) -> None:
     assert result is not None and result.cache_hit and result.best_config == {"block": 32}
     assert [record.status for record in result.records] == ["measured", "measured", "failed"]
     assert run_of(cache, events(1.0, problem={"M": 128})) is None
+    assert isinstance(run[0], RunStarted) and cache.begin(run[0]) is None  # it may have ended since it was looked up
 
 
 def test_a_look_up_reads_no_records(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +105,11 @@ RESUMED = RunResumed(seq=0, time=2.0, mono=9.0, part=1, versions={})
     ("budget", "more", "reason", "cache_use", "status"),
     [
         ({}, [], "", "", "unfinished"),
-        ({}, [RESUMED], "stopped", "", "stopped"),
-        ({}, [RESUMED], "budget", "", "shortened"),
-        ({"candidates": 3}, [RESUMED], "budget", "", "shortened"),
+        ({}, [RESUMED], "stopped", "", "partial"),
+        ({}, [RESUMED], "budget", "", "partial"),
+        ({"candidates": 3}, [RESUMED], "budget", "", "partial"),
         ({"candidates": 2}, [RESUMED], "budget", "", "finished"),
-        ({}, [msgspec.structs.replace(RESUMED, accepted=("kernel: edited",)), RESUMED], "exhausted", "", "accepted"),
+        ({}, [msgspec.structs.replace(RESUMED, accepted=("kernel: edited",)), RESUMED], "exhausted", "", "partial"),
         ({}, [RESUMED], "exhausted", "", "finished"),
         ({}, [], "exhausted", "refresh", "refreshed"),
         ({}, [], "exhausted", "off", "uncached"),

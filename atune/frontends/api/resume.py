@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.engine.start import check_parts, finished
+from atune.engine.start import check_parts
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.blocking import run_blocking, winning
 from atune.frontends.api.options import RunOptions, named
@@ -16,7 +16,7 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import State
+from atune.journal.state import State, finished
 from atune.model.device import Target
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings

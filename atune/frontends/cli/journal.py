@@ -85,10 +85,11 @@ def _percentage(text: str) -> float:
 
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.engine.start import check_parts, finished
+    from atune.engine.start import check_parts
     from atune.frontends.api.resume import options_of, origin_of, read_state, resume
     from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive
+    from atune.journal.state import finished
     from atune.model.candidate import printable
     from atune.model.settings import Budget
 

@@ -135,8 +135,8 @@ def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
         "target": "" if run.parts is None else run.parts.target,
         "best_config": msgspec.to_builtins(run.config),
         "latency_ms": run.latency_ms,
-        "tried": run.found.tried,
-        "total": run.found.total,
+        "tried": run.tried,
+        "total": run.total,
         "state": FINISHED if run.status != UNFINISHED else _unfinished(is_written(path)),
     }
 

@@ -223,9 +223,9 @@ class Winners:
         cache = call.options.cache
         header = call.work.header
         if cache is not None and (run := cache.find(call.work.key, header)) is not None and run.entry is not None:
-            library, result = partial(_library, run.found.library), partial(cache.result, run, header)
+            library, result = partial(_library, run.library), partial(cache.result, run, header)
             found = _winner_in(run.entry, "cache")
-            yield msgspec.structs.replace(found, roles=run.found.roles, library=library, read=functools.cache(result))
+            yield msgspec.structs.replace(found, roles=run.roles, library=library, read=functools.cache(result))
         for entry in find_shipped(call.options.shipped, call.work):
             yield _winner_in(entry, "shipped")
 

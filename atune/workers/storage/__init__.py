@@ -1,5 +1,5 @@
 """The cache folder: built libraries, compiler states, and the journals of runs with the index that finds them.
 
-It imports `journal`, `model` and, to tell whether a run is whole, `engine`'s plan. When a result is looked up, and
-what a run begins with, is decided in `frontends.api`; which library a candidate may use is the compile workers'.
+It imports `journal` and `model`. When a result is looked up, and what a run begins with, is decided in
+`frontends.api`; which library a candidate may use is the compile workers'.
 """

@@ -2,7 +2,7 @@
 
     journals/<kernel>-<time>.jsonl     a run's journal, the only place of its events and outcomes
     journals/<kernel>-<time>/          the journals of a set's problems
-    index-1.sqlite3                    one table with a row for each journal, wherever it lies
+    index-2.sqlite3                    one table with a row for each journal, wherever it lies
 
 Many processes may use it at once. The index holds nothing that its journals lack: a damaged one is made again from the
 cache's own journals. If the folder cannot be used, runs go on without it.
@@ -11,7 +11,6 @@ cache's own journals. If the folder cannot be used, runs go on without it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -36,7 +35,7 @@ from atune.journal.events import (
 )
 from atune.journal.reader import JournalReader, last_event, read
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import Entry, Outcome, State
+from atune.journal.state import Entry, Outcome, State, finished
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, thaw
@@ -48,15 +47,13 @@ from atune.workers.storage.result_key import (
     exported,
     result_key,
     same_problem,
-    served_to,
-    serves,
 )
 
 T = TypeVar("T")
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
 """The journal that was opened for a run, if its folder can be written, and the events in it."""
 
-INDEX = "index-1.sqlite3"
+INDEX = "index-2.sqlite3"
 """The index's file, with the version of its table. Another version is another file."""
 MOST_BYTES = 256 << 20
 """Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
@@ -67,32 +64,20 @@ LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch",
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
 are tried again."""
 
-Status = Literal["finished", "refreshed", "unfinished", "stopped", "shortened", "accepted", "no winner", "uncached"]
-"""What became of a run. ``refreshed``: it was asked for though its result was known. ``shortened``: it was continued
-with a smaller budget. ``accepted``: it was continued with other work. ``uncached``: its caller uses no cache."""
+Status = Literal["finished", "refreshed", "unfinished", "partial", "uncached"]
+"""What became of a run. ``refreshed``: it was asked for though its result was known. ``partial``: it has no winner of
+the whole search that its header asks for. ``uncached``: its caller uses no cache."""
 UNFINISHED = "unfinished"
 ANSWERS = ("finished", "refreshed")
-"""Of runs whose winner is the result of the whole search that their header asks for."""
+"""Of runs that answer a look-up."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the index keeps of a run beside its columns. `winner`: its index. `tried`, `total`: numbers of candidates.
-
-    `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters.
-    """
-
-    winner: int | None = None
-    tried: int = 0
-    total: int = 0
-    library: Artifact | None = None
-    roles: Roles = Roles()
-
-
-class IndexedRun(msgspec.Struct, frozen=True, kw_only=True):
+class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row of the index: a journal, and what its run found. Latencies in ms; `time` in seconds since 1970.
 
-    `key`, `work`: hashes of `parts`. `source`: SHA-256 of the kernel's source. `bytes`: the journal's length. A run
-    that has just begun may have no more than its path.
+    `key`, `work`: hashes of `parts`. `source`: SHA-256 of the kernel's source. `winner`: its index. `tried`, `total`:
+    numbers of candidates. `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters. `bytes`:
+    the journal's length. A run that has just begun may have no more than its path.
     """
 
     path: str
@@ -105,10 +90,14 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: float | None = None
     reference_ms: float | None = None
     default_ms: float | None = None
+    winner: int | None = None
+    tried: int = 0
+    total: int = 0
+    library: Artifact | None = None
+    roles: Roles = Roles()
     time: float = 0.0
     bytes: int = 0
     parts: ResultKey | None = None
-    found: Found = Found()
 
     @property
     def entry(self) -> CacheEntry | None:
@@ -124,18 +113,14 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_COLUMNS = IndexedRun.__struct_fields__
-_JSON: dict[str, Any] = {"config": Config, "parts": ResultKey, "found": Found}
-"""Columns that hold JSON, with their types."""
-_TABLE = """
-CREATE TABLE IF NOT EXISTS runs (
-    path TEXT PRIMARY KEY, status TEXT NOT NULL, key TEXT, work TEXT, kernel TEXT, source TEXT, config TEXT,
-    latency_ms REAL, reference_ms REAL, default_ms REAL, time REAL NOT NULL, bytes INTEGER NOT NULL, parts TEXT,
-    found TEXT
-);
-CREATE INDEX IF NOT EXISTS runs_key ON runs (key, time);
-CREATE INDEX IF NOT EXISTS runs_work ON runs (work, time);
-"""
+_COLUMNS = ("path", "status", "key", "work", "kernel", "source", "time", "bytes")
+"""What is asked for. The column ``run`` has all of a row, as JSON."""
+_TABLE = (
+    f"CREATE TABLE runs ({', '.join(_COLUMNS)}, run, PRIMARY KEY (path))",
+    "CREATE INDEX runs_key ON runs (key, time)",
+    "CREATE INDEX runs_work ON runs (work, time)",
+    "PRAGMA user_version = 1",
+)
 
 
 Known = tuple[Entry, Outcome]
@@ -172,13 +157,11 @@ def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun
         time=stat.st_mtime if state.finished is None else state.finished.time,
         bytes=stat.st_size,
         parts=parts,
-        found=Found(
-            winner=None if best is None else best.index,
-            tried=result.total - result.remaining,
-            total=result.total,
-            library=result.kept,
-            roles=result.roles,
-        ),
+        winner=None if best is None else best.index,
+        tried=result.total - result.remaining,
+        total=result.total,
+        library=result.kept,
+        roles=result.roles,
     )
 
 
@@ -188,17 +171,11 @@ def _status(header: RunStarted, state: State, result: Result) -> Status:
         return "unfinished"
     if use == "off":
         return "uncached"
-    if result.reason == "stopped":
-        return "stopped"
-    if state.accepted:
-        return "accepted"
-    if result.best is None:
-        return "no winner"
-    if state.resumed is not None and result.reason == "budget":
-        from atune.engine.start import finished
-
-        if not finished(state, msgspec.convert(header.settings["budget"], Budget)):
-            return "shortened"
+    if result.reason == "stopped" or state.accepted or result.best is None:
+        return "partial"
+    by_another = state.resumed is not None and result.reason == "budget"  # than the header's, perhaps
+    if by_another and not finished(state, msgspec.convert(header.settings["budget"], Budget)):
+        return "partial"
     return "refreshed" if use == "refresh" else "finished"
 
 
@@ -246,8 +223,10 @@ class ResultCache:
 
         def claim(db: sqlite3.Connection) -> Begun | None:
             db.execute("BEGIN IMMEDIATE")  # one process at a time looks, and begins
-            for run in _rows(db, "WHERE key = ? AND status = 'unfinished' ORDER BY time DESC", (key.text,)):
-                if not self._owns(run.path) or not os.path.exists(run.path):
+            for run in _rows(db, "WHERE key = ? ORDER BY time DESC", (key.text,)):
+                if run.status in ANSWERS and not again and _serves(run, header):  # since it was looked up
+                    return None
+                if run.status != UNFINISHED or not self._owns(run.path) or not os.path.exists(run.path):
                     continue
                 try:
                     journal, past = Journal.reopen(run.path)
@@ -261,7 +240,7 @@ class ResultCache:
                 if not again and not ended and _continues(past, header):
                     return journal, past
                 journal.close()
-                if ended:  # since it was looked up
+                if ended:  # but its process has yet to say so
                     _write(db, indexed(run.path, State.of(past)))
                     if not again:
                         return None
@@ -296,10 +275,10 @@ class ResultCache:
     def find(self, key: ResultKey, header: RunStarted | None = None) -> IndexedRun | None:
         """Return the newest run that has the result under `key`. Reads its row, and the end of its journal.
 
-        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks, as for `serves`.
+        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks.
         """
         for run in self._select(f"WHERE key = ? AND status IN {ANSWERS} ORDER BY time DESC", key.text):
-            if serves(run.config, run.found.winner == BASELINE, header) and self._stands(run):
+            if _serves(run, header) and self._stands(run):
                 return run
         return None
 
@@ -316,7 +295,7 @@ class ResultCache:
     def events(self, run: IndexedRun, header: RunStarted | None = None) -> list[Event]:
         """Return the events of a run; empty, with a warning, where its journal is damaged. `header`: as for `find`."""
         try:
-            return served_to(header, read(run.path))
+            return _served_to(header, read(run.path))
         except JournalError as error:
             self._forget(run.path, str(error))
             return []
@@ -449,51 +428,59 @@ class ResultCache:
 
     def _use(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Run `work` in one transaction. If the index cannot be used, warn and return `otherwise`."""
-        damaged = ""
         for attempt in (1, 2):
             try:
-                if damaged or not self.path.exists():
-                    self._make(damaged)
+                make_private_folder(str(self.folder))
                 with contextlib.closing(sqlite3.connect(self.path, timeout=30.0, isolation_level=None)) as db:
                     db.execute("PRAGMA synchronous = OFF")  # what is lost is made again
+                    self._fill(db)
                     with db:
                         return work(db)
             except (sqlite3.Error, OSError, UnicodeError) as error:  # SQLite takes no name that is not UTF-8
-                if attempt == 1 and _damaged(error):
-                    damaged = f"the index {self.path} was damaged ({error}), and is made again"
+                code = getattr(error, "sqlite_errorcode", None)
+                if attempt == 1 and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    _warn(f"the index {self.path} was damaged ({error}), and is made again")
+                    for name in (self.path, f"{self.path}-journal"):
+                        Path(name).unlink(missing_ok=True)
                     continue
                 _warn(f"the result cache {self.folder} cannot be used: {error}")
                 break
         return otherwise
 
-    def _make(self, why: str = "") -> None:
-        """Make the index from the cache's journals. One process makes it, and the others then find it."""
-        make_private_folder(str(self.folder))
-        with open(self.folder / ".guard", "w") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            if self._is_whole():
+    def _fill(self, db: sqlite3.Connection) -> None:
+        """Make a new index from the cache's journals. One process makes it, and the others wait."""
+        if _is_made(db):
+            return
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            if _is_made(db):
                 return
-            if why:
-                _warn(why)
-            part = self.path.with_suffix(".part")
-            part.unlink(missing_ok=True)
-            with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
-                db.executescript(_TABLE)
-                for path in [*self.journals.glob("*.jsonl"), *self.journals.glob("*/*.jsonl")]:
-                    try:
-                        _write(db, indexed(str(path), State.of(JournalReader(path))))
-                    except Exception:  # it may hold what no run wrote
-                        _write(db, IndexedRun(path=str(path), time=time.time()))
-            Path(f"{self.path}-journal").unlink(missing_ok=True)  # of the damaged one
-            os.replace(part, self.path)
+            for statement in _TABLE:
+                db.execute(statement)
+            for path in [*self.journals.glob("*.jsonl"), *self.journals.glob("*/*.jsonl")]:
+                try:
+                    _write(db, indexed(str(path), State.of(JournalReader(path))))
+                except Exception:  # it may hold what no run wrote
+                    _write(db, IndexedRun(path=str(path), time=time.time()))
 
-    def _is_whole(self) -> bool:
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
-                _rows(db, "LIMIT 1")
-                return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
-        except sqlite3.Error as error:
-            return self.path.exists() and not _damaged(error)
+
+def _is_made(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _serves(run: IndexedRun, header: RunStarted | None) -> bool:
+    """Tell whether a winner serves the run of `header`: a default may be none there, or a constraint may refuse it."""
+    if header is None or run.winner != BASELINE or run.config is None:
+        return True
+    return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
+
+
+def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
+    """Return the events of a run with the names of the run of `header`, which does the same work."""
+    if header is None or not events or not isinstance(first := events[0], RunStarted):
+        return [*events]
+    names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
+    return [msgspec.structs.replace(first, **names), *events[1:]]
 
 
 def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
@@ -513,27 +500,13 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
 
 
 def _rows(db: sqlite3.Connection, where: str, values: Any = ()) -> list[IndexedRun]:
-    found = []
-    for row in db.execute(f"SELECT {', '.join(_COLUMNS)} FROM runs {where}", values):
-        fields = {name: value for name, value in zip(_COLUMNS, row, strict=True) if value is not None}
-        with contextlib.suppress(msgspec.MsgspecError):
-            fields |= {n: msgspec.json.decode(fields[n], type=kind) for n, kind in _JSON.items() if n in fields}
-            if "config" in fields:
-                fields["config"] = thaw(fields["config"])
-            found.append(IndexedRun(**fields))
-    return found
+    found = (msgspec.json.decode(run, type=IndexedRun) for [run] in db.execute(f"SELECT run FROM runs {where}", values))
+    return [run if run.config is None else msgspec.structs.replace(run, config=thaw(run.config)) for run in found]
 
 
 def _write(db: sqlite3.Connection, run: IndexedRun, otherwise: Literal["REPLACE", "IGNORE"] = "REPLACE") -> None:
-    row = msgspec.structs.asdict(run)
-    for name in _JSON:  # axes and arguments keep the order in which the user gave them
-        row[name] = None if row[name] is None else msgspec.json.encode(row[name]).decode()
-    db.execute(f"INSERT OR {otherwise} INTO runs VALUES ({', '.join('?' * len(_COLUMNS))})", tuple(row.values()))
-
-
-def _damaged(error: BaseException) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "no such table" in str(error)
+    values = [*(getattr(run, name) for name in _COLUMNS), msgspec.json.encode(run)]
+    db.execute(f"INSERT OR {otherwise} INTO runs VALUES ({', '.join('?' * len(values))})", values)
 
 
 def _warn(message: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import Event, RunStarted
-from atune.model.candidate import Config, config_key, thaw
+from atune.journal.events import RunStarted
+from atune.model.candidate import Config, thaw
 from atune.model.settings import MEASURING
 
 SCHEMA = 1
@@ -23,9 +23,8 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
     `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone, without the defaults of
     what the space sets. `fingerprint`: that of all the kernel, with its callbacks. `problem`: the problem's key, as
     data. `tuned_for`: the problem that was tuned, which stands for all of that key. `device`: the model. `measuring`:
-    settings that affect a measurement. `search`: settings that affect the choice of the winner, without a set's share
-    of the budget: what a set found for a problem is what is asked for there. `space`: SHA-256 of the candidates' keys
-    in order.
+    settings that affect a measurement. `search`: settings that affect the choice of the winner. `space`: SHA-256 of the
+    candidates' keys in order.
     """
 
     kernel: str
@@ -81,27 +80,12 @@ def result_key(header: RunStarted) -> ResultKey | None:
         search={
             "strategy": header.strategy,
             "seed": 0 if header.strategy == "exhaustive" else header.settings["seed"],
-            "budget": {name: limit for name, limit in header.settings["budget"].items() if name != "share"},
+            "budget": header.settings["budget"],
             **{name: benchmark.get(name) for name in ("n_final", "n_final_rounds")},
             **chosen,
         },
         space=header.space,
     )
-
-
-def serves(config: Config | None, is_baseline: bool, header: RunStarted | None) -> bool:
-    """Tell whether a winner serves the run of `header`: a default may be none there, or refused by a constraint."""
-    if header is None or not is_baseline or config is None:
-        return True
-    return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(config)
-
-
-def served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
-    """Return the events of a run with the names of the run of `header`, which does the same work."""
-    if header is None or not events or not isinstance(first := events[0], RunStarted):
-        return [*events]
-    names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
-    return [msgspec.structs.replace(first, **names), *events[1:]]
 
 
 def plain_dtypes(value: Any) -> Any:
