@@ -1,4 +1,4 @@
-"""Agents of a cluster in this process: nodes that tests can kill, stall and count, without Ray."""
+"""Agents of a cluster in this process: nodes that tests can kill and count, without Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class LoopbackAgent:
         self.name, self.agent = name, agent
         self.asked: list[str] = []
         self.killed = ""
-        self.stalled = False
         self._tasks, self._end = tasks, end
         self._died = anyio.Event()
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
@@ -42,8 +41,7 @@ class LoopbackAgent:
                     answers.append(pickle.loads(pickle.dumps(reply)))
             finally:
                 ended.set()
-            if not self.stalled:
-                done.set()
+            done.set()
 
         async def died() -> None:
             await self._died.wait()
@@ -78,8 +76,8 @@ class LoopbackAgent:
 class Loopback:
     """What `ClusterMachine` takes: `count` nodes in this process. `agents`: those of the last run."""
 
-    def __init__(self, count: int = 1, left_out: tuple[str, ...] = ()) -> None:
-        self.count, self.left_out = count, left_out
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
         self.agents: list[LoopbackAgent] = []
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
@@ -90,7 +88,7 @@ class Loopback:
             tasks = await stack.enter_async_context(background())
             for number in range(self.count):
                 self.agents.append(await tasks.start(self._node, f"node-{number}", opening))
-            yield list(self.agents), list(self.left_out)
+            yield list(self.agents), []
             for agent in self.agents:
                 agent.kill()
 

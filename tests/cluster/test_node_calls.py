@@ -10,12 +10,13 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from atune.errors import MachineError, ServerLost
+from atune.errors import MachineError, ServerLost, WorkerError
 from atune.model.artifact import Artifact, Lowered, Roles, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
-from atune.model.jobs import FindJob, LowerJob, MeasureJob
+from atune.model.jobs import FinalJob, FindJob, LowerJob, MeasureJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.cluster import machine
 from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.machine import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Opening, Reply
 from atune.workload.pickling import FileRef
@@ -77,22 +78,41 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
     assert before == ["begins"] and order == ["begins", "has ended", "begins"]
 
 
+def node_of(answer: Callable[[], Awaitable[Reply]], lost: list[str] | None = None) -> Node:
+    return Node(Scripted(answer), "", lambda node: lost.append(node.lost) if lost is not None else None)
+
+
 async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
     async def answer() -> Reply:
         return Reply(error=MachineError("the disk is full"))
 
-    node = Node(Scripted(answer), "", lambda node: None)
+    node = node_of(answer)
     with pytest.raises(MachineError, match=r"every node was lost: node node-0 was lost: the disk is full\. "):
         await ClusterCompileWorker(0, [(node, 0)]).run(LowerJob(Candidate(0, "0", {})))
     with pytest.raises(NodeLost, match="the disk is full"):
         await node.ask("notices")
 
 
-async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:
+async def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "STALL_S", 0.2)
+    lost = list[str]()
+    node = node_of(anyio.sleep_forever, lost)
+    with anyio.fail_after(10):
+        await node.watch(lambda message: None)
+    assert lost == ["node node-0 was lost: it did not answer for 0.2 s"] and node.agent.killed  # type: ignore[attr-defined]
+
+
+ARTIFACT = Artifact(index=0, path="", symbol="main", params=(), target="c")
+
+
+@pytest.mark.parametrize(
+    ("job", "error"),
+    [(MeasureJob(ARTIFACT, OUT), ServerLost), (FinalJob((), OUT, 1), ServerLost), (StartJob(), WorkerError)],
+)
+async def test_a_lost_node_is_no_doing_of_its_candidate(job: Any, error: type[WorkerError]) -> None:
     """Nor is it the second time that the candidate's own process is lost, which would count against it."""
-    node = Node(Scripted(anyio.sleep_forever), "", lambda node: None)
+    node = node_of(anyio.sleep_forever)
     node.lose("gone")
-    worker = ClusterDeviceWorker(node, DeviceInfo("cpu", "EPYC"))
-    artifact = Artifact(index=0, path="", symbol="main", params=(), target="c")
-    with pytest.raises(ServerLost, match="node node-0 was lost: gone"):
-        await worker.run(MeasureJob(artifact, OUT))
+    with pytest.raises(error, match="node node-0 was lost: gone") as raised:
+        await ClusterDeviceWorker(node, DeviceInfo("cpu", "EPYC")).run(job)
+    assert type(raised.value) is error

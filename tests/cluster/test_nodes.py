@@ -6,49 +6,34 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import anyio
 import pytest
 from cluster_agents import Loopback, LoopbackAgent
 from processes import marked, wait_until
 
 from atune import errors
-from atune.errors import MachineError, UsageError, WorkerError
+from atune.errors import UsageError, WorkerError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import run, tune
-from atune.journal.events import CandidateMeasured, DeviceLost, Event, FinalOrdered, Warned
+from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster import machine as machines
 from atune.workers.cluster import ray_cluster
 from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine, Opening, known
-from atune.workers.processes import server as servers
+from atune.workers.processes.server import parked
 from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 """Five candidates without a reference: nodes of one machine share its cores, and none is left out as slow."""
-TUNABLE = f"{Path(__file__).parents[1] / 'space_kernels.py'}:TUNABLE"
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
 
 
-def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
+def machine(connect: Any) -> ClusterMachine:
     settings = CompileSettings(store=False)
-    return ClusterMachine(connect, parse_file_ref(workload), target="c", compile=settings, benchmark=QUICK)
-
-
-def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAgent, str], None]:
-    """Return what does `do`, once, when the second node is asked for `entry`."""
-    done: list[str] = []
-
-    def on_ask(agent: LoopbackAgent, asked: str) -> None:
-        if agent.name == "node-1" and asked == entry and not done:
-            done.append(asked)
-            do(agent)
-
-    return on_ask
+    return ClusterMachine(connect, parse_file_ref(SCALED), target="c", compile=settings, benchmark=QUICK)
 
 
 async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path) -> None:
@@ -63,10 +48,15 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
     assert whole.measured == 5
 
 
-@pytest.mark.parametrize("entry", ["build", "measure", "start"])
+@pytest.mark.parametrize("entry", ["build", "measure"])
 async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, mark: str) -> None:
     connect, events = Loopback(2), list[Event]()
-    connect.on_ask = at(entry, lambda agent: agent.die("its power went off"))
+
+    def on_ask(agent: LoopbackAgent, asked: str) -> None:
+        if agent.name == "node-1" and asked == entry:
+            agent.die("its power went off")
+
+    connect.on_ask = on_ask
     result = await tune(machine=machine(connect), on_event=events.append)
     assert connect.agents[1].killed
     assert result.measured == 5
@@ -74,56 +64,8 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, mark
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
-    idle = cast(Any, servers.parked).pids()
+    idle = {parked.server.pid} if parked.server is not None else set()
     wait_until(lambda: marked(mark).keys() <= idle, 5, "the nodes' processes are gone")
-
-
-async def test_a_final_whose_node_is_lost_is_held_on_another() -> None:
-    connect, events = Loopback(2), list[Event]()
-
-    def on_ask(agent: LoopbackAgent, entry: str) -> None:
-        if entry == "final" and not any(one.killed for one in connect.agents):
-            agent.die("its power went off")
-
-    connect.on_ask = on_ask
-    result = await tune(machine=machine(connect), on_event=events.append)
-    [lost] = [agent.name for agent in connect.agents if agent.asked.count("final") and "power" in agent.killed]
-    [ordered] = [e for e in events if isinstance(e, FinalOrdered)]
-    assert not ordered.device.startswith(lost) and result.final
-    assert not [e for e in events if isinstance(e, Warned) and "no final" in e.message]
-
-
-async def test_a_run_whose_nodes_are_all_lost_says_how_to_go_on(tmp_path: Path) -> None:
-    connect = Loopback(2)
-    connect.on_ask = lambda agent, entry: agent.die("gone") if entry == "build" else None
-    with pytest.raises((MachineError, errors.DevicesLost), match=r"node-\d was lost: gone|every node was lost"):
-        await tune(machine=machine(connect), journal=tmp_path / "j")
-    assert read(tmp_path / "j")
-
-
-async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "STALL_S", 0.5)
-    monkeypatch.setattr("atune.workers.cluster.agent.NOTICE_S", 0.1)
-    connect, events = Loopback(2), list[Event]()
-
-    def stall(agent: LoopbackAgent) -> None:
-        agent.stalled = True
-
-    connect.on_ask = at("lower", stall)
-    result = await tune(machine=machine(connect), on_event=events.append)
-    assert result.measured and connect.agents[1].killed
-    assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
-
-
-async def test_a_cancelled_run_leaves_no_process_on_any_node(mark: str) -> None:
-    connect, reached = Loopback(2), anyio.Event()
-    connect.on_ask = lambda agent, entry: reached.set() if entry == "build" else None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: tune(machine=machine(connect)))
-        await reached.wait()
-        assert marked(mark)
-        tasks.cancel_scope.cancel()
-    wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
 
 
 @pytest.mark.parametrize(

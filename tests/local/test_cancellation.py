@@ -114,9 +114,8 @@ SIGNALS = [
     pytest.param("SCALE", preloading, signal.SIGINT, id="ctrl-c-during-preload"),
     pytest.param("SLOW", compiler_alive, signal.SIGINT, id="ctrl-c-compiler-alive"),
     pytest.param("GIL", gil_held, signal.SIGTERM, id="sigterm-gil-held-in-native-code"),
-    pytest.param("SCALE", preloading, signal.SIGHUP, id="terminal-closed-during-preload"),
 ]
-"""All signals take the same way: each comes in one phase, and in each phase comes one."""
+"""All signals take the same way: in each phase comes one."""
 
 
 @pytest.mark.usefixtures("with_a_terminal")

@@ -140,8 +140,8 @@ BEFORE, LOWERED, MIDDLE = RunStarted, CandidateLowered, CandidateMeasured
 @pytest.mark.parametrize(
     ("given", "which", "when"),
     [
-        (by_file, "main", BEFORE), (by_file, "main", LOWERED), (by_file, "main", MIDDLE), (by_file, "helper", MIDDLE),
-        (by_reference, "main", MIDDLE), (by_reference, "helper", MIDDLE), (by_value, "helper", MIDDLE),
+        (by_file, "main", BEFORE), (by_file, "main", LOWERED), (by_file, "helper", MIDDLE),
+        (by_reference, "main", MIDDLE), (by_value, "helper", MIDDLE),
     ],
 )  # fmt: skip
 def test_an_edited_file_ends_the_run_and_is_named(
@@ -166,7 +166,7 @@ def test_a_file_removed_during_the_run_ends_it(work: Found) -> None:
         tuned(by_file(work[0]), once(RunStarted, work[0].unlink))
 
 
-@pytest.mark.parametrize("given", [by_file, by_reference, by_value])
+@pytest.mark.parametrize("given", [by_file, by_value])
 def test_files_without_another_meaning_end_no_run(work: Found, given: Callable[[Path], Any]) -> None:
     def edit_comments() -> None:
         for path in (work[0], work[0].with_name(f"{work[1]}.py")):
@@ -175,7 +175,7 @@ def test_files_without_another_meaning_end_no_run(work: Found, given: Callable[[
     is_the_first_version(tuned(given(work[0]), once(RunStarted, edit_comments)))
 
 
-@pytest.mark.parametrize(("given", "when"), [(by_file, BEFORE), (by_file, MIDDLE), (by_reference, MIDDLE)])
+@pytest.mark.parametrize(("given", "when"), [(by_file, BEFORE), (by_reference, MIDDLE)])
 def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
     work: Found, given: Callable[[Path], Any], when: type[Event], tmp_path: Path
 ) -> None:

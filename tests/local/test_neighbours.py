@@ -112,16 +112,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / "others"
 
 
-@pytest.fixture
-def nvml(library: Path) -> Path:
-    busy(library, 0)
-    return library
-
-
-def busy(library: Path, percent: int) -> None:
-    library.with_name("others.busy").write_text(str(percent))
-
-
 def warnings_of_a_run() -> list[str]:
     machine = OnAGpu(
         FileRef(str(KERNELS), "SCALED"),
@@ -134,25 +124,19 @@ def warnings_of_a_run() -> list[str]:
     return [warning for warning in result.warnings if DISTURBS in warning]
 
 
-def test_a_run_warns_once_of_another_process_on_its_gpu(nvml: Path, stranger: Stranger) -> None:
-    pid = stranger()
-    nvml.write_text(f"SELF {os.getpid()} {pid}")
-    [warning] = warnings_of_a_run()
-    other = f"process {pid} (sleep, 300 MiB)"
-    assert warning == f"device cpu is also used by {other}: that may disturb the timings; {REMEDY}"
-
-
-@pytest.mark.parametrize("listed", ["SELF", "1 2 3", "no such list"], ids=["itself", "another namespace", "an error"])
-def test_a_run_alone_on_its_gpu_warns_of_nobody(nvml: Path, listed: str) -> None:
-    nvml.write_text(listed)
-    assert warnings_of_a_run() == []
-
-
-@pytest.mark.parametrize("listed", ["1 2 3", "SELF"], ids=["nobody can be named", "nobody is there"])
-def test_a_gpu_that_is_busy_before_the_run_is_warned_of(nvml: Path, listed: str) -> None:
-    nvml.write_text(listed)
-    busy(nvml, 43)
-    warnings = warnings_of_a_run()
-    assert len(warnings) == (listed != "SELF")
-    told = "device cpu was 43 % busy before anything was measured on it"
-    assert all(one.startswith(told) and REMEDY in one for one in warnings)
+@pytest.mark.parametrize(
+    ("listed", "busy", "warning"),
+    [
+        ("SELF {program} {stranger}", 0, "is also used by process {stranger} (sleep, 300 MiB): that "),
+        ("SELF", 0, ""), ("1 2 3", 0, ""), ("no such list", 0, ""), ("SELF", 43, ""),
+        ("1 2 3", 43, "was 43 % busy before anything was measured on it: another program computes there and "),
+    ],
+    ids=["a stranger", "itself", "another namespace", "an error", "busy by itself", "busy, and nobody is named"],
+)  # fmt: skip
+def test_what_a_run_says_of_its_gpu(library: Path, stranger: Stranger, listed: str, busy: int, warning: str) -> None:
+    """It warns once of each other process, and where the GPU is busy before the run and nobody can be named."""
+    names = {"program": os.getpid(), "stranger": stranger()}
+    library.write_text(listed.format(**names))
+    library.with_name("others.busy").write_text(str(busy))
+    told = f"device cpu {warning.format(**names)}{DISTURBS}; {REMEDY}"
+    assert warnings_of_a_run() == ([told] if warning else [])

@@ -42,13 +42,11 @@ async def machine(request: pytest.FixtureRequest) -> AsyncGenerator[LocalMachine
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
-        ("SPINS", r"spins \(space_kernels\.py, line \d+\), had not answered after 1 s"),
         ("HOLDS_THE_LOCK", r"holds_the_lock \(space_kernels\.py, line 2\d\), had not answered"),
         (
             "CALLS_WHAT_SLEEPS",
             r"calls_what_sleeps \(space_kernels\.py, line \d+\), in sleeps \(space_kernels\.py",
         ),
-        ("GENERATOR", r"generated \(space_kernels\.py, line \d+\), in sleeps"),
         ("AXIS", r"axis \(space_kernels\.py, line \d+\), in sleeps"),
         ("LEAVES", r"a function of the space of \S+:LEAVES ended the process: .* exited with status 3"),
     ],

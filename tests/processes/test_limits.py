@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,11 +14,9 @@ from typing import Any
 import anyio
 import pytest
 from fork_servers import fork_server
-from processes import environment
 
 from atune.errors import MachineError, UsageError, WorkerLost
 from atune.frontends.api.tuner import tune
-from atune.journal.reader import replay
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine
@@ -73,16 +69,6 @@ def test_a_low_soft_limit_of_open_files_is_raised_in_workers(tmp_path: Path) -> 
     with limit(resource.RLIMIT_NOFILE, 64):
         (_, files), _ = json.loads(ask("limits", tmp_path))
     assert files == [4096 if hard == resource.RLIM_INFINITY else min(hard, 4096), hard]
-
-
-def test_64_open_files_are_enough(tmp_path: Path) -> None:
-    """A real run on the CPU, in which neither the program nor its processes may have more."""
-    journal = tmp_path / "j"
-    arguments = f"tune {ROOT}/tests/workloads.py:SLICED --target c --workers 2 --budget 2 --no-store --quiet --rep 3"
-    command = f"ulimit -n 64 && exec {sys.executable} -m atune {arguments} --journal {journal}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment(), timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert replay(journal).measured == 2
 
 
 @pytest.mark.parametrize(

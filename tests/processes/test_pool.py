@@ -7,8 +7,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +14,11 @@ from pathlib import Path
 import anyio
 import pytest
 from fork_servers import fork_server
-from processes import in_groups, wait_until
+from processes import in_groups
 
-from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
+from atune.errors import MachineError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import shutdown
+from atune.workers.processes.server import ForkServerProcess, shutdown
 
 HERE = Path(__file__).parents[1]
 UVLOOP = ("asyncio", {"use_uvloop": True})
@@ -356,22 +354,15 @@ async def test_settings_are_applied(run_dir: str, monkeypatch: pytest.MonkeyPatc
         assert "sched_setaffinity" in caught.value.detail
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("mode", ["idle", "preload", "gil-forked", "compiler-forked"])
-def test_sigkill_of_the_parent(run_dir: str, slow_modules: str, mode: str, anyio_backend: str) -> None:
-    """Everything is gone within two seconds, also when a process forked off the parent holds the lifeline open."""
-    path = os.pathsep.join([str(HERE), str(HERE.parent), slow_modules])
-    command = [sys.executable, str(HERE / "pool_targets.py"), run_dir, mode]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as parent:
-        assert parent.stdout
-        child, *groups = json.loads(parent.stdout.readline())
-        try:
-            mode = mode.removesuffix("-forked")
-            count, holding = {"preload": (1, 1), "compiler": (9, 0), "gil": (3, 2), "idle": (3, 0)}[mode]
-            wait_until(lambda: len(in_groups(groups)) == count, 2, "the processes")
-            wait_until(lambda: printed(run_dir, "holding the GIL") == holding, 2, "the GIL's holders")
-            parent.kill()
-            wait_until(lambda: not in_groups(groups), 2, "the end of all processes")
-        finally:
-            if child:
-                os.kill(child, signal.SIGKILL)
+async def test_a_lost_server_is_replaced_once(run_dir: str, tmp_path: Path) -> None:
+    """The first dies while it imports: nobody notices. Whoever works when the second dies gets an error."""
+    second = [ForkServerProcess((), tmp_path / "second", env={})]
+    async with fork_server(run_dir, ["json"], again=second.pop) as server:
+        os.kill(server.pids()[0], signal.SIGKILL)
+        worker = await server.spawn("test")
+        assert await worker.call("pool_targets:echo", b"x") == b"x" and not second
+        os.kill(server.pids()[0], signal.SIGKILL)
+        with pytest.raises(MachineError, match=r"(?s)fork server ended.*the server before it was lost, too.*resume"):
+            await worker.call("pool_targets:sleep", b"60")
+        with pytest.raises(MachineError, match="atune resume"):
+            await server.spawn("test")

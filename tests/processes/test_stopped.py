@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -42,86 +40,40 @@ async def test_what_came_in_the_last_tick_is_seen_before_the_deadline_is_told() 
     assert looked >= 2
 
 
-class Program:
-    """A program whose worker waits at `gate` in a call that may take `LIMIT_S`."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.gate = tmp_path / "gate"
-        os.mkfifo(self.gate)
-        command = [sys.executable, str(HERE / "stopped_program.py"), str(tmp_path / "run"), str(self.gate)]
-        self.process = subprocess.Popen(
-            [*command, str(LIMIT_S)], stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-        )
-        assert self.process.stdout is not None
-        self.pids: list[int] = json.loads(self.process.stdout.readline())
-        self.writer = -1
-        wait_until(self._waiting, 30, "the worker at the gate")
-
-    def _waiting(self) -> bool:
-        with suppress(OSError):  # nobody reads yet
-            self.writer = os.open(self.gate, os.O_WRONLY | os.O_NONBLOCK)
-        return self.writer >= 0
-
-    def stop(self, pids: list[int]) -> None:
-        """Stop `pids` for longer than the call may take."""
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        for pid in pids:
-            wait_until(lambda pid=pid: state(pid) == "T", 10, "the stop")
-        time.sleep(1.5 * LIMIT_S)
-
-    def go_on(self, pids: list[int]) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    def open_gate(self) -> None:
-        """Have the worker answer."""
-        os.close(self.writer)
-        self.writer = -1
-
-    def result(self) -> str:
-        return self.process.communicate(timeout=60)[0].strip()
-
-    def close(self) -> None:
-        if self.writer >= 0:
-            self.open_gate()
-        self.process.kill()
-        self.process.communicate()
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    program = Program(tmp_path)
-    yield program
-    program.close()
-
-
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_an_answer_that_came_while_the_program_was_stopped_counts(program: Program, anyio_backend: str) -> None:
-    program.stop(only := [program.process.pid])
-    program.open_gate()
-    program.go_on(only)
-    assert program.result() == "answered"
+@pytest.mark.parametrize(
+    ("stopped", "ends"), [("the program", "answered"), ("everything", "answered"), ("the worker", "timeout")]
+)
+def test_time_in_which_the_program_is_stopped_does_not_count(
+    stopped: str, ends: str, tmp_path: Path, anyio_backend: str
+) -> None:
+    """Its worker waits at a gate, in a call that may take `LIMIT_S`, and answers while it is stopped, or after.
 
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_time_in_which_everything_was_stopped_does_not_count(program: Program, anyio_backend: str) -> None:
-    everything = [program.process.pid, *program.pids]
-    program.stop(everything)
-    program.go_on(everything)
-    program.open_gate()
-    assert program.result() == "answered"
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_a_worker_that_alone_is_stopped_runs_into_its_deadline(program: Program, anyio_backend: str) -> None:
-    program.stop(program.pids[1:])
-    assert program.result() == "timeout"
+    A worker that alone is stopped runs into its deadline.
+    """
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    command = [sys.executable, str(HERE / "stopped_program.py"), str(tmp_path / "run"), str(gate), str(LIMIT_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as program:
+        assert program.stdout is not None
+        server, worker = json.loads(program.stdout.readline())
+        with gate.open("w") as writer:  # the worker is there
+            every = {"the program": [program.pid], "everything": [program.pid, server, worker], "the worker": [worker]}
+            for pid in every[stopped]:
+                os.kill(pid, signal.SIGSTOP)
+                wait_until(lambda pid=pid: state(pid) == "T", 10, "the stop")
+            time.sleep(1.5 * LIMIT_S)
+            if stopped == "the program":
+                writer.close()
+            for pid in every[stopped] if stopped != "the worker" else []:
+                os.kill(pid, signal.SIGCONT)
+            if stopped == "everything":
+                writer.close()
+            assert program.communicate(timeout=60)[0].strip() == ends
 
 
 async def test_a_server_that_never_comes_up_is_an_error(
