@@ -271,7 +271,7 @@ class Call:
 
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
         """Return inputs to draw. Raises `UsageError` where a size or a number is unknown."""
-        return self.owner.frontend.drawn_inputs(params, symbols, self.options.workload.get("supply"), scalars)
+        return self.owner.frontend.drawn_inputs(params, symbols, scalars)
 
     def as_given(self, config: Config) -> Config:
         """Return a configuration of the space with the caller's own values."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
@@ -250,9 +250,7 @@ def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict
     return found
 
 
-def drawn_inputs(
-    params: Sequence[KernelParam], symbols: Mapping[str, int], supply: str | None, scalars: Sequence[Any] = ()
-) -> DrawnInputs:
+def drawn_inputs(params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any] = ()) -> DrawnInputs:
     """Return inputs to draw, with sizes for symbolic dimensions. Raises `UsageError` for one without a size."""
     for size in (d for p in params for d in p.shape or () if isinstance(d, str)):
         if size_of(size, symbols) is None:
@@ -263,7 +261,7 @@ def drawn_inputs(
         raise UsageError(
             "a parameter is a number that is given at run time: call with one, or give inputs, to tune for"
         )
-    return DrawnInputs(symbols, supply, scalars)
+    return DrawnInputs(symbols, scalars)
 
 
 def _plain(config: Config) -> Config:
@@ -344,14 +342,13 @@ def accesses(function: Any) -> dict[int, int]:
         elif isinstance(node, tvm.tirx.Var):
             note(node, READ | WRITE)
         elif isinstance(node, tvm.tirx.Call):
-            name = str(getattr(node.op, "name", ""))
-            if "atomic" in name:
-                for argument in node.args:
-                    if (part := _part(argument)) is not None and part.access & WRITE:
-                        note(part.data, READ | WRITE)
+            if "atomic" in str(getattr(node.op, "name", "")):
+                for data, access, _ in filter(None, map(_part, node.args)):
+                    note(data, READ | WRITE if access & WRITE else 0)
             if (part := _part(node)) is not None:
-                note(part.data, part.access)
-                for one in part.within:
+                data, access, within = part
+                note(data, access)
+                for one in within:
                     visit(one)
                 return False
         return True
@@ -363,16 +360,11 @@ def accesses(function: Any) -> dict[int, int]:
     return found
 
 
-class _Part(NamedTuple):
-    """A part of the memory `data`, and what is done to it. `within`: the expressions that say which part."""
+def _part(call: Any) -> tuple[Any, int, Sequence[Any]] | None:
+    """Return the memory that a call stands for a part of, what is done to it, and the expressions that say which part.
 
-    data: Any
-    access: int
-    within: Sequence[Any]
-
-
-def _part(call: Any) -> _Part | None:
-    """Return the part of a buffer that a call stands for; None for other calls."""
+    None for other calls.
+    """
     name = str(getattr(getattr(call, "op", None), "name", ""))
     if name not in _MASK_AT and name != "tirx.address_of":
         return None
@@ -380,6 +372,6 @@ def _part(call: Any) -> _Part | None:
     mask = getattr(call.args[_MASK_AT[name]], "value", None) if name in _MASK_AT else None
     access = READ | WRITE if mask is None else int(mask)
     if name == "tirx.tvm_access_ptr":
-        return _Part(others[0], access, others[1:])
+        return others[0], access, others[1:]
     buffer = getattr(first, "buffer", None)
-    return None if buffer is None else _Part(buffer.data, access, [*first.indices, *others])
+    return None if buffer is None else (buffer.data, access, [*first.indices, *others])

@@ -60,6 +60,8 @@ class KernelArguments:
         """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
         self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         """What symbolic dimensions are, as far as it is known."""
+        if isinstance(work.inputs, DrawnInputs):
+            self._sizes |= work.inputs.symbols
         torch.manual_seed(0)
         inputs, outputs = self._given()
         self._fill_inputs(inputs)
@@ -88,7 +90,7 @@ class KernelArguments:
         device = self.guards.device
         for place, i in enumerate(self.in_idx):
             param = self.params[i]
-            if given is not None:
+            if given is not None and given[place] is not DRAWN:
                 value = self._placed(i, given[place])
             else:
                 strides = None if param.strides is None else sized(param.strides, self._sizes)
@@ -274,30 +276,24 @@ def drawn(
     return torch.randint(low, high, shape, device=device).to(torch.int8).to(dtype)
 
 
+DRAWN = object()
+"""What stands for an input that is to be drawn."""
+
+
 class DrawnInputs:
-    """Inputs that are drawn in the device's process, with `symbols` as the sizes of symbolic dimensions.
+    """Inputs that are drawn, with `symbols` as the sizes of symbolic dimensions.
 
     `scalars` are the values of scalar parameters, in order.
     """
 
     cache_identity = "inputs as described by the problem"
 
-    def __init__(self, symbols: Mapping[str, int], supply: str | None, scalars: Sequence[Any] = ()) -> None:
-        self.symbols, self.supply, self.scalars = dict(symbols), supply, tuple(scalars)
+    def __init__(self, symbols: Mapping[str, int], scalars: Sequence[Any] = ()) -> None:
+        self.symbols, self.scalars = dict(symbols), tuple(scalars)
 
     def __call__(self, parameters: Sequence[KernelParam]) -> list[Any]:
-        import torch
-
-        device = "cuda" if torch.cuda.is_initialized() else "cpu"
         scalars = iter(self.scalars)
-        found = []
-        for param in parameters:
-            if param.shape is None:
-                found.append(next(scalars))
-                continue
-            strides = None if param.strides is None else sized(param.strides, self.symbols)
-            found.append(drawn(param, sized(param.shape, self.symbols), device, self.supply, strides))
-        return found
+        return [next(scalars) if param.shape is None else DRAWN for param in parameters]
 
 
 class GivenTensors:

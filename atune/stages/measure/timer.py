@@ -6,8 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from atune.model.measurement import median_interval
 from atune.model.settings import BenchmarkSettings
@@ -15,8 +14,7 @@ from atune.model.settings import BenchmarkSettings
 Call = Callable[[], Any]
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """A call to time, and an untimed step before each call, such as restoring its inputs."""
 
     call: Call
@@ -189,7 +187,7 @@ class GraphTimer(CudaTimer):
             timed.call()
         finally:
             graph.capture_end()
-        return replace(timed, call=graph.replay)
+        return Timed(graph.replay, timed.before)
 
 
 def make_timer(device: str, method: str = "auto") -> Timer:
@@ -228,19 +226,15 @@ def still_wanted(
     the place of both limits. With `until_known`, samples that scatter are followed by as many again.
     """
     have = len(samples_us)
-    if best_ms is None:
-        return n_repeat - have if have < n_repeat else _to_be_known(samples_us, n_repeat, until_known)
     steps = [(PROBE, PLAINLY_SLOW), (SECOND_LOOK, SLOW)] if factor is None else [(PROBE, factor)]
-    for n, slow in steps:
+    for n, slow in steps if best_ms is not None else []:
         if have < min(n, n_repeat):
             return min(n, n_repeat) - have
-        if min(samples_us) > slow * best_ms * 1e3:
+        if min(samples_us) > slow * (best_ms or 0) * 1e3:
             return 0
-    return n_repeat - have if have < n_repeat else _to_be_known(samples_us, n_repeat, until_known)
-
-
-def _to_be_known(samples_us: Sequence[float], n_repeat: int, wanted: bool) -> int:
-    if not wanted or len(samples_us) < SECOND_LOOK or len(samples_us) >= MOST * n_repeat or sum(samples_us) > EXTRA_US:
+    if have < n_repeat:
+        return n_repeat - have
+    if not until_known or have < SECOND_LOOK or have >= MOST * n_repeat or sum(samples_us) > EXTRA_US:
         return 0
     low, median, high = median_interval(samples_us)
     return n_repeat if max(high - median, median - low) > KNOWN * median else 0

@@ -26,7 +26,7 @@ from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, d
 from atune.stages import tilelang
 from atune.workers.processes.messages import Discovery, LoadSpace, Session, SpacePart
 from atune.workload.fingerprint import fingerprint, keep_texts, written_since
-from atune.workload.pickling import FileRef, WorkloadRef, chosen, load
+from atune.workload.pickling import FileRef, chosen, load
 from atune.workload.workload import Candidates, Workload, WorkloadSpec, head, survey
 
 
@@ -103,12 +103,9 @@ def load_space(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _telling(asked.deadline_s):
         _space.workload, _space.candidates = load(asked.ref), None
-        _space.spec = asked.known or head(_space.workload, _origin(asked.ref))
+        ref = chosen(asked.ref) if isinstance(asked.ref, FileRef) else asked.ref
+        _space.spec = asked.known or head(_space.workload, ref.origin)
         return b""
-
-
-def _origin(ref: WorkloadRef) -> str:
-    return (chosen(ref) if isinstance(ref, FileRef) else ref).origin
 
 
 def list_space(payload: bytes) -> bytes:
@@ -181,9 +178,7 @@ def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
         raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
     chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
     models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
-    if len({g.arch for g in chosen}) > 1:
-        raise TargetError(f"devices must be of one architecture, and there is {models}; choose with --devices")
-    if wanted and len({g.name for g in chosen}) > 1:
+    if len({g.name if wanted else g.arch for g in chosen}) > 1:
         raise TargetError(f"devices must be of one model, and there is {models}; choose with --devices")
     if not target.arch:
         target = Target("cuda", chosen[0].arch)
