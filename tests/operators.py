@@ -1,13 +1,10 @@
 """A small library of operators of the kind that wraps tilelang's tuner: `Op` tunes the kernels that its methods make.
 
-`autotune` is that of the module named in OPERATORS_TUNER, such as ``tilelang.autotuner``; by default the drop-in's.
 Everything works for CUDA and for ``target="c"``. No kernel closes over more than numbers and texts, as tilelang's
 tuner wants it; what makes inputs and expected outputs are methods.
 """
 
-import importlib
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +12,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-autotune = importlib.import_module(os.environ.get("OPERATORS_TUNER", "atune.compat.tilelang")).autotune
+from atune.compat.tilelang import autotune
 
 Config = dict[str, Any]
 
@@ -47,13 +44,14 @@ class Part(NamedTuple):
 
 
 class Op:
-    """An operator: its parts, its `config` under the operator's names, and its compiled kernels by the part's name."""
+    """An operator: its parts, its `config` under the operator's names, and its tuned kernels by the part's name."""
 
-    def __init__(self, target: str = "cuda", config: Config | None = None, tune: bool = False) -> None:
+    def __init__(self, target: str = "cuda") -> None:
         self.target = target
         self.device, self.dtype = ("cpu", "float32") if target == "c" else ("cuda", "float16")
         self.kernels: dict[str, Any] = {}
-        self.init_config(config, tune)
+        self.config: Config = {}
+        self.autotune()
 
     def parts(self) -> dict[str, Part]:
         """Return the operator's kernels in the order in which they run."""
@@ -75,31 +73,19 @@ class Op:
         [kernel] = self.kernels.values()
         return kernel(*inputs)
 
-    def init_config(self, config: Config | None = None, tune: bool = False) -> None:
-        """Compile with the default configuration and what `config` replaces of it, or with the fastest."""
-        self.config = dict(config or {})
-        if tune:
-            self.autotune()
-            return
-        for part in self.parts().values():
-            self.config = {**part.renamed(part.configs[0]), **self.config}
-        self.kernels = {name: part.jit(**part.own(self.config)) for name, part in self.parts().items()}
-
-    def autotune(self, warmup: int = 10, rep: int = 10) -> None:
+    def autotune(self) -> None:
         """Tune the parts, one after another."""
-        kernels = {}
         for name, part in self.parts().items():
-            kernels[name] = self.tune_jit_kernel(part, warmup, rep)
-            self.config |= part.renamed(kernels[name].config)
-        self.kernels = kernels
+            self.kernels[name] = self.tune_jit_kernel(part)
+            self.config |= part.renamed(self.kernels[name].config)
 
-    def tune_jit_kernel(self, part: Part, warmup: int, rep: int) -> Any:
+    def tune_jit_kernel(self, part: Part) -> Any:
         """Return the fastest kernel of a part. The default configuration is given, since tilelang binds the call."""
         seeds = part.configs[0]
         tuned = autotune(
             configs=part.configs,
-            warmup=warmup,
-            rep=rep,
+            warmup=10,
+            rep=10,
             supply_prog=part.supply,
             ref_prog=part.reference,
             do_not_specialize=list(seeds),
@@ -151,63 +137,6 @@ class Silu(Op):
 
     def expected(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.silu(x.float()).to(x.dtype)
-
-
-class RmsNorm(Op):
-    """Rows over the root of their mean square, times a weight."""
-
-    def __init__(self, m: int, n: int, **options: Any) -> None:
-        self.m, self.n = m, n
-        super().__init__(**options)
-
-    def parts(self) -> dict[str, Part]:
-        m, n, dtype = self.m, self.n, self.dtype
-
-        @tilelang.jit(out_idx=[-1], target=self.target)
-        def on_gpu(rows: int, threads: int) -> Any:
-            @T.prim_func
-            def norm(X: T.Tensor((m, n), dtype), W: T.Tensor((n,), dtype), Y: T.Tensor((m, n), dtype)):
-                with T.Kernel(T.ceildiv(m, rows), threads=threads) as bx:
-                    x = T.alloc_fragment((rows, n), "float32")
-                    squares = T.alloc_fragment((rows, n), "float32")
-                    total = T.alloc_fragment((rows,), "float32")
-                    T.copy(X[bx * rows, 0], x)
-                    for i, j in T.Parallel(rows, n):
-                        squares[i, j] = x[i, j] * x[i, j]
-                    T.reduce_sum(squares, total, dim=1)
-                    for i, j in T.Parallel(rows, n):
-                        x[i, j] = x[i, j] * T.rsqrt(total[i] / n + 1e-6) * W[j]
-                    T.copy(x, Y[bx * rows, 0])
-
-            return norm
-
-        @tilelang.jit(out_idx=[-1], target=self.target)
-        def on_cpu(rows: int) -> Any:
-            @T.prim_func
-            def norm(X: T.Tensor((m, n), dtype), W: T.Tensor((n,), dtype), Y: T.Tensor((m, n), dtype)):
-                with T.Kernel(T.ceildiv(m, rows)) as bx:
-                    total = T.alloc_local((1,), "float32")
-                    for i in T.serial(rows):
-                        total[0] = 0.0
-                        for j in T.serial(n):
-                            total[0] += X[bx * rows + i, j] * X[bx * rows + i, j]
-                        for j in T.serial(n):
-                            Y[bx * rows + i, j] = X[bx * rows + i, j] / T.sqrt(total[0] / n + 1e-6) * W[j]
-
-            return norm
-
-        if self.target == "c":
-            return {"norm": Part(on_cpu, grid(rows=[1, 4]), self.supply, {}, self.expected)}
-        configs = grid(rows=[1, 2, 4, 8], threads=[64, 128, 256, 512])
-        return {"norm": Part(on_gpu, configs, self.supply, {}, self.expected)}
-
-    def inputs(self) -> list[torch.Tensor]:
-        return [self.randn(self.m, self.n), self.randn(self.n)]
-
-    def expected(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rows = x.float()
-        scale = (rows.square().mean(dim=1, keepdim=True) + 1e-6).rsqrt()
-        return (rows * scale * weight.float()).to(x.dtype)
 
 
 class SplitKGemm(Op):
@@ -338,16 +267,14 @@ class SplitKGemm(Op):
         return self.kernels["combine"](products.reshape(self.splits, -1), bias).reshape(self.m, self.n)
 
 
-OPERATORS = {kind.__name__: kind for kind in (Silu, RmsNorm, SplitKGemm)}
+OPERATORS = {kind.__name__: kind for kind in (Silu, SplitKGemm)}
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "cuda": {
         "Silu": {"n": 1 << 26},
-        "RmsNorm": {"m": 16384, "n": 4096},
         "SplitKGemm": {"m": 512, "n": 4096, "k": 8192, "splits": 4},
     },
     "c": {
         "Silu": {"n": 256},
-        "RmsNorm": {"m": 16, "n": 64},
         "SplitKGemm": {"m": 16, "n": 32, "k": 64, "splits": 2},
     },
 }

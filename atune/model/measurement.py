@@ -32,8 +32,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: tuple[float, ...]
     method: str
-    """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``cuda_graph``: the same
-    with a graph of the call. ``perf_counter``: the CPU's clock."""
+    """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``perf_counter``: the
+    CPU's clock."""
     conditions: Conditions | None = None
 
     @property

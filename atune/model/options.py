@@ -269,10 +269,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta
 
 
 MEANT: dict[str, tuple[str, ...]] = {
-    "answer": ("reference",), "backend": ("method",), "benchmark_devices": ("devices",),
+    "answer": ("reference",), "benchmark_devices": ("devices",),
     "benchmark_multi_gpu": ("devices",), "cache_input_tensors": ("cache_inputs",), "compiler_options": ("flags",),
     "configs": ("space",), "cpu_count": ("workers",), "device": ("devices",), "disable_cache": ("store", "cache"),
-    "do_bench": ("method",), "early_config_prune": ("where",), "early_stop": ("adaptive",),
+    "early_config_prune": ("where",), "early_stop": ("adaptive",),
     "enable_grouped_compile": ("group_size",), "execution_backend": (), "group_compile_size": ("group_size",),
     "grouped_compile": ("group_size",), "iterations": ("n_repeat",), "manual_check_prog": ("check",),
     "max_fevals": ("budget",), "max_trials": ("budget",), "n_jobs": ("workers",), "n_trials": ("budget",),
@@ -282,7 +282,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "restore_value": ("restore",), "restrictions": ("where",), "sampler": ("strategy",), "shape": ("arguments", "arg"),
     "skip_check": ("check",), "space": ("configs",), "supply_prog": ("inputs",), "supply_type": ("supply",),
     "time_limit": ("budget",), "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "topk": ("budget",),
-    "trials": ("budget",), "tune_params": ("space",), "use_cuda_graph": ("method",), "use_pipeline": ("pipeline",),
+    "trials": ("budget",), "tune_params": ("space",), "use_pipeline": ("pipeline",),
     "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"),
 }  # fmt: skip
 """atune's names for options of tilelang's tuner, Triton's, Kernel Tuner and Optuna."""

@@ -75,22 +75,6 @@ CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
 
 
-METHODS = {
-    "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
-    "perf_counter": "perf_counter", "wall": "perf_counter",
-}  # fmt: skip
-"""atune's name of each timing method, by atune's and by tilelang's names."""
-
-
-def _method(where: str, name: Any) -> str:
-    """Return atune's name of a timing method. Raises `UsageError`."""
-    if isinstance(name, str) and name in METHODS:
-        return METHODS[name]
-    if name in ("msprof", "msprof_detail"):
-        raise UsageError(f"{where} {name!r} is for other devices: use 'events' or 'cuda_graph'")
-    raise UsageError(f"{where} {name!r} is unknown: use {', '.join(METHODS)}")
-
-
 def _host(where: str, host: Any) -> str:
     if not (isinstance(host, str) and host.strip()):
         raise UsageError(f"{where} must be a text such as 'c', got {host!r}")
@@ -167,11 +151,6 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "At least 1; needs `adaptive`.",
         measured=True, unset="1.5, and 1.1 after eight samples",
     )] = None
-    method: Annotated[str, Option(
-        "How to time: auto, events or cuda_graph on GPUs, perf_counter on the CPU. ``auto`` takes the first. "
-        "TileLang's names event, cudagraph and wall work, too.",
-        check=_method, measured=True, page="concepts.md#timing",
-    )] = "auto"
     benchmark_timeout_s: Annotated[Positive, Option(
         "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
         flag="--timeout", metavar="S",

@@ -14,7 +14,6 @@ import pytest
 
 from atune.errors import JournalError, TargetError, UsageError, WorkloadError
 from atune.frontends.api.tuner import tune
-from atune.model.settings import BenchmarkSettings
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
@@ -101,10 +100,6 @@ class TestReal:
         [
             ({"target": "c", "devices": ["cpu", "3"]}, "device '3' is not there: target c runs on the CPU alone"),
             ({"target": "cuda", "devices": ["cpu"]}, "target cuda does not run on device 'cpu': use --target c"),
-            (
-                {"target": "c", "benchmark": BenchmarkSettings(method="events")},
-                "method 'events' does not time target c",
-            ),
         ],
     )
     async def test_combinations_that_cannot_work(

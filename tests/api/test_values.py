@@ -146,7 +146,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("CompileSettings", "target_host", "yes", "target_host 'yes' is unknown: use 'c' or 'llvm'"),
     ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
     ("BenchmarkSettings", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
-    ("BenchmarkSettings", "method", ["events"], "method ['events'] is unknown: use auto"),
     # the drop-in, under tilelang's names
     ("set_profile_args", "warmup", -1, "warmup must be a whole number >= 0, got -1"),
     ("AutoTuner.run", "rep", 1.5, "rep must be a whole number, got 1.5"),

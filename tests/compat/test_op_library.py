@@ -30,8 +30,8 @@ def all_warnings() -> None:
     environment._warned.clear()
 
 
-def operator(name: str, target: str, tune: bool = True) -> operators.Op:
-    return operators.OPERATORS[name](**operators.SIZES[target][name], target=target, tune=tune)
+def operator(name: str, target: str) -> operators.Op:
+    return operators.OPERATORS[name](**operators.SIZES[target][name], target=target)
 
 
 def check(op: operators.Op) -> None:
@@ -79,7 +79,7 @@ def test_the_library_is_one_for_tilelang_s_tuner(name: str, monkeypatch: pytest.
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("name", operators.OPERATORS)
 def test_operators_compile_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators.Op, "init_config", lambda self, config, tune: None)
+    monkeypatch.setattr(operators.Op, "autotune", lambda self: None)
     parts = operator(name, "cuda").parts().values()
     assert 12 <= sum(len(part.configs) for part in parts) <= 60
     for part in parts:

@@ -65,7 +65,7 @@ def begin(payload: bytes) -> bytes:
         if info.uuid and visible != info.uuid:
             raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
         _device.observer = Observer(visible)
-    _device.timer = make_timer("cpu" if info.id == "cpu" else "cuda", session().benchmark.method)
+    _device.timer = make_timer(info.id)
     return msgspec.msgpack.encode(info)
 
 
@@ -86,7 +86,7 @@ def prepare(payload: bytes) -> bytes:
         ) from error
     reference = None
     if job.timed and workload().reference is not None:
-        reference = _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
+        reference = _timing(_samples(_timed_reference(), session().benchmark, None))
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 
@@ -133,10 +133,10 @@ def final(payload: bytes) -> bytes:
         call = functools.partial(load(artifact), *arguments.values)
         call()
         _device.timer.synchronise()
-        calls.append(_device.timer.ready(Timed(call, arguments.restorer(arguments.restore_inputs()))))
+        calls.append(Timed(call, arguments.restorer(arguments.restore_inputs())))
     with_reference = workload().reference is not None
     if with_reference:
-        calls.append(_device.timer.ready(_timed_reference()))
+        calls.append(_timed_reference())
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
     failures = []
@@ -191,7 +191,7 @@ def _checked_and_timed(
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
-    timed = _device.timer.ready(Timed(call, arguments.restorer(changed)))
+    timed = Timed(call, arguments.restorer(changed))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
     wrong, worst_again = _called_and_judged(timed, arguments, expected, POISONS[::-1])
     arguments.restore_inputs()

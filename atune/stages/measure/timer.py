@@ -33,10 +33,6 @@ class Timer(ABC):
     method: str
     BATCH = BURST = MAX_SAMPLES
 
-    def ready(self, timed: Timed) -> Timed:
-        """Return `timed` in the form that this timer runs; made once, used for all its samples."""
-        return timed
-
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
         """Return `n_repeat` samples, after `n_warmup` calls that are not timed."""
         self._warm(timed, n_warmup)
@@ -172,29 +168,9 @@ class CudaTimer(Timer):
             self.patience *= 2
 
 
-class GraphTimer(CudaTimer):
-    """Like `CudaTimer`, but each call is captured in a CUDA graph once, and the graph is launched instead."""
-
-    method = "cuda_graph"
-
-    def ready(self, timed: Timed) -> Timed:
-        torch = self.torch
-        self._warm(timed, 1)  # what is loaded or allocated at the first call cannot be captured
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        try:
-            timed.call()
-        finally:
-            graph.capture_end()
-        return Timed(graph.replay, timed.before)
-
-
-def make_timer(device: str, method: str = "auto") -> Timer:
-    """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
-    if device == "cpu":
-        return CpuTimer()
-    return GraphTimer() if method == "cuda_graph" else CudaTimer()
+def make_timer(device: str) -> Timer:
+    """Return the timer of `device`: ``cpu``, or a GPU."""
+    return CpuTimer() if device == "cpu" else CudaTimer()
 
 
 PROBE = 3

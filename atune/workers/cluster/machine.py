@@ -33,7 +33,7 @@ from atune.model.folders import made_folder, run_folder, whole_file
 from atune.model.jobs import A, Job, Started, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.local.machine import check_discovery, compile_hints
+from atune.workers.local.machine import compile_hints
 from atune.workers.processes.messages import Discovery
 from atune.workers.system.resources import Deadline
 from atune.workload.pickling import WorkloadRef
@@ -414,7 +414,6 @@ class ClusterMachine:
         found = [node.found for node in self._living]
         devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
         self._found = msgspec.structs.replace(found[0], devices=devices)
-        check_discovery(self._found, self.benchmark)
         for remark in filter(None, (self._found.untested, self._found.fallback)):
             self._warn(remark)
         return target, list(devices)

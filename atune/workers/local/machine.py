@@ -18,7 +18,6 @@ import msgspec
 from atune.engine.interfaces import CompileHints, ignored
 from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
-from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -161,7 +160,6 @@ class LocalMachine:
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
-        check_discovery(found, self.benchmark)
         found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
         if self._most_cores is None:  # an agent's are told by the machine of the cluster
@@ -247,12 +245,3 @@ class LocalMachine:
 def compile_hints(found: Discovery) -> CompileHints:
     """Return what the target says to the scheduler, on one machine or on several."""
     return CompileHints(alike=ALIKE if found.fallback else 0)
-
-
-def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
-    """Raise `TargetError` if the settings do not fit the target."""
-    on_cpu = found.target.kind == "c"
-    method = benchmark.method
-    if method != "auto" and (method == "perf_counter") != on_cpu:
-        fitting = "'perf_counter'" if on_cpu else "'events' or 'cuda_graph'"
-        raise TargetError(f"method {method!r} does not time target {found.target.kind}: use {fitting}")

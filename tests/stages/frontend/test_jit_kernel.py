@@ -157,39 +157,28 @@ def shifted(A, by: int = 1, block: int = 16):
     return B
 
 
-@pytest.mark.parametrize("kernel", [scale, scale_jit], ids=["plain", "jit"])
-def test_outputs_are_returned_where_asked(kernel: Any) -> None:
-    found = jit_kernel(
-        kernel, {"n": 256}, {"factor": 3, "block": 16}, target=CPU, out_idx=[-1], latency_ms=1.5, reference_ms=2.5
-    )
-    assert isinstance(found, tilelang.JITKernel)
-    assert (found.latency, found.config, found.ref_latency) == (1.5, {"factor": 3, "block": 16}, 2.5)
+FACTOR, LEVEL = {"factor": 3, "block": 16}, {"factor": 3, "block": 16, "compile_flags": ("-O1",)}
+COMPILED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], Callable[[Any], Any]]] = {
+    "plain": (scale, {"n": 256}, FACTOR, lambda A: A * 3),
+    "jit": (scale_jit, {"n": 256}, FACTOR, lambda A: A * 3),
+    "eager, by its dimensions": (shifted, {"n": 256, "by": 4}, {"block": 32}, lambda A: A + 4),
+    "symbolic, as a dict of one key": (scale, {"n": {"$dynamic": "n"}}, FACTOR, lambda A: A * 3),
+    "with reserved names": (scale, {"n": 256}, {**LEVEL, "pass_configs": {}}, lambda A: A * 3),
+    "with a pass": (
+        scale, {"n": 256}, {**LEVEL, "pass_configs": {"tirx.disable_vectorize": True}}, lambda A: A * 3,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "arguments", "config", "expected"), COMPILED.values(), ids=COMPILED.keys())
+def test_without_a_library_tilelang_compiles(kernel: Any, arguments: Any, config: Any, expected: Any) -> None:
+    options: Any = {"latency_ms": 1.5, "reference_ms": 2.5, "out_idx": None if kernel is shifted else [-1]}
+    found = jit_kernel(kernel, arguments, config, target=CPU, flags=["-O3"], **options)
+    assert isinstance(found, tilelang.JITKernel) and "float" in found.get_kernel_source()
+    assert (found.latency, found.config, found.ref_latency) == (1.5, config, 2.5)
+    assert found.compile_flags == [*config.get("compile_flags", ["-O3"])]
     A = torch.randn(256)
-    assert torch.equal(found(A), A * 3)
-    assert "float" in found.get_kernel_source()
-
-
-def test_symbolic_dimensions() -> None:
-    """A dict of one key stands for a symbolic variable; the kernel takes any size then."""
-    found = jit_kernel(scale, {"n": {"$dynamic": "n"}}, {"factor": 2, "block": 16}, target=CPU, out_idx=[-1])
-    for n in (64, 512):
-        A = torch.randn(n)
-        assert torch.equal(found(A), A * 2)
-
-
-def test_eager_kernels_take_their_dimensions_by_name() -> None:
-    found = jit_kernel(shifted, {"n": 128, "by": 4}, {"block": 32}, target=CPU)
-    A = torch.randn(128)
-    assert torch.equal(found(A), A + 4)
-
-
-@pytest.mark.parametrize("passes", [{"tirx.disable_vectorize": True}, {}, None])
-def test_reserved_names_are_no_arguments(passes: Any) -> None:
-    config = {"factor": 2, "compile_flags": ("-O1",), "pass_configs": passes}
-    found = jit_kernel(scale, {"n": 64}, config, target=CPU, out_idx=[-1], flags=["-O3"])
-    assert found.compile_flags == ["-O1"]
-    A = torch.randn(64)
-    assert torch.equal(found(A), A * 2)
+    assert torch.equal(found(A), expected(A))
 
 
 def test_a_kernel_that_returns_something_else_is_named() -> None:
@@ -244,9 +233,6 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(monkeypatch: pytest
         kernel(A, A, A)
     monkeypatch.delattr("atune.frontends.api.compile_all._built")
     assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
-
-
-# On a GPU
 
 
 @pytest.mark.gpu

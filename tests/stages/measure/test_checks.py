@@ -372,14 +372,6 @@ def test_warm_up_and_repeats_may_be_times() -> None:
         BenchmarkSettings(rep_ms=0)
 
 
-def test_methods_go_by_tilelangs_names_too() -> None:
-    assert BenchmarkSettings(method="event").method == "events" == BenchmarkSettings(method="events").method
-    assert BenchmarkSettings(method="cudagraph").method == "cuda_graph"
-    for name, why in (("msprof", "is for other devices: use 'events' or 'cuda_graph'"), ("sundial", "is unknown")):
-        with pytest.raises(UsageError, match=why):
-            BenchmarkSettings(method=name)
-
-
 def test_checks_are_part_of_the_fingerprint() -> None:
     prints = {fingerprint(workload(**o)) for o in ({}, {"supply": "zero"}, {"zero": [0]}, {"check": double})}
     assert len(prints) == 4
