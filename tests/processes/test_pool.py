@@ -123,7 +123,7 @@ async def test_round_trip(run_dir: str) -> None:
         assert await worker.call("zlib:compress", b"1") != b"1"
         assert len(server.pids()) == len(in_groups(server.pids())) == 4
         assert worker.name == "c-2" and worker.alive
-        assert server.preload_s is not None
+        assert server.process.preload_s is not None
         groups = server.pids()
     assert not in_groups(groups) and not server.pids() and not worker.alive
     with pytest.raises(WorkerError, match="not open"):
@@ -256,7 +256,7 @@ async def test_cancel_during_preload_that_holds_the_gil(run_dir: str, slow_modul
         start = time.monotonic()
         with anyio.move_on_after(delay) as scope:
             async with fork_server(run_dir, ["gil_at_import"]) as server:
-                group = server._process.pid
+                group = server.process.pid
                 await server.spawn("test")
         assert scope.cancelled_caught
         assert time.monotonic() - start < delay + 0.5

@@ -116,7 +116,7 @@ class LocalMachine:
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
                 self.workers.attach(self.server, self.run_dir, tasks, warn)
-                early = self.shared is not None or self.server.preload_s is None  # importing uses only one core
+                early = self.shared is not None or self.server.process.preload_s is None  # importing uses only one core
                 self.service.start(shared.service, tasks, self.run_dir, early=early)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
@@ -156,7 +156,7 @@ class LocalMachine:
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         asked = (self.target_text, self.device_names, self.compile)
         question = msgspec.msgpack.encode(asked)
-        known = self.server.facts  # valid for the process, because devices do not come and go
+        known = self.server.process.facts  # valid for the process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)

@@ -76,7 +76,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     ) -> None:
         self.run_dir = process.folder
         """The folder of the server's log and of each worker's stderr."""
-        self._process, self._park, self._again = process, park, again
+        self.process, self._park, self._again = process, park, again
         self._workers: dict[int, Worker] = {}
         self._failure = ""
         """Why the server is gone, or cannot fork."""
@@ -128,10 +128,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if not self._running:
             raise WorkerError("the fork server is not open")
         while not self._ready.is_set():  # a new server has a new event
-            await self._answered(self._ready, f"import {self._process.imports}")
+            await self._answered(self._ready, f"import {self.process.imports}")
         if self._failure:
             raise self._error()
-        number = next(self._process.numbers)
+        number = next(self.process.numbers)
         name = f"{role}-{number}"
         path = self.run_dir / f"{name.replace('/', '_')}.stderr"
         order: dict[str, Any] = {"op": "fork", "id": number, "env": dict(env or {}), "nice": nice}
@@ -149,7 +149,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 raise
         if not worker.pid:
             message = f"{name} did not start: {worker.how_ended}"
-            raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self._process.log))
+            raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
         return worker
 
     async def _answered(self, event: anyio.Event, what: str) -> None:
@@ -161,32 +161,22 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         except TimeoutError:
             self._park = None  # no other run shall wait for it
             raise WorkerError(
-                f"the fork server (process {self._process.pid}) did not {what} within {START_TIMEOUT_S:g} s: it "
+                f"the fork server (process {self.process.pid}) did not {what} within {START_TIMEOUT_S:g} s: it "
                 "hangs, or was stopped. Look for a file system that does not answer, and for SIGSTOP",
-                read_tail(self._process.log),
+                read_tail(self.process.log),
             ) from None
-
-    @property
-    def preload_s(self) -> float | None:
-        """Seconds that importing took; None until it has finished."""
-        return self._process.preload_s
-
-    @property
-    def facts(self) -> dict[Any, Any]:
-        """Facts that runs learned with this process, for the next run."""
-        return self._process.facts
 
     def pids(self) -> list[int]:
         """Return the pids of the server and of the living workers. They are process groups, too."""
-        server = [self._process.pid] if self._running and self._process.returncode is None else []
+        server = [self.process.pid] if self._running and self.process.returncode is None else []
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     def _start(self) -> None:
         """Attach to the server's process, without waiting for it."""
         self._ready = anyio.Event()
         self._listening = anyio.CancelScope(shield=True)
-        self._control = self._process.control
-        if self.preload_s is not None:
+        self._control = self.process.control
+        if self.process.preload_s is not None:
             self._ready.set()
         self._running = True
 
@@ -200,13 +190,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
                 tasks.start_soon(worker.kill, within_s)
-        if self._workers or self._failure or self._process.returncode is not None:
+        if self._workers or self._failure or self.process.returncode is not None:
             return False
         for stderr in self.run_dir.glob("*.stderr"):
             stderr.unlink(missing_ok=True)  # the next run's workers have other names
         self._running = False
         self._listening.cancel()
-        self._park(self._process)
+        self._park(self.process)
         return True
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -245,9 +235,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     self._heed(json.loads(data))
                 self._hammer()
                 with anyio.move_on_after(GRACE_S):
-                    await self._process.wait()
-                while_doing = "" if self._ready.is_set() else f" while importing {self._process.imports}"
-                why = f"the fork server ended{while_doing}: {describe(self._process.returncode)}"
+                    await self.process.wait()
+                while_doing = "" if self._ready.is_set() else f" while importing {self.process.imports}"
+                why = f"the fork server ended{while_doing}: {describe(self.process.returncode)}"
                 if not self._replaced(why):
                     self._lost(why)
                     return
@@ -256,9 +246,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Handle one message of the server."""
         worker = self._workers.get(message.get("id", -1))
         if message["op"] == "ready":
-            self._process.preload_s = message["seconds"]
+            self.process.preload_s = message["seconds"]
             if message["error"]:
-                self._failure = f"preloading {self._process.imports} failed: {message['error']}"
+                self._failure = f"preloading {self.process.imports} failed: {message['error']}"
                 self._absent = not_installed(message["absent"])
             self._ready.set()
         elif message["op"] == "forked" and worker:
@@ -282,7 +272,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         It does not help if the import itself fails. After a second loss it does not help either, because something
         kills the processes.
         """
-        may_help = self._ready.is_set() or from_outside(self._process.returncode)
+        may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
             return False
         try:
@@ -294,9 +284,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._tell_all(why)
         anyio.notify_closing(self._control)
         self._control.close()
-        self._process.reap()
-        process.numbers = self._process.numbers  # no number, and no name, stands for two workers
-        self._process, self._control, self.run_dir = process, process.control, process.folder
+        self.process.reap()
+        process.numbers = self.process.numbers  # no number, and no name, stands for two workers
+        self.process, self._control, self.run_dir = process, process.control, process.folder
         waited_for.set()
         return True
 
@@ -315,7 +305,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if self._absent:
             return UsageError(self._absent)
         if not self._first_loss or self._leaving:
-            return WorkerError(self._failure, read_tail(self._process.log))
+            return WorkerError(self._failure, read_tail(self.process.log))
         return MachineError(
             f"{self._failure}; the server before it was lost, too ({self._first_loss}). Look for what ends this run's "
             "processes: too little memory (dmesg tells), or a limit of a container or a scheduler. Fewer compile "
@@ -329,8 +319,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         holds the lifeline, and processes that left their worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
-        below = descendants([*workers, *([self._process.pid] if self._process.returncode is None else [])])
-        self._process.hang_up()
+        below = descendants([*workers, *([self.process.pid] if self.process.returncode is None else [])])
+        self.process.hang_up()
         for pid in workers:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
@@ -347,14 +337,14 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     with suppress(OSError):
                         self._control.shutdown(socket.SHUT_WR)
                     with anyio.move_on_after(GRACE_S):
-                        await self._process.wait()
+                        await self.process.wait()
             finally:  # also if asyncio's own cancellation, which ignores shields, interrupts the wait
                 self._hammer()
                 try:
                     with anyio.move_on_after(HAMMER_S):
-                        await self._process.wait()
+                        await self.process.wait()
                 finally:
-                    self._process.reap()
+                    self.process.reap()
                     self._lost("the fork server was closed")
                     self._running = False
                     self._listening.cancel()
@@ -392,11 +382,6 @@ class Worker:
     def alive(self) -> bool:
         """Whether the process can still be called."""
         return not self._exited.is_set()
-
-    @property
-    def idle(self) -> bool:
-        """Whether the process can be called now."""
-        return self.alive and not self._busy
 
     async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
