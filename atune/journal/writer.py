@@ -10,7 +10,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -98,11 +97,6 @@ class Journal:
         except OSError:
             pass
         return cls.create(path), []
-
-    @classmethod
-    async def start_aside(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Call `start` in a thread, because a disk may be slow, and a journal long."""
-        return await opened_aside(partial(cls.start, path))
 
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
@@ -244,31 +238,18 @@ def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
 
     A writer that ends may remove its empty file between the two steps. Then `path` is opened again.
     """
+    # Not O_WRONLY: opening a pipe to write would wait for its reader.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     while True:
+        made = not os.path.lexists(path)  # a link's target is not removed
         try:
-            fd, made = _open(path, create)
+            fd = os.open(path, flags, 0o600)
         except OSError as error:
             raise cannot("write", path, error) from error
         _lock(fd, path)
         if os.fstat(fd).st_nlink:
             return fd, made
         os.close(fd)
-
-
-def _open(path: str, create: bool) -> tuple[int, bool]:
-    # Not O_WRONLY: opening a pipe to write would wait for its reader.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-    while create:
-        try:
-            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
-        except FileExistsError:
-            if os.path.islink(path):  # its target may have to be made
-                return os.open(path, flags | os.O_CREAT, 0o600), False
-        try:
-            return os.open(path, flags), False
-        except FileNotFoundError:
-            continue  # removed between the two calls
-    return os.open(path, flags), False
 
 
 def _lock(fd: int, path: str) -> None:

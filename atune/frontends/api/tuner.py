@@ -314,7 +314,7 @@ class Tuner:
         if self._begun is not None:
             journal, past = self._begun
         elif self._journal_path is not None:
-            journal, past = await Journal.start_aside(self._journal_path)
+            journal, past = await opened_aside(partial(Journal.start, self._journal_path))
         kept: Journal | None = None
         if self._default_journal is not None and self._cache is not None:
             opening = partial(self._cache.open_new, self._default_journal)
