@@ -217,40 +217,35 @@ class LazyCallback:
         self.func = function
         self.__signature__ = _signature(function)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def __call__(self, *values: Any, **named: Any) -> Any:
-        return self.func(*values, **named)
-
-    def cache_identity(self) -> bytes:
-        """Return what it counts as in the workload's fingerprint."""
-        return identity(self.func)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        packed = pack(self.func)
-        buffers = tuple(pickle.PickleBuffer(buffer.obj) for buffer in packed.buffers)
-        return UnopenedCallback, (self.cache_identity(), self.__signature__, packed.stream, buffers)
-
-
-class UnopenedCallback:
-    """A lazy callback in a worker. `identity`: what it counts as in the workload's fingerprint."""
-
-    def __init__(self, identity: bytes, signature: inspect.Signature, stream: bytes, buffers: Iterable[Any]) -> None:
-        self._identity, self.__signature__ = identity, signature
-        self._stream, self._buffers = stream, tuple(buffers)
+        self._sent: tuple[bytes, bytes, tuple[Any, ...]] | None = None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         return self._function(*values, **named)
 
     def cache_identity(self) -> bytes:
-        return self._identity
+        """Return what it counts as in the workload's fingerprint."""
+        return identity(self.func) if self._sent is None else self._sent[0]
 
     @functools.cached_property
     def _function(self) -> Any:
-        return pickle.loads(self._stream, buffers=self._buffers)
+        return self.func if self._sent is None else pickle.loads(self._sent[1], buffers=self._sent[2])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        buffers = tuple(map(pickle.PickleBuffer, self._buffers))
-        return UnopenedCallback, (self._identity, self.__signature__, self._stream, buffers)
+        if self._sent is None:
+            packed = pack(self.func)
+            sent = self.cache_identity(), packed.stream, tuple(buffer.obj for buffer in packed.buffers)
+        else:
+            sent = self._sent
+        *known, buffers = sent
+        return _unopened, (self.__signature__, self.__name__, *known, tuple(map(pickle.PickleBuffer, buffers)))
+
+
+def _unopened(signature: inspect.Signature, name: str, identity: bytes, stream: bytes, buffers: Any) -> LazyCallback:
+    """Return a lazy callback as a worker has it: without `func`."""
+    one = LazyCallback.__new__(LazyCallback)
+    one.__signature__, one.__name__ = signature, name
+    one._sent = identity, stream, tuple(buffers)
+    return one
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

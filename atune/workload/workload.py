@@ -514,15 +514,11 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str
     arguments: dict[str, Any]
-    fingerprint: str
-    """The workload's, as in a journal's header."""
     points: int
     looked_at: int
     admitted: int
     exact: bool
     refusals: tuple[Refusals, ...] = ()
-    keys: tuple[str, ...] = ()
-    """Keys of the candidates, in their order. Empty if not all were examined."""
 
     @property
     def candidates(self) -> int:
@@ -536,28 +532,24 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
     Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
     """
     points, until = workload.space.points(workload.arguments), time.monotonic() + most_s
-    refused, keys, looked_at = [0] * len(workload.space.where), [], 0
+    refused, looked_at = [0] * len(workload.space.where), 0
     for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
         if looked_at == most or time.monotonic() > until:
             break
         looked_at += 1
-        if (first := points.refusing(raw)) is None:
-            keys.append(config_key({name: normalise(value, name) for name, value in raw.items()}))
-        else:
+        if (first := points.refusing(raw)) is not None:
             refused[first] += 1
-    exact = looked_at == points.size
-    if exact and keys:
+    exact, admitted = looked_at == points.size, looked_at - sum(refused)
+    if exact and admitted:
         candidates_of(workload)  # raises if a candidate does not fit the kernel
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,
-        fingerprint=fingerprint(workload),
         points=points.size,
         looked_at=looked_at,
-        admitted=len(keys),
+        admitted=admitted,
         exact=exact,
         refusals=tuple(map(Refusals, map(constraint_text, workload.space.where), refused)),
-        keys=tuple(keys) if exact else (),
     )
 
 

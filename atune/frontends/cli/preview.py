@@ -44,7 +44,7 @@ async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> dict[str, An
     """Return what tuning `workload` with `options` would do, as ``--json`` prints it.
 
     A worker loads its file and counts its space. ``impossible``: why nothing can be tuned here, and then there is no
-    ``target``. ``to_do``: most candidates that would be compiled; None if the space is larger than the part examined.
+    ``target``. ``to_do``: most candidates that would be compiled.
     Raises `WorkloadError` and `SpaceError` like `tune`.
     """
     budget: Budget = options["budget"]
@@ -56,8 +56,8 @@ async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> dict[str, An
     except TargetError as error:
         where["impossible"] = str(error)
     space = await survey_space(workload)
-    most = budget.candidates if space.candidates is None else budget.most(space.candidates)
-    to_do = min((number for number in (space.candidates, most) if number is not None), default=None)
+    most = budget.most(space.candidates)
+    to_do = space.candidates if most is None else min(space.candidates, most)
     counted = msgspec.to_builtins(space)
     names = ["workload", "arguments", "points", "looked_at", "exact"]
     return {
@@ -77,15 +77,12 @@ def dry_run_lines(run: Mapping[str, Any], strategy: str) -> Iterator[str]:
     else:
         yield f"target     {run['target']} on {printable(', '.join(run['devices'])) or 'no device'}"
         yield from [f"           {run['fallback']}"] if run["fallback"] else []
-    points = "an unknown number of" if run["points"] is None else f"{run['points']:,}"
     about = "" if run["exact"] else "about "
-    candidates = "an unknown number" if run["candidates"] is None else f"{about}{run['candidates']:,}"
-    yield f"space      {points} points, of which {candidates} are candidates"
+    yield f"space      {run['points']:,} points, of which {about}{run['candidates']:,} are candidates"
     yield from [] if run["exact"] else [f"           counted on {run['looked_at']:,} points"]
     for refusals in run["refused"]:
         yield f"           {refusals['count']:,} refused by {printable(refusals['constraint'])}"
-    to_do = "an unknown number of" if run["to_do"] is None else run["to_do"]
-    yield f"to do      {to_do} candidates, strategy {strategy}"
+    yield f"to do      {run['to_do']} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
 
