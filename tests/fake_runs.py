@@ -17,26 +17,36 @@ def valley(low: int) -> Callable[[dict[str, Any]], float]:
 
 
 class Run:
-    """One finished run: its result and its events."""
+    """One finished run: its result, and its events with when, in virtual seconds, each came."""
 
-    def __init__(self, result: TuneResult, events: list[Event]) -> None:
-        self.result, self.events = result, events
+    def __init__(self, result: TuneResult, events: list[Event], seconds: list[float]) -> None:
+        self.result, self.events, self.seconds = result, events, seconds
 
     def of(self, *kinds: type[Any]) -> list[Any]:
         return [e for e in self.events if isinstance(e, kinds)]
+
+    def when(self, kind: type[Event]) -> float:
+        """Return when the last event of `kind` came."""
+        return [at for at, e in zip(self.seconds, self.events, strict=True) if isinstance(e, kind)][-1]
 
     def measured(self) -> list[int]:
         return sorted(e.index for e in self.of(CandidateMeasured))
 
 
 async def finish(machine: FakeMachine, **options: Any) -> Run:
-    events: list[Event] = []
-    result = await tune(machine=machine, on_event=events.append, **options)
+    machine.clock = clock = machine.clock or FakeClock()
+    events, seconds = list[Event](), list[float]()
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        seconds.append(clock.now)
+
+    result = await tune(machine=machine, on_event=listen, **options)
     assert (machine.opened, machine.closed, machine.running) == (1, 1, 0)
     assert [e.seq for e in events] == list(range(len(events)))
     settled = result.measured + result.failed + result.pruned + result.duplicates + result.remaining
     assert settled == result.total == len(machine.configs)
-    return Run(result, events)
+    return Run(result, events, seconds)
 
 
 SLOW, SLOW_S = 7, 40.0
@@ -50,25 +60,5 @@ def slow_last(**script: Any) -> Script:
     return Script(**{**values, **script})
 
 
-class Timed:
-    """One finished run: its result, its events and when, in virtual seconds, each came."""
-
-    def __init__(self) -> None:
-        self.result: TuneResult
-        self.events: list[tuple[float, Event]] = []
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [e for _, e in self.events if isinstance(e, kind)]
-
-    def when(self, kind: type[Event]) -> float:
-        """Return when the last event of `kind` came."""
-        return [seconds for seconds, e in self.events if isinstance(e, kind)][-1]
-
-
-async def tuned(machine: FakeMachine, n_final: int = 3, **options: Any) -> Timed:
-    run = Timed()
-    machine.clock = clock = FakeClock()
-    options = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=n_final), **options}
-    run.result = await tune(machine=machine, on_event=lambda e: run.events.append((clock.now, e)), **options)
-    assert machine.running == 0
-    return run
+async def tuned(machine: FakeMachine, n_final: int = 3, **options: Any) -> Run:
+    return await finish(machine, **{"compile": ALONE, "benchmark": BenchmarkSettings(n_final=n_final), **options})

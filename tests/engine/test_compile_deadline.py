@@ -1,7 +1,8 @@
-"""Hopeless compiles end early: the deadline follows the others' compiles, between a floor and the user's maximum."""
+"""What is hopeless ends early: a compile far longer than the others', and a kernel for CUDA on the CPU."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from event_streams import Stream
 from fake_runs import finish, tuned
 
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
+from atune.engine.interfaces import CompileHints
+from atune.errors import NoWinner
+from atune.frontends.api.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
 from atune.journal.state import FOUND, State
 from atune.model.artifact import Lowered, StaticFacts
@@ -61,7 +65,7 @@ ALONE = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
 async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline() -> None:
     machine = FakeMachine(20, Script(hangs={15: "build"}, library_s=2.5), compile=ALONE)
     run = await tuned(machine, compile=ALONE)
-    [(ended_s, failed)] = [(s, e) for s, e in run.events if isinstance(e, BuildFailed)]
+    [failed], ended_s = run.of(BuildFailed), run.when(BuildFailed)
     assert (failed.index, failed.kind) == (15, "hopeless")
     assert failed.message.startswith("compiling ran past 15 s, far longer")  # five times the others' three seconds
     assert 15 <= ended_s < 80 and run.result.measured == 19
@@ -92,3 +96,36 @@ async def test_the_users_deadline_counts_for_the_default_configuration() -> None
     run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
     assert failed.message == "compiling ran past compile_timeout_s=1000" and failed.kind == "timeout"
+
+
+# ---- nothing lowers
+
+ALL: dict[int, Any] = dict.fromkeys(range(100), "lower")
+
+
+class WithoutGpu(FakeMachine):
+    """A machine on which ``auto`` means the CPU."""
+
+    def hints(self, measuring: int) -> CompileHints:
+        return CompileHints(alike=16)
+
+
+async def test_a_kernel_that_the_cpu_cannot_have_ends_after_some_equal_failures(tmp_path: Path) -> None:
+    with pytest.raises(NoWinner) as caught:
+        await tune(machine=WithoutGpu(100, Script(fails=ALL)), journal=tmp_path / "j")
+    result = caught.value.result
+    assert 16 <= result.failed <= 16 + 2 and result.remaining == 100 - result.failed
+    assert result.reason == "unlowered"
+    assert "--compile-only --target sm_90a" in str(caught.value) and "atune resume" in str(caught.value)
+    with pytest.raises(NoWinner) as caught:  # as `resume` does it, whose target is the header's
+        await tune(machine=FakeMachine(100, Script(fails=ALL)), journal=tmp_path / "j")
+    assert caught.value.result.failed == 100
+
+
+async def test_a_run_in_which_one_lowered_tries_all() -> None:
+    lowered = {index: kind for index, kind in ALL.items() if index}
+    result = await tune(machine=WithoutGpu(100, Script(fails=lowered), default=0))
+    assert (result.measured, result.failed, result.remaining) == (1, 99, 0)
+    with pytest.raises(NoWinner) as caught:  # failures of another kind end nothing
+        await tune(machine=WithoutGpu(100, Script(fails=dict.fromkeys(range(100), "compile"))))
+    assert caught.value.result.failed == 100

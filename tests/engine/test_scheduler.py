@@ -80,24 +80,11 @@ def test_the_first_group_is_small_and_one_a_device() -> None:
     assert [indices(two.next_job()), indices(two.next_job())] == [[0, 1], [2, 3]]
 
 
-def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
-    assert isinstance(state(ready=3, waiting=5, pipeline=False).next_job(), Lower)
-    assert len(indices(state(ready=30, waiting=5, pipeline=False).next_job())) == MAX_GROUP
-
-
-@pytest.mark.parametrize(("total", "expected"), [(1000, MAX_GROUP), (42, 14), (41, 14), (40, 13)])
+@pytest.mark.parametrize(("total", "expected"), [(1000, MAX_GROUP), (40, 13)])
 def test_groups_are_a_share_of_what_is_left_within_bounds(total: int, expected: int) -> None:
     """Two workers take a third each of what is left: 40 that are ready, and twice what is to be lowered and built."""
     one = state(ready=40, waiting=3, total=total, seen=40, groups=9)
     assert len(indices(one.next_job())) == expected
-
-
-def test_what_will_not_be_proposed_is_not_waited_for() -> None:
-    """`total` is a bound: a strategy may have no more to propose before."""
-    one = state(ready=6, waiting=1, total=1000, seen=6, groups=9)
-    assert isinstance(one.next_job(), Lower)
-    one.proposing = False
-    assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
@@ -108,35 +95,19 @@ def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6]]
 
 
-def test_the_rest_is_split_over_the_free_workers() -> None:
-    one = state(ready=3, workers=3, proposing=False, seen=100, groups=9)
-    assert [indices(one.next_job()) for _ in range(1)] == [[0]]
-    one.counts.busy = one.counts.building = 2
-    assert indices(one.next_job()) == [1, 2]
-
-
 def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> None:
     one = state(proposing=False, group_size=4)
-    one.queues.ready = [lowered(i, "ab"[i % 2]) for i in range(7)]
+    one.queues.ready, one.counts.lowering = [lowered(i, "ab"[i % 2]) for i in range(3)], 1
+    assert one.next_job() is None  # a size that is asked for waits until it is full
+    one.queues.ready, one.counts.lowering = [lowered(i, "ab"[i % 2]) for i in range(7)], 0
     assert indices(one.next_job()) == [0, 2, 4, 6] and indices(one.next_job()) == [1, 3, 5]
     assert one.next_job() is None and one.finished
-
-
-def test_a_group_size_asked_for_waits_until_it_is_full() -> None:
-    one = state(group_size=4, ready=3, lowering=1)
-    assert one.next_job() is None
-    one.queues.ready.append(lowered(3))
-    assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 def test_parts_of_failed_groups_come_first() -> None:
     one = state(ready=20, waiting=5)
     one.queues.retry += halves([lowered(7), lowered(8), lowered(9)])
     assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
-
-
-def with_source(one: Lowered, length: int) -> Lowered:
-    return msgspec.structs.replace(one, facts=StaticFacts(source_bytes=length))
 
 
 def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
@@ -146,14 +117,7 @@ def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
     assert isinstance(alone.next_job(), Lower)  # groups of four are not too large for two
 
 
-def test_a_far_longer_source_stands_alone() -> None:
-    one = state(proposing=False, devices=0, workers=1)
-    for index in range(6):
-        one.add(with_source(lowered(index), 180_000 if index == 1 else 9_000))
-    assert [indices(one.next_job()), indices(one.next_job())] == [[0, 2, 3, 4, 5], [1]]
-
-
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(100))
 def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     """Simulate workers with random times, merge keys, deferrals, failures and settings."""
     rng = random.Random(seed)
