@@ -134,7 +134,7 @@ class FinalStage:
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self, wrong: Set[int] = frozenset()) -> None:
-        """Re-benchmark the best few in turn, with the default and the slowest. `wrong`: those with wrong libraries.
+        """Re-benchmark the best few in turn, with the default. `wrong`: those with wrong libraries.
 
         A finalist with wrong results becomes a failure, and the others are timed again. A final that a journal already
         holds is kept; then only a missing library of the winner is compiled.
@@ -187,10 +187,9 @@ class FinalStage:
         return left
 
     def _chosen(self, contenders: Sequence[int]) -> list[int]:
-        """Return the contenders, the default if it was measured, and the slowest."""
-        slowest = self.state.slowest
-        others = (self._default(), None if slowest is None else slowest.index)
-        return list(dict.fromkeys([*contenders, *(index for index in others if index is not None)]))
+        """Return the contenders, and the default if it was measured."""
+        default = self._default()
+        return list(dict.fromkeys([*contenders, *([] if default is None else [default])]))
 
     def _default(self) -> int | None:
         """Return the candidate that was built and ran for the default; None if it was not measured."""

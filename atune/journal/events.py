@@ -270,14 +270,14 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The best few, the default and the slowest, `indices`, are timed in turn, without compiles."""
+    """The best few and the default, `indices`, are timed in turn, without compiles."""
 
     device: str
     indices: tuple[int, ...]
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The best few, the default and the slowest, timed again in turn, without compiles.
+    """The best few and the default, timed again in turn, without compiles.
 
     `entries`: index and timing of each, fastest first. `reference`: its timing in the same rounds; None without one.
     """

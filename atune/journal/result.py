@@ -337,16 +337,6 @@ class Result:
         return None if self.default is None else self.default.latency_ms
 
     @property
-    def slowest(self) -> Record | None:
-        """The slowest measured candidate: in the final where that holds the slowest by first timing."""
-        if not self.measurements:
-            return None
-        index = max(self.measurements, key=lambda one: (one.timing.latency_ms, one.index)).index
-        if index in self._final:
-            index = max(self._final, key=lambda i: (self._final[i].latency_ms, i == index))
-        return self._by_index[index]
-
-    @property
     def speedup_over_default(self) -> Ratio | None:
         """How many times faster the winner is than the default: (low, ratio, high).
 

@@ -317,12 +317,6 @@ class State:
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
 
     @property
-    def slowest(self) -> CandidateMeasured | None:
-        """The last measurement of `ranked`; None if nothing is measured."""
-        outcome = self.entries[self._ranking[-1][2]].outcome if self._ranking else None
-        return outcome if isinstance(outcome, CandidateMeasured) else None
-
-    @property
     def best(self) -> tuple[int, float] | None:
         """The best so far by first timing: its credited index and latency in ms; None while the space has none. It
         ignores the final.

@@ -110,9 +110,9 @@ def regret_matrix(results: Source) -> RegretMatrix:
 
 
 def _finalists(result: Result) -> list[Record]:
-    """Return the finalists that may win, without the slowest, which is timed for the summary."""
+    """Return the finalists that may win."""
     final = {entry.index for entry in result.final}
-    return [record for record in _contenders(result) if record.index in final and record != result.slowest]
+    return [record for record in _contenders(result) if record.index in final]
 
 
 def _contenders(result: Result) -> Sequence[Record]:

@@ -230,14 +230,14 @@ async def test_devices_make_inputs_and_time_the_reference_while_the_first_librar
     assert all((reference.seq < first.seq) == pipeline for reference in references)
 
 
-async def test_the_final_times_the_best_the_default_and_the_slowest() -> None:
+async def test_the_final_times_the_best_and_the_default() -> None:
     """The final has the last word, also where it turns the first timings round."""
     script = Script(latency_ms=valley(10), final_ms=lambda c: 0.5 if c["x"] == 11 else 1.0 + abs(c["x"] - 10))
     machine = FakeMachine(21, script, default=3)
     run = await finish(machine, benchmark=BenchmarkSettings(n_final=3, n_final_rounds=8))
     [finalists] = machine.finals
     assert finalists[0] == 10 and set(finalists[1:3]) == {9, 11} and finalists[3] == 3
-    assert finalists[4] in (0, 20) and len(finalists) == 5
+    assert len(finalists) == 4
     assert run.result.best_index == 11 and run.result.latency_ms == 0.5
     assert all(len(e.timing.samples_us) == 8 for e in run.of(FinalOrdered)[0].entries)
     assert run.result.speedup_over_default is not None and run.result.speedup_over_default[0] > 1

@@ -18,8 +18,8 @@ from atune.errors import SpaceError, UsageError
 from atune.sets import RegretMatrix, cover, dispatch_rule, regret_matrix
 
 FIRSTS = {0: (2.0,), 1: (1.0,), 2: (1.1,), 3: (9.0,), 4: ()}
-FINAL = {1: (1.2, 1.2), 2: (1.5, 1.5), 3: (9.0, 9.0)}
-"""A run in which 1 wins, and 3 is in the final as the slowest. In the final, all is slower than by first timing."""
+FINAL = {1: (1.2, 1.2), 2: (1.5, 1.5)}
+"""A run in which 1 wins. In the final, all is slower than by first timing."""
 
 
 def by_key(matrix: RegretMatrix) -> dict[str, tuple[float | None, ...]]:
@@ -42,7 +42,7 @@ def test_the_matrix_compares_like_with_like() -> None:
 
 def test_a_finalist_that_ties_with_the_winner_counts_as_one() -> None:
     """0 is the winner although 1 was a little faster: they tie, and 2 does not."""
-    latencies = {0: (1.02,), 1: (1.0,), 2: (1.53,), 3: (9.0,)}
+    latencies = {0: (1.02,), 1: (1.0,), 2: (1.53,)}
     matrix = regret_matrix([run_of({"M": 1}, latencies, latencies, ties=(1,))])
     assert by_key(matrix) == {key(0): (0.0,), key(1): (0.0,), key(2): (pytest.approx(0.5),)}
     assert [matrix.configs[row] for row in matrix.winners] == [{"block": 0}]
