@@ -15,7 +15,6 @@ from atune.errors import TargetError
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
 from atune.frontends.cli.preview import dry_run, dry_run_lines
-from atune.model.candidate import config_key
 from atune.model.settings import Budget, CompileSettings
 from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
@@ -65,8 +64,8 @@ def test_an_empty_space_says_which_constraint_empties_it(tmp_path: Path, capsys:
 
 
 SURVEY = SpaceSurvey(
-    workload="toy", arguments={"N": 64}, fingerprint="f" * 64, points=12, looked_at=12, admitted=10, exact=True,
-    refusals=(Refusals("fits (toy.py, line 3)", 2),), keys=tuple(config_key({"block": i}) for i in range(10)),
+    workload="toy", arguments={"N": 64}, points=12, looked_at=12, admitted=10, exact=True,
+    refusals=(Refusals("fits (toy.py, line 3)", 2),),
 )  # fmt: skip
 REF = FileRef("/toy.py", "WORKLOAD")
 OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": CompileSettings(), "benchmark": None}
