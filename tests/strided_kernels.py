@@ -35,4 +35,3 @@ def doubled(a: torch.Tensor) -> torch.Tensor:
 PADS = [{"pad": pad} for pad in (0, 3, 5)]
 DRAWN = atune.Workload(padded, PADS, reference=doubled, rtol=0, atol=0)
 GIVEN = atune.Workload(padded, PADS, arguments={"symbolic": True}, inputs=given_rows, reference=doubled, rtol=0, atol=0)
-WRONG = atune.Workload(padded, PADS, inputs=given_rows, reference=doubled)

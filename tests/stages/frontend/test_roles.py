@@ -110,16 +110,6 @@ def in_one_branch() -> Any:
     return main
 
 
-def in_place() -> Any:
-    @T.prim_func
-    def main(A: T.Tensor((64,), "float32"), L: T.Tensor((1,), "int32")):
-        with T.Kernel(1):
-            for i in T.serial(L[0]):
-                A[i] = A[i] * 2
-
-    return main
-
-
 @tilelang.jit
 def returning(A, B):  # type: ignore[no-untyped-def]
     n = T.const("n")
@@ -146,7 +136,6 @@ BY = {
     by_pointer: ({0: RW, 1: W}, (1,)),
     by_index: ({0: R, 1: R, 2: R, 3: RW, 4: W}, (4,)),
     in_one_branch: ({0: R, 1: W, 2: RW}, (1,)),
-    in_place: ({0: RW, 1: R}, ()),
     returned: ({0: R, 1: W, 2: W}, (2,)),
 }
 """What is done to each tensor, and the outputs where nobody names any."""

@@ -97,8 +97,3 @@ def test_strided_kernels_are_tuned_and_used(name: str, row: int | None, target: 
     if row is None and stride != 8:
         with pytest.raises(ValueError, match=r"the kernel takes float32 \[6, 8\], with strides"):
             result.kernel(a.contiguous())
-
-
-def test_given_strides_that_do_not_fit_end_the_run() -> None:
-    with pytest.raises(WorkloadError, match=r"parameter 0: .*, with strides \[11, 1\]"):
-        atune.run(f"{KERNELS}:WRONG", target="c", benchmark=FEW)
