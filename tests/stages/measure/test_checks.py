@@ -418,7 +418,7 @@ CAUSES: dict[str, tuple[Callable[..., Any], Callable[..., Any], KernelParam, str
         double, lambda x: (x * 2).T, X, "mismatch", r"output transposed.*shape \[4, 8\], the reference's is \[8, 4\]",
     ),
     "another dtype": (
-        double, lambda x: (x * 2).to(torch.float16), X, "mismatch", "^the reference gives float16 and the kernel float32",
+        double, lambda x: (x * 2).half(), X, "mismatch", "^the reference gives float16 and the kernel float32; ",
     ),
     "none": (double, lambda x: x * 3, X, "mismatch", "^output 0: 32 of 32 elements differ"),
     "in place": (accumulate, lambda x: x, X, "mismatch", IN_PLACE),
