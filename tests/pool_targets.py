@@ -56,14 +56,6 @@ def end(payload: bytes) -> bytes:
     os._exit(int(payload))
 
 
-def answer(payload: bytes) -> bytes:
-    """Send what `payload` says in hexadecimal through the reply socket, before the true answer."""
-    for entry in os.listdir("/proc/self/fd"):
-        if int(entry) >= 64 and os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-            os.write(int(entry), bytes.fromhex(payload.decode()))
-    return b"the true answer"
-
-
 def sleep(payload: bytes) -> bytes:
     print("going to sleep")
     time.sleep(float(payload))
@@ -181,13 +173,3 @@ if __name__ == "__main__":
 def limits(payload: bytes) -> bytes:
     found = resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(resource.RLIMIT_NOFILE)
     return json.dumps([found, os.getcwd()]).encode()
-
-
-def surroundings(payload: bytes) -> bytes:
-    """Tell what a session takes over from its program, beside `settings`."""
-    mask = os.umask(0)
-    os.umask(mask)
-    ignored = [int(one) for one in signal.Signals if signal.getsignal(one) is signal.SIG_IGN]
-    stack = resource.getrlimit(resource.RLIMIT_STACK)
-    facts = {"umask": mask, "stack": stack, "path": sys.path, "argv": sys.argv, "ignored": ignored}
-    return json.dumps(facts).encode()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
 
 import anyio
 import msgspec
@@ -14,56 +12,17 @@ from processes import wait_until
 
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, Config, config_key, thaw
-from atune.model.device import DeviceInfo
 from atune.model.jobs import (
-    A,
     BuildJob,
-    FinalJob,
-    Finals,
     FindJob,
-    Job,
     LowerJob,
-    MeasureJob,
-    Prepared,
-    PrepareJob,
-    Started,
-    StartJob,
 )
-from atune.model.measurement import Measurement, Timing
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workload.pickling import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
-
-
-class IdleDeviceWorker:
-    """A device worker without a device. It counts a delivered library as measured, for runs that only compile."""
-
-    name, alive = "none", False
-
-    async def run(self, job: Job[A]) -> A:
-        answer: Any = None
-        match job:
-            case StartJob():
-                self.alive, answer = True, Started(DeviceInfo(id="none", name="none"))
-            case PrepareJob():
-                answer = Prepared(None)
-            case MeasureJob(artifact=artifact):
-                if not os.path.getsize(artifact.path):
-                    raise ValueError(f"{artifact.path} is empty")
-                answer = Measurement(artifact.index, Timing.of([1.0], "none"))
-            case FinalJob():
-                answer = Finals((), None)
-        return cast(A, answer)
-
-
-class CompileOnly(LocalMachine):
-    """Compile workers, and a device that does nothing."""
-
-    def device_workers(self) -> Any:
-        return [IdleDeviceWorker()]
 
 
 async def lowered_by(worker: LocalCompileWorker, *configs: Config) -> list[Lowered]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import atune
 
 
 def kernel(N: int = 1, **config: Any) -> None: ...
-
-
-def spins(a: int) -> bool:
-    while a >= 1:
-        pass
-    return True
 
 
 def holds_the_lock(a: int) -> bool:
@@ -41,11 +34,6 @@ def leaves(a: int) -> bool:
     return True
 
 
-def generated() -> Iterator[dict[str, int]]:
-    yield {"a": 0}
-    sleeps()
-
-
 def axis() -> list[int]:
     sleeps()
     return [1]
@@ -58,11 +46,9 @@ def late(a: int, b: int) -> bool:
     return True
 
 
-SPINS = atune.Workload(kernel, atune.Space(a=range(3), where=[lambda a: True, spins]))
 HOLDS_THE_LOCK = atune.Workload(kernel, atune.Space(a=range(3), where=holds_the_lock))
 CALLS_WHAT_SLEEPS = atune.Workload(kernel, atune.Space(a=range(3), where=calls_what_sleeps))
 LEAVES = atune.Workload(kernel, atune.Space(a=range(3), where=leaves))
-GENERATOR = atune.Workload(kernel, atune.Space(generated))
 AXIS = atune.Workload(kernel, atune.Space(a=axis))
 LARGE = atune.Workload(kernel, atune.Space({n: range(1000) for n in "abc"}, where=lambda a, b: a <= b))
 LATE = atune.Workload(kernel, atune.Space(a=range(100), b=range(50), where=late))

@@ -103,11 +103,6 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
-async def test_devices_that_differ_by_less_than_five_percent_all_work() -> None:
-    run = await finish(FakeMachine(24, Script(slowdown={"fake-0": 1.04}), devices=2))
-    assert not run.of(DeviceExcluded) and {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
-
-
 async def test_the_winner_is_found_also_where_the_slower_device_measured_it() -> None:
     """By its first timing there, three others are faster."""
     on_the_slower = list[bool]()
@@ -119,13 +114,6 @@ async def test_the_winner_is_found_also_where_the_slower_device_measured_it() ->
         on_the_slower.append(measured.device == slow)
         assert run.result.best_index == 9
     assert any(on_the_slower)
-
-
-async def test_the_best_so_far_is_known_to_whoever_measures_next() -> None:
-    machine = FakeMachine(12, Script(latency_ms=lambda c: 20.0 - c["x"]), workers=1)
-    await finish(machine)
-    order = machine.measured["fake-0"]
-    assert machine.best_known == [None, *itertools.accumulate((20.0 - x for x in order[:-1]), min)]
 
 
 async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process() -> None:

@@ -161,11 +161,6 @@ def test_a_workload_that_was_sent_by_value_does_not_read_its_file_again(work: Fo
     is_the_first_version(tuned(by_value(work[0]), once(RunStarted, lambda: edit(work, "main"))))
 
 
-def test_a_file_removed_during_the_run_ends_it(work: Found) -> None:
-    with pytest.raises(WorkloadError, match=r"main_helper\w+\.py cannot be loaded: FileNotFoundError"):
-        tuned(by_file(work[0]), once(RunStarted, work[0].unlink))
-
-
 @pytest.mark.parametrize("given", [by_file, by_value])
 def test_files_without_another_meaning_end_no_run(work: Found, given: Callable[[Path], Any]) -> None:
     def edit_comments() -> None:

@@ -9,17 +9,36 @@ from typing import Any
 
 import anyio
 import pytest
-from services import CompileOnly
 
 from atune.engine.engine import Engine
 from atune.engine.run_state import Recorder
 from atune.engine.start import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
+from atune.model.device import DeviceInfo
+from atune.model.jobs import FinalJob, Finals, Started, StartJob
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 GEMM = Path(__file__).parents[2] / "examples" / "gemm.py"
 pytestmark = pytest.mark.anyio
+
+
+class IdleDeviceWorker:
+    """A device worker without a device, in a run that ends before it measures."""
+
+    name, alive = "none", False
+
+    async def run(self, job: Any) -> Any:
+        if isinstance(job, StartJob):
+            self.alive = True
+            return Started(DeviceInfo(id="none", name="none"))
+        return Finals((), None) if isinstance(job, FinalJob) else await anyio.sleep_forever()
+
+
+class CompileOnly(LocalMachine):
+    def device_workers(self) -> Any:
+        return [IdleDeviceWorker()]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

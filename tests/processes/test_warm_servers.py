@@ -178,35 +178,6 @@ def test_neither_a_worker_nor_a_child_of_multiprocessing_starts_one(
     assert waiting() == []
 
 
-UNTUNED = """
-    import os, sys
-    import atune
-    from atune.workers.processes.server import parked
-
-    assert parked.server is None, "import atune alone starts a server"
-    atune.warm()
-    if sys.argv[1] == "kill":
-        os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_a_program_that_ends_before_tuning_leaves_nothing_and_prints_nothing(tmp_path: Path, end: str) -> None:
-    """It ends while the server imports, however that may be."""
-    mark = new_mark()
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(UNTUNED))
-    program = subprocess.run(
-        [sys.executable, str(script), end],
-        env={**environment(), MARK: mark, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert program.returncode == (-9 if end == "kill" else 0), program.stderr
-    assert program.stdout == program.stderr == ""
-    wait_until(lambda: not marked(mark), 2, "the end of all processes")
-    if end == "exit":
-        assert not list(tmp_path.glob("atune-*/server-*")), "folders are left over"
-
-
 @pytest.mark.parametrize("dry", [False, True])
 def test_atune_tune_starts_it_before_all_else(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: bool
