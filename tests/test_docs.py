@@ -232,14 +232,6 @@ def test_default_tolerances_are_those_of_the_code() -> None:
     assert {name: float(rtol) for name, rtol in rows} == RTOL
 
 
-def test_events_that_concepts_names_are_those_of_the_code() -> None:
-    tags = {str(kind.__struct_config__.tag) for kind in get_args(AnyEvent)}
-    named = {
-        name for name in re.findall(r"`(\w+_\w+)`", section(CONCEPTS, "## Events and journal")) if name != "on_event"
-    }
-    assert len(named) > 10 and named <= tags
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
