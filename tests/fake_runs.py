@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from atune import TuneResult, tune
-from atune.journal.events import CandidateMeasured, Event
+from atune.journal.events import CandidateMeasured, CandidateProposed, Event
+from atune.journal.reader import read
+from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -62,3 +65,19 @@ def slow_last(**script: Any) -> Script:
 
 async def tuned(machine: FakeMachine, n_final: int = 3, **options: Any) -> Run:
     return await finish(machine, **{"compile": ALONE, "benchmark": BenchmarkSettings(n_final=n_final), **options})
+
+
+def of_kind(journal: Path, kind: type[Event]) -> list[Any]:
+    return [event for event in read(journal) if isinstance(event, kind)]
+
+
+def cut_before(journal: Path, count: int) -> None:
+    """Leave the journal as it was when the program died before its proposal number `count`."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[: of_kind(journal, CandidateProposed)[count].seq]))
+
+
+def copying(place: float) -> StaticFacts:
+    """Return facts of a copy that moves the more, and that the prior has the later, the larger `place` is."""
+    work = BlockWork(reads=(Access(n_bytes=1e6 * (1 + place), axes="x"),), threads=128)
+    return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)

@@ -64,7 +64,7 @@ def proposed(events: list[Event] | list[AnyEvent]) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("budget", "count"), [(1, 1), (8, 8), ("10%", 10), ("900s", 100), (None, 100)])
+@pytest.mark.parametrize(("budget", "count"), [(1, 1), ("10%", 10), (None, 100)])
 async def test_the_default_is_the_first_of_every_strategy_under_every_budget(
     strategy: str, budget: Any, count: int
 ) -> None:
@@ -77,7 +77,7 @@ async def test_the_default_is_the_first_of_every_strategy_under_every_budget(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_an_optimum_that_is_the_default_is_returned_under_a_small_budget(strategy: str) -> None:
-    for seed in range(5):
+    for seed in range(3):
         machine = FakeMachine(300, Script(latency_ms=valley(287)), default=287)
         result = (await finish(machine, strategy=made(strategy), budget=10, seed=seed)).result
         assert result.best_config == {"x": 287} and result.default_wins
@@ -142,23 +142,27 @@ async def test_a_default_that_cannot_run_is_said_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, None])
-@pytest.mark.parametrize("budget", [1, 8, "10%", "900s", None])
+@pytest.mark.parametrize("budget", [1, "10%", None])
 async def test_a_default_outside_of_the_space_is_measured_first_and_counts_nowhere(strategy: Any, budget: Any) -> None:
     machine = FakeMachine(100, FAST_OUTSIDE, default=OUTSIDE)
     own = made(strategy)
     run = await finish(machine, strategy=own, budget=budget)
-    count = {1: 1, 8: 8, "10%": 10}.get(budget, 100)
+    count = {1: 1, "10%": 10}.get(budget, 100)
     assert proposed(run.events)[0] == BASELINE == machine.lowered[0] and len(proposed(run.events)) == 1 + count
     assert (run.result.measured, run.result.total, len(run.result.records)) == (count, 100, count)
     assert run.result.best_config == OUTSIDE and run.result.best_index == BASELINE and run.result.latency_ms == 0.5
     assert default_line(run.result) == "no configuration beats the default, which the space does not list"
+    [end] = run.of(RunFinished)
+    assert end.kernel is not None and end.kernel.index == BASELINE
     assert run.result.built == count and run.result.remaining == 100 - count
     if isinstance(own, Own):
         assert BASELINE not in own.outcomes and own.searched.default is None and BASELINE not in own.searched.configs
 
 
 @pytest.mark.parametrize("script", [FAST_OUTSIDE, SLOW_OUTSIDE])
-async def test_a_baseline_reads_alike_from_its_journal(script: Script, tmp_path: Path) -> None:
+async def test_a_baseline_reads_alike_from_its_journal_and_is_shown_with_the_candidates(
+    script: Script, tmp_path: Path
+) -> None:
     result = await tune(machine=FakeMachine(20, script, default=OUTSIDE), journal=tmp_path / "j", budget=9)
     again = replay(tmp_path / "j")
     assert summary(again) == summary(result) and again.header is not None and again.header.default == BASELINE
@@ -167,23 +171,9 @@ async def test_a_baseline_reads_alike_from_its_journal(script: Script, tmp_path:
     if script is SLOW_OUTSIDE:
         assert result.default_ratio == round(8.0 / result.latency_ms, 5)  # type: ignore[operator]
         assert result.speedup_over_default is not None and result.speedup_over_default[0] > 1
-
-
-@pytest.mark.parametrize("script", [FAST_OUTSIDE, SLOW_OUTSIDE])
-async def test_a_baseline_is_shown_wherever_candidates_are(script: Script, tmp_path: Path) -> None:
-    result = await tune(machine=FakeMachine(20, script, default=OUTSIDE), journal=tmp_path / "j", budget=9)
     assert "default, not in the space" in report(tmp_path / "j") and "x=1000" in table(result)
     assert b"-1," in export(tmp_path / "j", "csv") and len(export(tmp_path / "j", "csv").splitlines()) == 1 + 9 + 1
     assert next(story_lines(candidate_story(tmp_path / "j", BASELINE))) == "candidate  -1: measured"
-
-
-async def test_a_baseline_that_wins_is_kept() -> None:
-    script = replace(FAST_OUTSIDE, cicc=True)
-    machine = FakeMachine(6, script, default=OUTSIDE)
-    run = await finish(machine)
-    assert len(machine.compared) == 1
-    [end] = run.of(RunFinished)
-    assert end.kernel is not None and end.kernel.index == BASELINE
 
 
 async def test_a_baseline_that_fails_is_said_in_a_line_and_is_no_candidates_failure() -> None:
@@ -209,7 +199,7 @@ REFUSED = "the constraint lambda x: x < 500 refuses it"
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, None])
-@pytest.mark.parametrize("budget", [1, 8, "900s", None])
+@pytest.mark.parametrize("budget", [8, None])
 async def test_a_default_that_a_constraint_refuses_is_compared_with_and_never_wins(strategy: Any, budget: Any) -> None:
     machine = FakeMachine(100, replace(FAST_OUTSIDE, cicc=True), default=OUTSIDE, refused=REFUSED)
     run = await finish(machine, strategy=made(strategy), budget=budget)
@@ -265,23 +255,14 @@ async def test_the_text_of_a_strangers_default_is_no_markup(tmp_path: Path) -> N
     assert "<b>'" not in report(tmp_path / "j") and "'<b>" not in raised.value.result._repr_html_()
 
 
-async def test_candidates_that_were_left_out_are_tried_before_only_the_default_works() -> None:
-    facts = Script(facts=lambda c: StaticFacts(accumulators=300), latency_ms=lambda c: 1.0, fails={0: "mismatch"})
-    run = await finish(FakeMachine(3, facts, default=OUTSIDE), budget=2)
-    assert run.result.best_config is not None and run.result.measured == 1
-
-
 @pytest.mark.parametrize(("refused", "best"), [("", BASELINE), (REFUSED, 1)])
 async def test_a_winner_that_fails_in_the_final_gives_way_to_what_may_win(refused: str, best: int) -> None:
     script = replace(FAST_OUTSIDE, final_fails={0: "mismatch"})
     run = await finish(FakeMachine(2, script, default=OUTSIDE, refused=refused))
     assert (run.result.best_index, run.result.failed) == (best, 1)
-
-
-async def test_a_space_whose_last_candidate_fails_in_the_final_leaves_no_winner() -> None:
-    script = replace(FAST_OUTSIDE, final_fails={0: "mismatch"})
-    with pytest.raises(NoWinner, match="nothing in the space worked; this is your default: x=1000"):
-        await tune(machine=FakeMachine(1, script, default=OUTSIDE))
+    if not refused:
+        with pytest.raises(NoWinner, match="nothing in the space worked; this is your default: x=1000"):
+            await tune(machine=FakeMachine(1, script, default=OUTSIDE))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -294,24 +275,20 @@ async def test_of_merged_journals_one_that_refuses_the_default_suffices(order: t
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_a_candidate_with_the_baselines_code_is_the_one_that_counts(workers: int) -> None:
-    script = Script(latency_ms=lambda c: 0.5 if c["x"] in (4, 1000) else 1.0, code_key=lambda c: str(c["x"] % 996))
-    run = await finish(FakeMachine(8, script, default=OUTSIDE, workers=workers))
-    assert (run.result.measured, run.result.duplicates, run.result.built) == (8, 0, 8)
-    assert run.result.best_config == {"x": 4} and run.result.baseline is not None and run.result.baseline.same_as == 4
-    assert default_line(run.result) == "no configuration beats the default, which has the winner's code"
-
-
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("fails", "outcome"), [({}, (0.5, "")), ({BASELINE: "mismatch"}, (None, "mismatch"))])
-async def test_a_strategy_gets_the_baselines_outcome_for_the_candidate_with_its_code(
+async def test_a_candidate_with_the_baselines_code_counts_and_the_strategy_gets_its_outcome(
     workers: int, fails: Any, outcome: Any, tmp_path: Path
 ) -> None:
     script = Script(
         latency_ms=lambda c: 0.5 if c["x"] in (4, 1000) else 1.0, fails=fails, code_key=lambda c: str(c["x"] % 996)
     )
     own = Own()
-    await tune(machine=FakeMachine(8, script, default=OUTSIDE, workers=workers), strategy=own, journal=tmp_path / "j")
+    machine = FakeMachine(8, script, default=OUTSIDE, workers=workers)
+    run = await finish(machine, strategy=own, journal=tmp_path / "j")
+    if not fails:
+        assert (run.result.measured, run.result.duplicates, run.result.built) == (8, 0, 8)
+        assert run.result.baseline is not None and run.result.baseline.same_as == 4 == run.result.best_index
+        assert default_line(run.result) == "no configuration beats the default, which has the winner's code"
     assert own.outcomes == dict.fromkeys(range(8), (1.0, "")) | {4: outcome}
     tried = read_recording(tmp_path / "j").tried
     assert {x: (one.latency_ms, one.reason) for x, one in tried.items()} == own.outcomes

@@ -93,14 +93,10 @@ async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measur
     with pytest.raises(StrategyError, match=rf"^strategy 'own': {message}"):
         await tune(machine=fake(), strategy=strategy(), journal=tmp_path / "j")
     assert replay(tmp_path / "j").measured >= 10
+    with pytest.raises(UsageError, match="strategy 'own' is unknown"):
+        await resume(tmp_path / "j", machine=fake())
     result = await resume(tmp_path / "j", machine=fake(), strategy=Own())
     assert not result.remaining
-
-
-async def test_a_run_of_the_users_own_strategy_does_not_go_on_without_it(tmp_path: Path) -> None:
-    await tune(machine=fake(), strategy=Own(), budget=10, journal=tmp_path / "j")
-    with pytest.raises(UsageError, match="strategy 'own' is unknown"):
-        await resume(tmp_path / "j", machine=fake(), budget=20)
 
 
 async def test_a_journal_goes_on_with_its_own_strategy_whatever_is_the_default(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from fake_runs import copying, cut_before, of_kind
 
 from atune import resume, tune
-from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
+from atune.journal.events import CandidateProposed, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
-from atune.model.artifact import Access, BlockWork, StaticFacts
+from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
 from atune.testing import FakeMachine, Script
 
@@ -25,10 +26,7 @@ BEST = [37, 12, 55, 3, 20, 41, 8, 30, 16, 49]
 
 
 def facts(config: Mapping[str, Any]) -> StaticFacts:
-    """Return facts of a copy that moves the more, the later the candidate is to come."""
-    place = BEST.index(config["x"]) if config["x"] in BEST else 20 + config["x"]
-    work = BlockWork(reads=(Access(n_bytes=1e6 * (1 + place), axes="x"),), threads=128)
-    return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
+    return copying(BEST.index(config["x"]) if config["x"] in BEST else 20 + config["x"])
 
 
 def fake(target: str = "sm_90a", default: int | None = None, workers: int = 3, **script: Any) -> FakeMachine:
@@ -40,17 +38,6 @@ def proposed(events: Any) -> list[int]:
     return [e.index for e in events if isinstance(e, CandidateProposed) and not e.surveyed]
 
 
-def kept(journal: Path, kind: type[Event]) -> list[Any]:
-    return [event for event in read(journal) if isinstance(event, kind)]
-
-
-def cut_before(journal: Path, count: int) -> None:
-    """Leave the journal as it was when the program died before its proposal number `count`."""
-    lines = journal.read_bytes().splitlines(keepends=True)
-    at = [number for number, event in enumerate(read(journal)) if isinstance(event, CandidateProposed)][count]
-    journal.write_bytes(b"".join(lines[:at]))
-
-
 # ---- what is proposed
 
 
@@ -60,19 +47,14 @@ async def test_few_candidates_are_the_default_and_the_priors_first(tmp_path: Pat
     assert result.header is not None and result.header.strategy == "prior" and result.default is not None
 
 
-@pytest.mark.parametrize("strategy", [None, "forest"])
-async def test_a_search_begins_with_the_priors_first(tmp_path: Path, strategy: str | None) -> None:
-    await tune(machine=fake(), strategy=strategy, budget=14, journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j"))[:3] == BEST[:3]
-
-
 async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_path: Path) -> None:
     machine = fake()
-    await tune(machine=machine, budget=14, journal=tmp_path / "j")
+    await tune(machine=machine, budget=14, strategy="forest", journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j"))[:3] == BEST[:3]
     assert sorted(index for chunk in machine.elaborated for index in chunk) == list(range(N))
     assert machine.most_at_once["elaborate"] == 3
-    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
-    assert surveyed.indices == tuple(range(N)) and surveyed.seq < kept(tmp_path / "j", CandidateProposed)[0].seq
+    [surveyed] = of_kind(tmp_path / "j", SpaceSurveyed)
+    assert surveyed.indices == tuple(range(N)) and surveyed.seq < of_kind(tmp_path / "j", CandidateProposed)[0].seq
     order = sorted(surveyed.indices, key=lambda index: surveyed.prior[index])
     assert order[: len(BEST)] == BEST and "grid_read_bytes" in surveyed.facts
     assert "threads" not in surveyed.facts  # all have the same
@@ -121,7 +103,7 @@ async def test_without_a_budget_all_are_tried_and_the_priors_first(tmp_path: Pat
     assert result.header is not None and result.header.strategy == "exhaustive" and result.measured == 2 * N
     order = proposed(read(tmp_path / "j"))
     assert order[: len(BEST)] == BEST
-    assert sorted(order) == list(range(2 * N)) and len(kept(tmp_path / "j", SpaceSurveyed)) == 1
+    assert sorted(order) == list(range(2 * N)) and len(of_kind(tmp_path / "j", SpaceSurveyed)) == 1
 
 
 # ---- what goes wrong in it
@@ -144,7 +126,7 @@ async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(
     machine = fake(hangs={5: "elaborate"})
     result = await tune(machine=machine, budget=4, journal=tmp_path / "j")
     assert [(r.index, r.kind) for r in result.failures] == [(5, "timeout")]
-    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
+    [surveyed] = of_kind(tmp_path / "j", SpaceSurveyed)
     assert set(surveyed.indices) == set(range(N)) - {5} and proposed(read(tmp_path / "j")) == BEST[:4]
 
 
@@ -154,13 +136,13 @@ async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch
     machine = fake()
     result = await tune(machine=machine, budget=Budget(seconds=3600, candidates=12), journal=tmp_path / "j")
     assert not machine.elaborated and result.measured == 12
-    assert kept(tmp_path / "j", SpaceSurveyed)[0].indices == ()
+    assert of_kind(tmp_path / "j", SpaceSurveyed)[0].indices == ()
 
 
 # ---- going on
 
 
-@pytest.mark.parametrize("strategy", [None, "prior", "forest"])
+@pytest.mark.parametrize("strategy", ["prior", "forest"])
 async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_path: Path, strategy: Any) -> None:
     options = {"strategy": strategy, "budget": 24, "seed": 3}
     await tune(machine=fake(workers=1), **options, journal=tmp_path / "whole")
@@ -170,7 +152,7 @@ async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_pa
     cut_before(journal, 3)
     machine = fake(workers=1)
     await resume(journal, machine=machine)
-    assert not machine.elaborated and len(kept(journal, SpaceSurveyed)) == 1
+    assert not machine.elaborated and len(of_kind(journal, SpaceSurveyed)) == 1
     again = proposed(read(journal))
     assert again[:5] == whole[:5] and (strategy != "prior" or again == whole)
 

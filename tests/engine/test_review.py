@@ -12,7 +12,7 @@ import pytest
 import atune
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, Event, RunFinished
-from atune.model.folders import run_folder, server_folder
+from atune.model.folders import run_folder
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ROOT / "tests" / "workloads.py"
@@ -29,20 +29,6 @@ def test_a_link_in_place_of_the_run_folders_is_refused(tmp_path: Path, monkeypat
     with pytest.raises(UsageError, match="yours alone"), run_folder():
         pass
     assert (home / "run-mine").exists()
-
-
-def test_folders_with_other_names_are_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    root = tmp_path / f"atune-{os.getuid()}"
-    root.mkdir(mode=0o700)
-    (root / "mine").mkdir()
-    (root / "run-dead").mkdir()
-    with run_folder() as folder:
-        assert sorted(p.name for p in root.iterdir()) == sorted(["mine", Path(folder).name])
-        server, remove = server_folder()
-        assert server.is_dir() and Path(folder).is_dir()
-        remove()
-        assert not server.exists()
 
 
 @pytest.mark.anyio
