@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -123,22 +123,18 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
     journal, past = begun
     reader = ThreadPoolExecutor(1)
     try:
-        reading = None if past or refresh else reader.submit(cache.known, work.key.work, work.configs.values())
-        recall = None if reading is None else _recaller(work, reading)
+        recall: Recall | None = None
+        if not (past or refresh):
+            reading = reader.submit(cache.known, work.key.work, work.configs.values())  # while the processes start
+
+            def recall(header: RunStarted, spec: WorkloadSpec) -> Recalled:
+                known = reading.result()
+                header = msgspec.structs.replace(work.header, time=time.time())
+                return Recalled(history(header, work.configs, known)) if known else Recalled()
+
         use: CacheUse = "refresh" if refresh else ""
         return await tune_apart(work.workload, use=use, cache=cache, begun=begun, recall=recall, **work.options)
     finally:
         reader.shutdown(wait=False)
         if journal is not None:
             journal.close()
-
-
-def _recaller(work: CachedWork, reading: Future[dict[str, Known]]) -> Recall:
-    """Return what a run begins with: the outcomes that a thread reads while the processes start."""
-
-    def recall(header: RunStarted, spec: WorkloadSpec) -> Recalled:
-        known = reading.result()
-        header = msgspec.structs.replace(work.header, time=time.time())
-        return Recalled(history(header, work.configs, known)) if known else Recalled()
-
-    return recall

@@ -26,11 +26,10 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.options import RunOptions, completed, named, shows_progress
+from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, shows_progress
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import options_of, origin_of
 from atune.frontends.api.tuner import tuner_on
-from atune.frontends.api.warm_start import Warm
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
@@ -144,17 +143,10 @@ class SetResult(Sequence[TunedProblem]):
         return [row.problem.weight for row in self.winners]
 
 
-class SetOptions(RunOptions, total=False):
+class SetOptions(TuneOptions, total=False):
     """Options of a run of a set. Those of `tune` hold for each problem."""
 
     # fmt: off
-    budget: Annotated[int | str | Budget | None, Option(
-        "As for `tune`, for each problem.",
-    )]
-    warm: Annotated[Warm, Option(
-        "As for `tune`, in addition to what the set itself has found.",
-    )]
-    cached: Annotated[bool | None, Option("As for `tune`.")]
     journal: Annotated[str | os.PathLike[str] | None, Option(
         "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
         "continued: nothing is measured twice, and new problems are added.",

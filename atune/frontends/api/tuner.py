@@ -47,7 +47,7 @@ from atune.workload.workload import Workload, WorkloadSpec, describe, head
 
 
 class EventHistory:
-    """All events of a run so far. Readers wait for more until `end`, which comes once the run has ended."""
+    """All events of a run so far. Readers wait for more until the run has ended."""
 
     def __init__(self) -> None:
         self.past: list[Event] = []
@@ -57,25 +57,18 @@ class EventHistory:
         self.more: anyio.Event | None = None
         """Set with the next event, and at the end; None until the run has started."""
 
-    def start(self) -> None:
-        """Begin, in the run's event loop."""
-        self.more = anyio.Event()
-
     def publish(self, event: Event) -> None:
         """Add an event, as a listener of the recorder."""
         if self.kept:
             self.past.append(event)
-            self._wake()
-            self.start()
+            self.wake()
 
-    def end(self) -> None:
-        """Let readers end after the last event."""
-        self.ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self.more is not None:
-            self.more.set()
+    def wake(self, *, ended: bool = False) -> None:
+        """Let readers look again, in the run's event loop; `ended`: after the last event."""
+        self.ended = ended
+        before, self.more = self.more, anyio.Event()
+        if before is not None:
+            before.set()
 
 
 class EventReader(AsyncIterator[Event]):
@@ -216,7 +209,7 @@ class Tuner:
             raise UsageError("Tuner: it has been entered before, and is one run: make another for another run")
         self._entered = True
         self._done = anyio.Event()
-        self._history.start()
+        self._history.wake()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._run)
@@ -293,7 +286,7 @@ class Tuner:
             with anyio.CancelScope(shield=True):
                 await self._index(made)
             self._done.set()
-            self._history.end()
+            self._history.wake(ended=True)
 
     async def _index(self, made: Result | None) -> None:
         """Bring the run's row in the index up to date, however the run ended."""
