@@ -14,7 +14,7 @@ from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import State
-from atune.model.artifact import source_path, what_failed
+from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.measurement import Timing
@@ -104,24 +104,28 @@ def differences(one: Record, other: Record, arch: str) -> list[tuple[str, str, s
     return [(name, a, b) for name, a, b in pairs if a != b]
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal has of a candidate: its record, the result, the events of it and of all with its code."""
+class Story(msgspec.Struct, frozen=True):
+    """What a journal has of a candidate: its record, the result, and the events of it and of its code."""
 
     record: Record
     result: Result
-    measured: CandidateMeasured | None
-    built: ArtifactBuilt | None
     events: list[Event]
 
     @property
-    def final(self) -> Timing | None:
-        """Its timing of the final; None where it was not in it."""
-        return None if self.record.timing is self.first else self.record.timing
+    def measured(self) -> CandidateMeasured | None:
+        """Its measurement: with its first timing, and whether its outputs were checked."""
+        return next((event for event in reversed(self.events) if isinstance(event, CandidateMeasured)), None)
 
     @property
-    def first(self) -> Timing | None:
-        """Its first timing; None where it was not timed."""
-        return None if self.measured is None else self.measured.timing
+    def compiler(self) -> str:
+        """What compiled it, and why."""
+        return next((event.compiler for event in reversed(self.events) if isinstance(event, ArtifactBuilt)), "")
+
+    @property
+    def timings(self) -> dict[str, Timing | None]:
+        """Its timing of the final, and its first one."""
+        first = None if self.measured is None else self.measured.timing
+        return {"final": None if self.record.timing is first else self.record.timing, "first": first}
 
 
 def candidate_story(journal: str | Path, index: int | None = None) -> Story:
@@ -139,9 +143,7 @@ def candidate_story(journal: str | Path, index: int | None = None) -> Story:
     own = [
         one for one in events if getattr(one, "index", None) in same or not same.isdisjoint(getattr(one, "indices", ()))
     ]
-    measured = next((event for event in reversed(own) if isinstance(event, CandidateMeasured)), None)
-    built = next((event for event in reversed(own) if isinstance(event, ArtifactBuilt)), None)
-    return Story(record=record, result=result, measured=measured, built=built, events=own)
+    return Story(record, result, own)
 
 
 def record_at(result: Result, index: int | None) -> Record:
@@ -171,8 +173,7 @@ def story_lines(story: Story) -> Iterator[str]:
     if record.message:
         what = f"{what_failed(record.kind)}: " if record.kind else ""
         yield f"reason     {printable(what + record.message)}"
-    timings = [("final", story.final), ("first", story.first)]
-    for name, timing in timings:
+    for name, timing in story.timings.items():
         if timing is not None:
             yield (
                 f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
@@ -184,12 +185,10 @@ def story_lines(story: Story) -> Iterator[str]:
         yield f"outputs    {f'right{error}' if measured.checked else 'not checked'}"
     header = result.header
     yield from fact_lines(record, "" if header is None else header.target.arch, result.all_records)
-    if source := _kept_source(story):
-        yield f"source at  {printable(source)}"
-    elif record.facts is not None and header is not None and header.origin:
+    if record.facts is not None and header is not None and header.origin:
         yield f"source     atune explain {shlex.quote(printable(str(result.journal)))} {record.index} --source"
-    if story.built is not None:
-        yield f"compiler   {printable(story.built.compiler)}"
+    if story.compiler:
+        yield f"compiler   {printable(story.compiler)}"
     if lines := record.detail.rstrip().splitlines():
         yield "written"
         yield from (f"  {printable(line)}" for line in lines)
@@ -198,27 +197,15 @@ def story_lines(story: Story) -> Iterator[str]:
         yield f"  {event.mono:9.3f} s  {type(event).__struct_config__.tag}  {printable(event.worker)}"
 
 
-def _kept_source(story: Story) -> str:
-    """Return where the candidate's source lies: the winner's alone is kept."""
-    library, record = story.result.artifact, story.record
-    if library is None or story.result.best_index not in (record.index, record.same_as):
-        return ""
-    path = source_path(library.path, library.symbol)
-    return path if Path(path).is_file() else ""
-
-
 def story_data(story: Story) -> dict[str, Any]:
     """Return the story as ``--json`` prints it: the record's fields, and the rest next to them."""
-    data: dict[str, Any] = {name: getattr(story.record, name) for name in Record.__struct_fields__}
+    measured = story.measured
+    data: dict[str, Any] = {name: getattr(story.record, name) for name in Record.__struct_fields__} | story.timings
     data |= {
         "journal": story.result.journal,
-        "final": story.final,
-        "first": story.first,
-        "checked": story.measured is not None and story.measured.checked,
-        "max_error": story.measured and story.measured.max_error,
-        "compiler": "" if story.built is None else story.built.compiler,
-        "source": _kept_source(story),
-        "choice": choice_of(story.result.all_records, story.record),
+        "checked": measured is not None and measured.checked,
+        "max_error": measured and measured.max_error,
+        "compiler": story.compiler,
         "events": story.events,
     }
     found: dict[str, Any] = msgspec.to_builtins(data)
