@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event
+from atune.journal.events import (
+    ArtifactBuilt,
+    CandidateAliased,
+    CandidateLowered,
+    CandidateMeasured,
+    CandidateProposed,
+    Event,
+)
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import State
@@ -139,11 +146,15 @@ def candidate_story(journal: str | Path, index: int | None = None) -> Story:
         events.append(event)
     result = Result.of(state, Path(journal), replayed=True)
     record = record_at(result, index)
-    same = {record.index, record.index if record.same_as is None else record.same_as}
-    own = [
-        one for one in events if getattr(one, "index", None) in same or not same.isdisjoint(getattr(one, "indices", ()))
-    ]
-    return Story(record, result, own)
+    first = record.index if record.same_as is None else record.same_as
+    same = {one.index for one in result.all_records if first in (one.index, one.same_as)}
+    return Story(record, result, [event for event in events if _concerns(event, {record.index, first}, same)])
+
+
+def _concerns(event: Event, own: set[int], same: set[int]) -> bool:
+    """Tell whether an event is of one of `own`, or says of one with the same code what holds for all of them."""
+    wanted = own if isinstance(event, CandidateProposed | CandidateLowered | CandidateAliased) else same
+    return getattr(event, "index", None) in wanted or not wanted.isdisjoint(getattr(event, "indices", ()))
 
 
 def record_at(result: Result, index: int | None) -> Record:

@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from atune.errors import TargetError
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
-from atune.frontends.cli.preview import dry_run, dry_run_lines
-from atune.model.settings import Budget, CompileSettings
-from atune.workers.processes.messages import Discovery
+from atune.frontends.cli.preview import dry_run_lines
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Refusals, SpaceSurvey
 
@@ -50,8 +48,7 @@ def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     assert (printed["points"], printed["candidates"], printed["to_do"], printed["exact"]) == (4, 3, 3, True)
-    assert printed["refused"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
-    assert printed["target"] == "c"
+    assert printed["refusals"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
     assert not (tmp_path / "ran").exists()
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
@@ -67,47 +64,24 @@ SURVEY = SpaceSurvey(
     workload="toy", arguments={"N": 64}, points=12, looked_at=12, admitted=10, exact=True,
     refusals=(Refusals("fits (toy.py, line 3)", 2),),
 )  # fmt: skip
-REF = FileRef("/toy.py", "WORKLOAD")
-OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": CompileSettings(), "benchmark": None}
 
 
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_leaves_fewer_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     async def counted(ref: FileRef) -> SpaceSurvey:
         return SURVEY
 
-    async def refused(*asked: Any) -> Discovery:
-        raise TargetError("no GPU is there")
-
     monkeypatch.setattr(module, "survey_space", counted)
-    monkeypatch.setattr(module, "discover", refused)
-
-
-@pytest.mark.anyio
-@pytest.mark.usefixtures("workers")
-async def test_a_budget_leaves_fewer_to_do() -> None:
-    whole = await dry_run(REF, OPTIONS)
-    assert (whole["to_do"], whole["impossible"], whole["target"]) == (10, "no GPU is there", None)
-    assert (await dry_run(REF, {**OPTIONS, "budget": Budget(candidates=5)}))["to_do"] == 5
-
-
-RUN: dict[str, Any] = {
-    "workload": "toy", "arguments": {"N": 64}, "target": "c", "devices": ["CPU"], "impossible": None, "points": 12,
-    "looked_at": 12, "exact": True, "candidates": 10, "to_do": 10, "fallback": "",
-    "refused": [{"constraint": "fits (toy.py, line 3)", "count": 2}],
-}  # fmt: skip
+    (tmp_path / "toy.py").write_text(KERNEL)
+    for budget, to_do in (("5", 5), ("50", 10), ("20%", 2), ("9s", 10)):
+        assert main(["tune", f"{tmp_path}/toy.py", "--dry-run", "--json", "--budget", budget]) == 0
+        assert json.loads(capsys.readouterr().out)["to_do"] == to_do
 
 
 def test_the_text_says_what_the_figures_rest_on() -> None:
-    text = "\n".join(dry_run_lines(RUN, "exhaustive"))
+    text = "\n".join(dry_run_lines(SURVEY, "10 candidates, strategy auto"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
-    large = {"points": 10**9, "looked_at": 1000, "candidates": 250_000_000, "exact": False}
-    text = "\n".join(dry_run_lines({**RUN, **large}, "random"))
+    assert "to do      10 candidates, strategy auto" in text
+    large = msgspec.structs.replace(SURVEY, points=10**9, looked_at=1000, admitted=250, exact=False)
+    text = "\n".join(dry_run_lines(large, ""))
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points" in text
-
-
-def test_a_dry_run_says_that_the_cpu_is_there_for_want_of_a_gpu() -> None:
-    lines = list(dry_run_lines({**RUN, "fallback": "no GPU found: tuning for the CPU"}, "auto"))
-    assert [line.strip() for line in lines if "GPU" in line] == ["no GPU found: tuning for the CPU"]
-    assert not [line for line in dry_run_lines(RUN, "auto") if "GPU" in line]

@@ -13,7 +13,7 @@ import msgspec
 
 from atune.engine.screen import layout_choice
 from atune.engine.search.strategies import AUTO
-from atune.errors import TargetError, UsageError
+from atune.errors import UsageError
 from atune.frontends.api.compile_all import compiled, compilers, failed_records
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
@@ -24,65 +24,36 @@ from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
-from atune.workers.local.workers import discover, survey_space
+from atune.workers.local.workers import survey_space
 from atune.workload.pickling import FileRef
+from atune.workload.workload import SpaceSurvey
 
 
 def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
-    found = anyio.run(dry_run, workload, options)
+    """Print how many candidates tuning with `options` would try, which a worker counts; 2 where there is none."""
+    space, budget = anyio.run(survey_space, workload), options["budget"]
+    most = budget.most(space.candidates)
+    to_do = space.candidates if most is None else min(most, space.candidates)
     if arguments.json:
+        found = msgspec.to_builtins(space) | {"candidates": space.candidates, "to_do": to_do}
         print_out(json.dumps(found))
     else:
-        print_lines(map(Line, dry_run_lines(found, options["strategy"] or AUTO)))
-    if found["candidates"] == 0:
+        print_lines(map(Line, dry_run_lines(space, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")))
+    if not space.candidates:
         print_message("the space is empty: no configuration satisfies the constraints")
-    return USAGE if found["candidates"] == 0 or found["impossible"] else OK
+    return OK if space.candidates else USAGE
 
 
-async def dry_run(workload: FileRef, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tuning `workload` with `options` would do, as ``--json`` prints it.
-
-    A worker loads its file and counts its space. ``impossible``: why nothing can be tuned here, and then there is no
-    ``target``. ``to_do``: most candidates that would be compiled.
-    Raises `WorkloadError` and `SpaceError` like `tune`.
-    """
-    budget: Budget = options["budget"]
-    where: dict[str, Any] = {"target": None, "devices": [], "impossible": None, "fallback": ""}
-    try:
-        found = await discover(workload, options["target"], options["devices"], options["compile"])
-        names = [device.name for device in found.devices]
-        where |= {"target": str(found.target), "devices": names, "fallback": found.fallback}
-    except TargetError as error:
-        where["impossible"] = str(error)
-    space = await survey_space(workload)
-    most = budget.most(space.candidates)
-    to_do = space.candidates if most is None else min(space.candidates, most)
-    counted = msgspec.to_builtins(space)
-    names = ["workload", "arguments", "points", "looked_at", "exact"]
-    return {
-        **{name: counted[name] for name in names},
-        **where,
-        "candidates": space.candidates,
-        "refused": counted["refusals"],
-        "to_do": to_do,
-    }
-
-
-def dry_run_lines(run: Mapping[str, Any], strategy: str) -> Iterator[str]:
+def dry_run_lines(space: SpaceSurvey, to_do: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
-    yield f"workload   {printable(run['workload'])}: {describe_config(run['arguments']) or 'without arguments'}"
-    if run["target"] is None:
-        yield f"target     cannot be tuned here: {printable(run['impossible'] or '')}"
-    else:
-        yield f"target     {run['target']} on {printable(', '.join(run['devices'])) or 'no device'}"
-        yield from [f"           {run['fallback']}"] if run["fallback"] else []
-    about = "" if run["exact"] else "about "
-    yield f"space      {run['points']:,} points, of which {about}{run['candidates']:,} are candidates"
-    yield from [] if run["exact"] else [f"           counted on {run['looked_at']:,} points"]
-    for refusals in run["refused"]:
-        yield f"           {refusals['count']:,} refused by {printable(refusals['constraint'])}"
-    yield f"to do      {run['to_do']} candidates, strategy {strategy}"
+    yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
+    about = "" if space.exact else "about "
+    yield f"space      {space.points:,} points, of which {about}{space.candidates:,} are candidates"
+    if not space.exact:
+        yield f"           counted on {space.looked_at:,} points"
+    for refusals in space.refusals:
+        yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
+    yield f"to do      {to_do}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
 
@@ -102,8 +73,7 @@ async def _compile(
 ) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space. Returns the counts as ``--json`` prints them, and the records of what failed.
 
-    ``codes``: distinct ones of those that compiled. ``compiler``: which was chosen, and why; empty if there was no
-    choice. ``passed``: candidates for which ``--layouts`` has others.
+    ``codes``: distinct ones of those that compiled. ``passed``: candidates for which ``--layouts`` has others.
     """
     began = time.monotonic()
     async with compilers(workload, target, settings) as (machine, run):
@@ -119,7 +89,6 @@ async def _compile(
     return {
         "target": str(machine.found.target),
         "fallback": machine.found.fallback,
-        "compiler": machine.service.why,
         "total": len(candidates),
         "compiled": len(good),
         "codes": len({(one.path, one.symbol) for one in good}),
@@ -136,7 +105,6 @@ def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator
     yield f"compiled   {counts}; {duration(found['wall_s'])}"
     yield f"target     {found['target']}; nothing was measured"
     yield from [f"           {found['fallback']}"] if found["fallback"] else []
-    yield from [f"compiler   {printable(found['compiler'])}"] if found["compiler"] else []
     groups = failure_groups(failures)
     yield from (f"{'' if n else 'failures':11}{line}" for n, line in enumerate(group_lines(groups)))
     yield from (f"             {line}" for line in (example_lines(groups[0]) if groups else ()))

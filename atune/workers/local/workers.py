@@ -32,16 +32,13 @@ from atune.errors import (
 )
 from atune.model.candidate import Config, thaw
 from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, made_folder, run_folder
-from atune.model.settings import CompileSettings
 from atune.workers.processes.messages import (
     BEGIN,
-    DISCOVER,
     LIST_SPACE,
     LOAD,
     LOAD_SPACE,
     SURVEY_SPACE,
     WRITTEN,
-    Discovery,
     LoadSpace,
     Session,
     SpacePart,
@@ -344,21 +341,11 @@ def _place(stack: str) -> str:
     return ""
 
 
-async def _ask_about(ref: FileRef, role: str, entry: str, question: object) -> bytes:
-    """Return a worker's answer to a question about a file, outside of a run."""
+async def survey_space(ref: FileRef) -> SpaceSurvey:
+    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
     with run_folder() as run_dir:
         async with fork_server() as server, background(cancel=False) as tasks:
             workers = Workers(ref)
             workers.attach(server, run_dir, tasks)
-            return await workers.ask_once(role, entry, msgspec.msgpack.encode(question))
-
-
-async def survey_space(ref: FileRef) -> SpaceSurvey:
-    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
-    return msgspec.msgpack.decode(await _ask_about(ref, "survey", SURVEY_SPACE, ref), type=SpaceSurvey)
-
-
-async def discover(ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings) -> Discovery:
-    """Return the target and the devices that a run would have. Raises `TargetError`."""
-    reply = await _ask_about(ref, "discover", DISCOVER, (target, tuple(devices), compile))
-    return msgspec.msgpack.decode(reply, type=Discovery)
+            reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
+    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
