@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
-from atune.frontends.cli.runs import add_journal, find_journal
+from atune.frontends.cli.runs import JOURNAL, add_journal, find_journal
 from atune.frontends.cli.tune_options import ScreenOptions
 from atune.model.options import options_of
 
@@ -75,6 +75,11 @@ def add_commands(commands: Any, shown: Parser) -> None:
         )
     limit = "by how much a winner may be slower, of its ratio's whole interval [default: 2%%]"
     compare.add_argument("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
+
+    text = "Write winners and their libraries as a bundle; it runs without tilelang"
+    bundle = add_command(commands, shown, "bundle", _bundle, text)
+    add_journal(bundle, nargs="+", help=f"{JOURNAL}, or the folder of a set")
+    bundle.add_argument("-o", "--output", metavar="DIR", required=True, help="the new folder")
 
 
 def _percentage(text: str) -> float:
@@ -228,3 +233,32 @@ def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
     print_out(json.dumps({"slower": len(found.slower), **msgspec.to_builtins(found)}) if arguments.json else str(found))
     return 1 if found.slower else 0
+
+
+def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.api.save_bundle import save_bundle
+    from atune.frontends.cli.output import print_out
+
+    results = [result for journal in arguments.journal for result in _winners(journal)]
+    folder, n = arguments.output, len(results)
+    digest = save_bundle(folder, results)
+    if arguments.json:
+        print_out(json.dumps({"output": folder, "problems": n, "digest": digest}))
+    else:
+        print_out(f"bundle     {folder}, {n} problem{'s' * (n > 1)}\ndigest     {digest}")
+    return 0
+
+
+def _winners(journal: str) -> list[Result]:
+    """Return the result of a journal, or those of a set's problems that have a winner."""
+    from atune.frontends.cli.output import print_message
+    from atune.journal.reader import replay
+
+    if not os.path.isdir(journal):
+        return [replay(journal)]
+    from atune.frontends.api.tune_set import read_set
+
+    found = read_set(journal)
+    if left := len(found) - len(found.winners):
+        print_message(f"{left} of {len(found)} problems in {journal} have no winner, and are left out", kind="")
+    return found.results

@@ -36,9 +36,8 @@ OK, INTERRUPTED = 0, 130
 _COMMANDS = {
     "tune_options": ("tune",),
     "runs": ("runs", "cache"),
-    "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare"),
+    "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare", "bundle"),
     "explain": ("show", "explain"),
-    "bundle": ("bundle",),
     "doctor": ("doctor",),
 }
 """The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,
