@@ -108,7 +108,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
     for warm, message in (
         (toy(tmp_path / "toy"), "it is of another kernel, 'toy', and this one is 'fake'. Give journals of this kernel"),
         (tmp_path / "elsewhere", "none of the 1 configurations that were measured there is in this space of 40"),
-        (await nothing_measured(tmp_path / "failed"), "no candidate was measured there"),
+        (await nothing_measured(tmp_path / "failed"), "none of the 0 configurations that were measured there"),
         (tmp_path / "none", "there is no such file"),
         (3, "give a journal's path, a TuneResult, 'cache', or a list"),
         ([None], "give a journal's path, a TuneResult, 'cache', or a list"),

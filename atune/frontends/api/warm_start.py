@@ -30,17 +30,12 @@ FIRST = 4
 """Configurations of each source that are tried first."""
 
 
-def sources(warm: Warm) -> Sequence[Source]:
-    """Return the sources that `warm` names."""
-    return (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
-
-
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
     """Return a function that reads `warm` once the kernel is known; None without a source. Raises `UsageError`.
 
     `nearest`: results of other problems of the same kernel, which come first. Those without use here count for nothing.
     """
-    given = sources(warm)
+    given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
     if not isinstance(given, Sequence):
         raise UsageError(wrong)
@@ -79,14 +74,11 @@ def _advise(
 
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
     """Return the advice in a result. Raises `UsageError` for one of another kernel, or without use for this space."""
-    measured = _measured(result)
-    header = result.header
-    if header is None or not measured:
-        raise UsageError(f"warm {source}: no candidate was measured there, so that nothing can be learnt from it")
-    # The name suffices, because a kernel that closes over its problem has a different closure for each problem.
-    if not (header.kernel and header.kernel == spec.kernel) and header.workload != spec.name:
+    measured, header = _measured(result), result.header
+    if header is None or (header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel)):
+        other = header and header.workload
         raise UsageError(
-            f"warm {source}: it is of another kernel, {header.workload!r}, and this one is {spec.name!r}. Give "
+            f"warm {source}: it is of another kernel, {other!r}, and this one is {spec.name!r}. Give "
             "journals of this kernel, or name both workloads alike if they are the same"
         )
     if not (first := _first(measured, here)):
