@@ -77,7 +77,7 @@ DOORS = {
     "decorator": 'right(atune.autotune(jit(), space=AXES, target="c", reference=lambda A: A * 2)(256))',
     "eager": 'right(atune.autotune(eager_jit(), space=AXES, target="c", reference=lambda A: A * 2))',
     "as_op": """
-atune.autotune(jit(), space=AXES, target="c", reference=lambda A: A * 2).as_op("doors::double", 256)
+atune.autotune(jit(), space=AXES, target="c", reference=lambda A: A * 2)(256).as_op("doors::double")
 right(torch.ops.doors.double)
 """,
     "drop_in": """

@@ -23,7 +23,7 @@ from atune.bundle.manifest import RUNTIME, BundledKernel, DamagedBundle, WrongAr
 
 PLAIN = frozenset({int, float, bool})
 """Types of arguments for parameters that are no tensors."""
-_OPERATORS: Mapping[type[ast.operator], Any] = {
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
 _COMPARISONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt}
@@ -186,7 +186,7 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
             case ast.Name(id=name):
                 return sizes[name]
             case ast.BinOp(left=left, op=op, right=right):
-                return int(_OPERATORS[type(op)](of(left), of(right)))
+                return _OPERATORS[type(op)](of(left), of(right))  # also of torch's symbolic sizes
         raise KeyError(size)
 
     if not isinstance(size, str) or size.isidentifier():

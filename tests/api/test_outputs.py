@@ -153,7 +153,7 @@ def test_a_result_adds_to_zeros_as_its_check_did(options: Any, tmp_path: Path) -
 def test_a_decorated_kernel_adds_to_zeros_as_its_check_did(jit: bool) -> None:
     function = tilelang.jit(kernels.added, out_idx=[-1], target="c") if jit else kernels.added
     kernel = decorated(function, zero=[1], reference=lambda X: X.sum(0))
-    for made in (kernel(), kernel.compile(), kernel().as_tilelang(), kernel.as_op(f"atune_tests::lazily{jit}")):
+    for made in (kernel(), kernel.compile(), kernel().as_tilelang(), kernel().as_op(f"atune_tests::lazily{jit}")):
         right(made)
     right(kernel(), given=True)
     right(decorated(function, zero=[1], on_miss="default")())  # nothing was tuned
@@ -164,12 +164,12 @@ def test_an_output_that_an_eager_call_gives_is_the_callers() -> None:
     before = S.clone()
     kernel(X, S)
     torch.testing.assert_close(S, before + X.sum(0))
-    right(kernel.tune(X, S).kernel), right(kernel.as_op("atune_tests::eagerly_added", X, S), given=True)
+    right(kernel.tune(X, S).kernel), right(kernel.compile(X, S).as_op("atune_tests::eagerly_added"), given=True)
 
 
 def test_what_an_eager_kernel_returns_are_its_outputs() -> None:
     kernel, X = decorated(kernels.returned, reference=lambda X: (X + 1, X * 2)), drawn(N)
-    for Y, Z in (kernel(X), kernel.tune(X).kernel(X), kernel.as_op("atune_tests::returned", X)(X)):
+    for Y, Z in (kernel(X), kernel.tune(X).kernel(X), kernel.compile(X).as_op("atune_tests::returned")(X)):
         assert torch.equal(Y, X + 1) and torch.equal(Z, X * 2)
 
 
@@ -179,7 +179,7 @@ def test_a_plain_function_is_handed_out_with_the_outputs_that_it_was_tuned_with(
     function = tilelang.jit(kernels.doubled, target="c") if jit else kernels.doubled
     kernel, X, Y = decorated(function, reference=lambda X: X * 2), drawn(N), torch.zeros(N)
     made = kernel()
-    for call in (made, kernel.compile(), kernel.tune().kernel, kernel.as_op(f"atune_tests::doubled{jit}")):
+    for call in (made, kernel.compile(), kernel.tune().kernel, made.as_op(f"atune_tests::doubled{jit}")):
         assert torch.equal(call(X), X * 2)
     made(Y, X)
     assert torch.equal(Y, X * 2)
@@ -189,7 +189,7 @@ def test_an_input_that_is_set_to_zero_is_so_in_every_call(tmp_path: Path) -> Non
     options: dict[str, Any] = {"zero": [1], "out_idx": 2, "reference": lambda X, W: X + W}
     result, kernel, X = tuned(kernels.counted, **options), decorated(kernels.counted, **options), drawn(N)
     result.save_bundle(tmp_path / "bundle")
-    ops = result.kernel.as_op("atune_tests::counted"), kernel.as_op("atune_tests::counted_too")
+    ops = result.kernel.as_op("atune_tests::counted"), kernel().as_op("atune_tests::counted_too")
     for call in (result.kernel, atune.bundle.load(tmp_path / "bundle"), kernel(), kernel().as_tilelang(), *ops):
         W = torch.tensor([5], dtype=torch.int32)
         assert all(torch.equal(call(X, W), X) for _ in range(2)) and W.item() in (8, 16)
@@ -210,7 +210,6 @@ def test_what_setup_changed_is_not_handed_out(tmp_path: Path) -> None:
         lambda: result.save_bundle(tmp_path / "bundle"),
         kernel,
         kernel.compile,
-        lambda: kernel.as_op("atune_tests::set_up"),
     ):
         with pytest.raises(UsageError, match="setup changed input 1 before the kernel was checked"):
             door()

@@ -149,12 +149,8 @@ def test_what_else_tells_problems_apart_must_be_named_for_other_sizes_too(on_mis
     if on_miss == "nearest":
         with pytest.warns(RuntimeWarning, match=r"the kernel of n=64, far=True runs"):
             assert runs(found(ones(100), far=True)) == "tenfold"
-
-
-def test_of_a_flag_that_no_problem_has_none_is_near(tmp_path: Path) -> None:
-    found = load(write(tmp_path, [entry("twice", {"n": n, "far": True}) for n in (64, 1024)]), on_miss="nearest")
-    with pytest.raises(OutsideProblems, match="no problem of such tensors has n=100, far=False"):
-        found(ones(100), far=False)
+        with pytest.raises(OutsideProblems, match="no problem of such tensors has n=100, far=3"):
+            found(ones(100), far=3)
 
 
 def test_the_nearest_is_of_the_kernels_that_take_the_call(tmp_path: Path) -> None:

@@ -99,27 +99,6 @@ print("served")
 """
 
 
-ANY = """
-import sys
-import torch
-(torch.ones(4, device="cuda") + 1).sum().item()
-from atune.bundle import OutsideProblems, load
-bundle = load(sys.argv[1], on_miss="nearest")
-B = torch.randn(512, 512, dtype=torch.float16, device="cuda")
-rows = lambda M: torch.randn(M, 512, dtype=torch.float16, device="cuda")
-for M in (64, 256, 1024, 65, 100, 700, 1000):
-    A = rows(M)
-    torch.testing.assert_close(bundle(A, B), A @ B, rtol=1e-2, atol=1e-1)
-try:
-    load(sys.argv[1])(rows(65), B)
-except OutsideProblems as error:
-    assert "M=65" in str(error)
-else:
-    raise SystemExit("65 rows were served")
-print("served")
-"""
-
-
 def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
     import tilelang.language as T
 
@@ -136,13 +115,6 @@ def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
             T.copy(c, C[by * block, bx * 64])
 
     return main
-
-
-def any_rows(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
-    """`matmul` for any number of rows: `M` is not in the code."""
-    import tilelang.language as T
-
-    return matmul(T.dynamic("M"), N, K, block)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -229,25 +201,6 @@ function = tvm.runtime.load_module(str(folder / f"{one['library']}.so"))[one["sy
 tensors = [FakeTensor(n << 30, (512, 512)) for n in (1, 2, 3)]
 function(*map(tvm_ffi.from_dlpack, tensors))
 """
-DESCRIBES = """
-import sys, ctypes
-import tilelang, tvm_ffi
-from pathlib import Path
-from atune.bundle.launch import tensormap
-name = "__tvm_tensormap_create_tiled"
-map, address = ctypes.c_void_p(1 << 20), ctypes.c_void_p(1 << 30)
-calls = [
-    (map, 6, 2, address, 512, 2048, 2, 1024, 32, 64, 1, 1, 0, 2, 2, 0),
-    (map, 9, 4, address, 64, 32, 16, 8, 2, 128, 4096, 65536, 64, 1, 4, 2, 1, 1, 1, 1, 0, 3, 0, 0),
-]
-for function in (tvm_ffi.get_global_func(name), tensormap(Path(sys.argv[1]))[name]):
-    print([function(*call) for call in calls], flush=True)
-for wrong in (calls[0][:-1], (map, 6, 1, address, 512, 2, 64, 1, 0, 0, 0, 0)):
-    try:
-        function(*wrong)
-    except RuntimeError as error:
-        print(str(error))
-"""
 
 
 @needs_nvcc
@@ -258,17 +211,6 @@ def test_a_call_asks_the_driver_for_what_tilelang_asks(bundle: Path, tmp_path: P
     assert ours == run(PLAINLY, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
     assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"]
     assert " 0x40000000 " in ours[0] and " 0x80000000 " in ours[1] and ours[2].startswith("launch 8 8 1 with ")
-
-
-@needs_nvcc
-def test_descriptors_are_encoded_as_tilelang_does(bundle: Path, tmp_path: Path) -> None:
-    """By a driver that prints what it is asked for."""
-    fake_cuda.install(tmp_path, bundle / "runtime")
-    printed = run(DESCRIBES, bundle / "runtime" / TENSORMAP, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
-    theirs, ours, (other, wrong_rank, refused) = printed[:3], printed[3:6], printed[6:]
-    assert theirs == ours and len(set(ours)) == 3 and ours[-1] == "[0, 0]"
-    assert other == "a tensor's descriptor has other arguments" and wrong_rank.startswith("encode 6 1 0x40000000 |")
-    assert refused.startswith("the CUDA driver refuses a tensor's descriptor")
 
 
 def test_a_kernel_that_needs_more_of_tilelang_is_refused() -> None:
@@ -286,15 +228,3 @@ def test_on_a_gpu_it_serves_without_tilelang_and_compilers(tmp_path: Path, monke
     ]
     save_bundle(tmp_path / "b", found)
     assert run(WITHOUT + SERVE, tmp_path / "b", PATH="/nowhere").endswith("served\n")
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_nearest_serves_what_was_not_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set of any number of rows."""
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
-    work = atune.Workload(any_rows, {"block": [64, 128]}, arguments={"M": 64}, out_idx=-1)
-    folder = tmp_path / "b"
-    found = atune.run_set(work, atune.Problems(M=[64, 256, 1024]), journal=tmp_path / "first", target="cuda")
-    digest = found.save_bundle(folder)
-    assert run(WITHOUT + ANY, folder, PATH="/nowhere").endswith("served\n")
-    assert atune.bundle.load(folder).digest == digest

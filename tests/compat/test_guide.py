@@ -28,7 +28,7 @@ from atune.compat.tilelang import (
     autotune,
     set_autotune_inputs,
 )
-from atune.compat.tilelang.inputs import TilelangKernel
+from atune.compat.tilelang.autotuner import TilelangKernel
 from atune.errors import NoWinner
 from atune.frontends.api import cached_tune as cached
 from atune.model.settings import BenchmarkSettings
@@ -241,22 +241,6 @@ def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) ->
     assert [(s.n_warmup, s.n_repeat, s.benchmark_timeout_s) for s in asked] == [(7, 11, 13), (7, 17, 13), (25, 3, 180)]
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(170)
-def test_a_trap_on_a_gpu_leaves_the_users_cuda_context_alone(tmp_path: Path) -> None:
-    mine = torch.ones(8, device="cuda")
-    modes = [{"mode": "crash"}, {"mode": "ok"}]
-    arguments = {"log": str(tmp_path / "log"), "threads": 32}
-    work = atune.Workload(moody_and_logged, modes, arguments=arguments, inputs=logged_inputs, reference=doubled)
-    result = atune.run(
-        work, target="cuda", devices=["0"], benchmark=BenchmarkSettings(n_warmup=1, n_repeat=5, n_final=0)
-    )
-    assert [record.kind for record in result.records] == ["fault", ""]
-    assert mine.sum().item() == 8.0
-    x = torch.arange(32, dtype=torch.float32, device="cuda")
-    assert torch.equal(result.kernel(x), x * 2)
-
-
 def test_callbacks_and_given_inputs_do_not_turn_the_cache_off(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -331,12 +315,6 @@ def test_when_nothing_works_the_error_says_why() -> None:
     message = str(caught.value)
     assert isinstance(caught.value, atune.NoWinner) and len(caught.value.result.failures) == 3
     assert "3 failed to lower, for example: ValueError: block 12 is no power of two" in message
-    said = [failure.message for failure in caught.value.result.failures]
-    assert [block for block in (12, 24, 48) if any(f"block {block} is no power of two" in one for one in said)] == [
-        12,
-        24,
-        48,
-    ]
     wrong = tuner(scale, [{"factor": 3}], ref_prog=lambda a: a * 5)
     with pytest.raises(TuningFailed, match=r"1 gave wrong outputs: output 0: \d+ of 64 elements differ"):
         wrong.run()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -55,36 +53,6 @@ def test_operators_tune_and_work(name: str, target: str, monkeypatch: pytest.Mon
     again = operator(name, target)
     check(again)
     assert again.config == op.config
-
-
-@pytest.mark.parametrize("name", operators.OPERATORS)
-def test_the_library_is_one_for_tilelang_s_tuner(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs under tilelang's own tuner as it stands; only measuring is replaced, which needs a GPU there."""
-
-    def measure(self: Any, jit_kernel: Any, **_: Any) -> tuple[float, float | None]:
-        profile = self.profile_args
-        inputs = profile.supply_prog(jit_kernel.get_profiler()._get_params(with_output=False))
-        begun = time.perf_counter()
-        output, seconds = jit_kernel(*inputs), time.perf_counter() - begun
-        if profile.ref_prog is not None:
-            torch.testing.assert_close(output, profile.ref_prog(*inputs), rtol=1e-3, atol=1e-3)
-        return seconds * 1e3, None if profile.ref_prog is None else 1.0
-
-    monkeypatch.setattr(tuner.AutoTuner, "_benchmark_target", measure)
-    monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
-    monkeypatch.setattr(operators, "autotune", tuner.autotune)
-    check(operator(name, "c"))
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("name", operators.OPERATORS)
-def test_operators_compile_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators.Op, "autotune", lambda self: None)
-    parts = operator(name, "cuda").parts().values()
-    assert 12 <= sum(len(part.configs) for part in parts) <= 60
-    for part in parts:
-        ends = [part.configs[0], part.configs[-1]]
-        assert [kernel.config for kernel in atune.compile_all(part.jit, ends, target="sm_90a", out_idx=[-1])] == ends
 
 
 # ---- what is given, and what is tuned

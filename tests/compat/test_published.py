@@ -123,18 +123,6 @@ def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
     assert asked == [64, 64] and len(kernel._tuner_cache) == 1
 
 
-@pytest.mark.filterwarnings("ignore:tunable parameters")
-@pytest.mark.parametrize("tunable", [{}, {"block": 32}], ids=["tuned", "given"])
-def test_parameters_that_do_not_specialize_make_no_entry(tunable: dict[str, Any]) -> None:
-    kernel = lazy(do_not_specialize=["factor", "no parameter"])
-    found = kernel(n=64, factor=2.0, **tunable)
-    assert kernel(n=64, factor=3.0, **tunable) is found and kernel(64, 4.0, **tunable) is found
-    assert len(kernel._tuner_cache) == 1
-    kernel(n=128, factor=2.0, **tunable)
-    kernel(n=64, factor=2.0, block=16)
-    assert len(kernel._tuner_cache) == 3
-
-
 # ---- the key of a result
 
 

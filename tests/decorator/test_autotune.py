@@ -255,18 +255,6 @@ def gpu_eager(A, B, threads: int = 128):
             B[bx * threads + i] = A[bx * threads + i] + 1
 
 
-@tilelang.jit
-def gpu_symbolic(A, threads: int = 128):
-    m = T.dynamic("m")
-    A: T.Tensor[[m], T.float32]
-    B = T.empty((m,), "float32")
-    with T.Kernel(T.ceildiv(m, threads), threads=threads) as bx:
-        for i in T.Parallel(threads):
-            if bx * threads + i < m:
-                B[bx * threads + i] = A[bx * threads + i] + 1
-    return B
-
-
 GPU_SPACE = {"threads": [64, 128, 256]}
 
 
@@ -295,15 +283,6 @@ def test_eager_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(B, A + 1)
     # Its library holds three candidates, and is used as it stands.
     assert kernel.compile(n=4096).adapter.libpath.endswith(".so")
-
-
-@pytest.mark.gpu
-def test_symbolic_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tuned(gpu_symbolic, GPU_SPACE, reference=plus_one, do_not_specialize="m", devices="0")
-    for n in (4096, 1000):
-        A = torch.randn(n, device="cuda")
-        torch.testing.assert_close(kernel(A), A + 1)
-        forbid_tuning(monkeypatch) if n == 4096 else None
 
 
 def test_only_kernels_are_decorated() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -116,38 +115,19 @@ def test_a_workload_of_a_decorated_kernel_is_refused() -> None:
     assert atune.Workload(kernel.kernel, {"block": [16]}).name == "kernel"
 
 
-EAGER = """
-import atune, tilelang
-import tilelang.language as T
-
-@tilelang.jit(target="c")
-def doubled(A, block: int = 16):
-    n = T.const("n")
-    A: T.Tensor[[n], T.float32]
-    B = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] * 2.0
-    return B
-"""
-
-
 def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "kernel.py"
-    file.write_text(EAGER)
-    doubled = runpy.run_path(str(file))["doubled"]
+    file.write_text("from decorated import shift\n")
     hint = re.escape("takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it")
     with pytest.raises(WorkloadError, match=f"^Workload: the kernel {hint}$"):
-        atune.Workload(doubled, {"block": [16]}, arguments={"n": 64})
+        atune.Workload(shift, {"block": [16]}, arguments={"n": 64})
     with pytest.raises(WorkloadError, match=hint):
-        atune.compile_all(doubled, [{"block": 16}], arguments={"n": 64}, target="c")
+        atune.compile_all(shift, [{"block": 16}], arguments={"n": 64}, target="c")
     for command in ("tune", "explain"):
-        assert main([command, f"{file}:doubled"]) != 0
-        assert re.search(f"kernel.py:doubled {hint}", capsys.readouterr().err)
-    kernel, ones = atune.autotune(doubled, space={"block": [16, 32]}, cache=False), torch.ones(64)
-    assert torch.equal(kernel(ones), 2 * ones)
+        assert main([command, f"{file}:shift"]) != 0
+        assert re.search(f"kernel.py:shift {hint}", capsys.readouterr().err)
 
 
 def test_autotune_without_a_space_says_how_to_give_one() -> None:
@@ -158,24 +138,24 @@ def test_autotune_without_a_space_says_how_to_give_one() -> None:
         def kernel(N: int, block: int = 16) -> Any: ...
 
 
-def test_a_prim_func_in_place_of_its_function_is_not_printed_whole() -> None:
-    class PrimFunc:
-        """Stands in for tilelang's, which can be called, too."""
+class PrimFunc:
+    """Stands in for tilelang's, which can be called, too."""
 
-        def __repr__(self) -> str:
-            return "a page\n" * 40
-
-    with pytest.raises(WorkloadError, match=r"got a PrimFunc: do not call the function$"):
-        atune.Workload(PrimFunc(), {"block": [16]})
+    def __repr__(self) -> str:
+        return "a page\n" * 40
 
 
-def test_a_compiled_kernel_in_place_of_its_function_is_refused_at_once() -> None:
-    class JITKernel:
-        """Stands in for tilelang's."""
+class JITKernel:
+    """Stands in for tilelang's."""
 
-        prim_func = adapter = None
+    prim_func = adapter = None
 
-        def __call__(self, *tensors: Any) -> None: ...
+    def __call__(self, *tensors: Any) -> None: ...
 
-    with pytest.raises(WorkloadError, match=r"got a compiled kernel: do not call the function$"):
-        atune.Workload(JITKernel(), {"block": [16]})
+
+@pytest.mark.parametrize(
+    ("kernel", "name"), [(PrimFunc(), "a PrimFunc"), (JITKernel(), "a compiled kernel")], ids=["PrimFunc", "JITKernel"]
+)
+def test_what_was_made_of_a_kernel_function_is_refused_in_its_place(kernel: Any, name: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"got {name}: do not call the function$"):
+        atune.Workload(kernel, {"block": [16]})

@@ -21,7 +21,6 @@ from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.events import BenchmarkFailed
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.workload import describe
 
 
 @pytest.fixture(autouse=True)
@@ -76,25 +75,6 @@ def test_a_run_takes_what_a_decorated_kernel_found() -> None:
     result = kernel.tune(256)
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == result.latency_ms
-
-
-def test_what_another_kernel_of_the_same_code_found_has_the_name_of_the_one_that_asks(tmp_path: Path) -> None:
-    first, named = workload(), workload(name="renamed")
-    assert atune.run(first, target="c", benchmark=QUICK).header.workload == "scale"  # type: ignore[union-attr]
-    again = atune.run(named, target="c", benchmark=QUICK, cached=True, journal=tmp_path / "j")
-    expected = describe(named)
-    for found in (again, atune.replay(tmp_path / "j")):
-        header = found.header
-        assert header is not None and header.workload == "renamed"
-        assert (header.origin, header.fingerprint, header.kernel) == (
-            expected.origin, expected.fingerprint, expected.kernel,
-        )  # fmt: skip
-    assert again.cache_hit and main(["report", str(tmp_path / "j"), "-o", str(tmp_path / "page.html")]) == 0
-    assert "renamed" in (tmp_path / "page.html").read_text()
-    space = {"factor": [1, 2], "block": [16, 64]}
-    kernel = atune.autotune(space=space, reference=doubled, name="other", target="c", tuning=TUNING)(scale)
-    header = kernel.tune(256).header
-    assert header is not None and header.workload == "other"
 
 
 FILE = f"""

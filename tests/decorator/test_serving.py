@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +11,13 @@ from typing import Any
 import pytest
 import tilelang
 import tilelang.language as T
-import torch
-from decorated import scale_jit
 from stand_in_engine import Engine
 
 import atune
-import atune.compat.tilelang as compat
-from atune.compat.tilelang import environment
-from atune.errors import AtuneError, CacheMiss, CompileFailed, NoWinner, SpaceError
+from atune.errors import CacheMiss, CompileFailed, NoWinner, SpaceError
 from atune.frontends.decorator import autotuned
 from atune.journal.result import Result
 from atune.model.artifact import Failure
-from atune.model.folders import artifacts_folder
 
 BLOCKS = [16, 24, 32]
 """The stand-in's winner is the last that the space has."""
@@ -89,18 +79,6 @@ def test_a_shared_winner_serves_the_sizes_that_the_space_has_it_for(
     assert kernel.tune(48).cache_hit and kernel.best_config(96) == {"block": 32} and len(engine.runs) == 2
 
 
-def test_sizes_come_from_tensors_and_from_defaults_of_the_kernel(tuned: Any, engine: Engine) -> None:
-    eager = tuned(times, AXES, where=divides, key=["by"])
-    assert [eager.best_config(torch.zeros(n))["block"] for n in (96, 48)] == [32, 24]
-
-    def lazy(n: int = 48, m: int = 1, block: int = 16) -> Any:
-        return scale_jit(n, 1, block)
-
-    defaults = tuned(lazy, AXES, where=lambda n, block: n % block == 0, key=["m"])
-    assert [defaults.best_config(96)["block"], defaults.best_config()["block"]] == [32, 24]
-    assert len(engine.runs) == 2
-
-
 MISSES: dict[str, Any] = {"tune": {"block": 32}, "default": {"block": 16}, "error": CacheMiss}
 
 
@@ -147,29 +125,6 @@ def test_what_serves_is_listed_with_what_it_was_tuned_for(tuned: Any, engine: En
     assert "(tuned for n=96)" in str(atune.tunings())
     kernel.clear_cache()
     assert kernel.best_config(48) == {"block": 24} and len(engine.runs) == 2
-
-
-def test_calls_of_other_sizes_wait_for_a_tuning_and_not_for_its_error(tuned: Any, engine: Engine) -> None:
-    """Of one key, a second size takes the next best of the first one's tuning, and tunes itself where that failed."""
-    engine.seconds = 0.3
-    kernel = tuned(space=AXES, where=divides, key=one_key)
-    found: dict[int, Any] = {}
-
-    def ask(n: int) -> None:
-        try:
-            found[n] = kernel.best_config(n)["block"]
-        except AtuneError as error:
-            found[n] = type(error)
-
-    for sizes in ((96, 48), (50, 72)):
-        threads = [threading.Thread(target=ask, args=(n,)) for n in sizes]
-        threads[0].start()
-        while threads[0].is_alive() and not kernel.winners._running:
-            time.sleep(0.001)
-        threads[1].start()
-        [thread.join() for thread in threads]
-        kernel.forget()
-    assert found == {96: 32, 48: 24, 50: SpaceError, 72: 24} and len(engine.runs) <= 3
 
 
 # Winners that cannot be used
@@ -238,21 +193,7 @@ def bucket(tuned: Any, tmp_path: Path, compiler: Compiler) -> Callable[[], Any]:
     return lambda: kernel.compile(96)
 
 
-def drop_in(tuned: Any, tmp_path: Path, compiler: Compiler) -> Callable[[], Any]:
-    configs = [{"block": block} for block in BLOCKS]
-    compat.autotune(configs=configs)(scale_jit).tune(96)
-    kernel = compat.autotune(configs=configs)(scale_jit)
-    return lambda: kernel.tune(96).kernel
-
-
-KEPT = {"result cache": cached, "shipped file": shipped, "bucket": bucket, "drop-in": drop_in}
-
-
-@pytest.fixture(autouse=True)
-def a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "tilelang"))
-    environment._warned.clear()
-    yield
+KEPT = {"result cache": cached, "shipped file": shipped, "bucket": bucket}
 
 
 def keep_winner(tuned: Any, compiler: Compiler, space: Any) -> None:
@@ -330,53 +271,3 @@ def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, co
     with warnings.catch_warnings(action="error"):
         assert tuned(space=many).compile(96).config == {"block": 2}
     assert len(engine.runs) == 2
-
-
-PROGRAM = """
-import sys
-import torch, tilelang, tilelang.language as T
-import atune
-
-FAST = ["-O2", "-include", sys.argv[1]]
-
-@atune.autotune(
-    space=[{"block": 64, "compile_flags": FAST}, {"block": 64, "compile_flags": ["-O0"]}],
-    default={"block": 64, "compile_flags": FAST}, target="c", tuning="quick",
-)
-@tilelang.jit
-def quad(X, block: int = 64):
-    n = T.const("n")
-    X: T.Tensor[[n], T.float32]
-    Y = T.empty([n], T.float32)
-    with T.Kernel(n // block) as b:
-        for i in T.serial(block):
-            Y[b * block + i] = X[b * block + i] * 4.0
-    return Y
-
-X = torch.randn(1 << 14)
-for _ in range(2):
-    assert torch.equal(quad(X), X * 4)
-print(quad.best_config(X)["compile_flags"])
-"""
-
-
-def test_a_compiler_that_now_refuses_the_winner_whose_library_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
-    header, program = tmp_path / "fast.h", tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
-    def run() -> tuple[str, str]:
-        command = [sys.executable, str(program), str(header)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, done.stderr
-
-    header.write_text("")
-    assert run()[0] == f"('-O2', '-include', '{header}')\n"
-    header.write_text("#error this compiler cannot\n")
-    shutil.rmtree(artifacts_folder())
-    out, err = run()
-    assert out == "('-O0',)\n"
-    assert err.count("#error this compiler cannot. The next best is tried, if there is one") == 1

@@ -15,9 +15,7 @@ import anyio
 import pytest
 
 from atune.frontends.api.tuner import tune
-from atune.journal.events import Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local import device_worker
 from atune.workers.processes.pool import Worker
 from atune.workers.system.resources import device_lock
 
@@ -136,43 +134,3 @@ async def test_two_runs_of_one_program_never_measure_at_once(
     assert len({pid for _, _, pid in spans}) >= 2 and len(spans) >= 8
     spans.sort()
     assert all(this[1] <= after[0] for this, after in pairwise(spans)), spans
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: object) -> None:
-    process = holder(tmp_path)
-    entered = anyio.Event()
-
-    def announced(device: str) -> Any:
-        entered.set()
-        return device_lock("gpu", tmp_path)
-
-    monkeypatch.setattr(device_worker, "device_lock", announced)
-    monkeypatch.setattr(device_worker, "SHARED_S", 1.0)
-    events: list[Event] = []
-
-    def listen(event: Event) -> None:
-        events.append(event)
-
-    try:
-        async with anyio.create_task_group() as tasks:
-
-            async def end() -> None:
-                await entered.wait()
-                await anyio.sleep(1.5)
-                process.kill()
-
-            tasks.start_soon(end)
-            result = await tune(
-                f"{KERNELS.parent / 'fault_kernels.py'}:OWN",
-                target="c",
-                compile=CompileSettings(workers=1),
-                benchmark=BenchmarkSettings(n_repeat=5, n_final=0, benchmark_timeout_s=3),
-                on_event=listen,
-            )
-    finally:
-        process.kill()
-        process.communicate()
-    assert result.measured == 2 and [r.kind for r in result.failures] == ["mismatch"]
-    warned = [e.message for e in events if isinstance(e, Warned)]
-    assert warned == ["another run also measures on device cpu: they take turns"]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
+import functools
 import inspect
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,20 +34,22 @@ from atune.compat.tilelang.environment import (
     taking,
     warn_once,
 )
-from atune.compat.tilelang.inputs import TilelangCall, TilelangKernel, supplied
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
-from atune.frontends.decorator.autotuned import made
-from atune.frontends.decorator.call import Call, Entry
-from atune.frontends.decorator.options import Options, lazy_callback, names_in
+from atune.frontends.decorator.autotuned import TunedKernel, made
+from atune.frontends.decorator.call import Arguments, Call, Entry
+from atune.frontends.decorator.options import Options, lazy_callback, listed, names_in
 from atune.frontends.decorator.winners import Winner
 from atune.journal.result import TuneResult
-from atune.model.candidate import PASS_CONFIGS
+from atune.model.artifact import KernelParam
+from atune.model.candidate import PASS_CONFIGS, RESERVED, Config, check_reserved, config_key
 from atune.model.folders import cache_folder_at
+from atune.model.space import Space
 from atune.stages import tilelang
+from atune.stages.frontend.frontend import encode
 from atune.stages.measure.arguments import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
-from atune.workload.fingerprint import is_compiled
-from atune.workload.packing import can_be_sent
+from atune.workload.fingerprint import function_of, is_compiled, kernel_fingerprint, signature_of
+from atune.workload.packing import LazyCallback, can_be_sent
 
 CompileArgs, ProfileArgs = tilelang.param.CompileArgs, tilelang.param.ProfileArgs
 COMPILE, RUN = (
@@ -139,6 +143,136 @@ def _saved(path: Path) -> dict[str, Any]:
 
 def positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
     return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
+
+
+# What a call gives: inputs to tune with, and values that need not be data
+
+
+def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `inputs` function that calls tilelang's `supply_prog(params)` for each set of inputs."""
+    return functools.partial(_inputs, LazyCallback(supply_prog))  # of closures of atune only the name would count
+
+
+def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
+    return list(supply_prog([_tilelang_param(parameter) for parameter in parameters]))
+
+
+def _tilelang_param(parameter: KernelParam) -> Any:
+    shape = [tilelang.tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
+    return tilelang.KernelParam(tilelang.tvm.DataType(parameter.dtype), shape)
+
+
+class ByText:
+    """A kernel that takes text in place of other objects, such as enums and functions, and looks them up.
+
+    `tables`: for each parameter, the value of each text.
+    """
+
+    def __init__(self, kernel: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        self.func = function_of(kernel)
+        parameters = []
+        for name, parameter in signature_of(kernel).parameters.items():
+            if name in tables and parameter.default is not parameter.empty:
+                parameter = parameter.replace(default=_data_of(parameter.default))
+            parameters.append(parameter)
+        self.workload_signature = inspect.Signature(parameters)
+        self._kernel, self._tables = kernel, {name: dict(table) for name, table in tables.items()}
+
+    def __call__(self, **arguments: Any) -> Any:
+        values = {
+            name: self._tables[name].get(value, value) if name in self._tables and isinstance(value, str) else value
+            for name, value in arguments.items()
+        }
+        make: Callable[..., Any] = getattr(self._kernel, "get_tir", None) or self._kernel
+        return make(**values)
+
+
+class TilelangKernel(TunedKernel):
+    """A kernel whose arguments need not be data, such as enums and functions: text stands for others in keys."""
+
+    def data(self, value: Any, where: str) -> Any:
+        return _data_of(value)
+
+
+class TilelangCall(Call):
+    """A call of a `TilelangKernel`. The configurations, too, have the caller's own values."""
+
+    def __init__(
+        self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._given: dict[str, tuple[Config, Config]] = {}
+        """For each configuration, by key: as data, and with the caller's own values."""
+        self._tables: dict[str, dict[str, Any]] = {}
+        """For each parameter, the value of each text."""
+        super().__init__(owner, options, args, kwargs)
+
+    def _space(self) -> Space:
+        configs = self.options.space
+        if callable(configs):
+            asked, left_out = self.given, self.options.leave_out
+            if left_out:  # as there: by name, with the defaults
+                counts = {name: value for name, value in asked.values.items() if name not in left_out}
+                asked = Arguments(self.owner.signature, (), counts)
+            configs = asked.ask("configs", configs)
+        for given in listed("configs", configs):
+            for name in RESERVED & given.keys():
+                check_reserved(name, given[name], "configs")
+            data = {n: v if n in RESERVED else self._data(n, v) for n, v in given.items()}
+            self._given.setdefault(config_key(data), (data, given))
+        return Space([data for data, _ in self._given.values()])
+
+    def _data(self, name: str, value: Any) -> Any:
+        data = super()._data(name, value)
+        if isinstance(data, str) and type(value) is not str:
+            self._tables.setdefault(name, {})[data] = value
+        return data
+
+    def _probes(self) -> list[Config]:
+        return [{}, *(given for _, given in self._given.values())]
+
+    def _key(self) -> Any:
+        """Return the key. As with tilelang's tuner, names that are no arguments may be left out of it."""
+        return {name: value for name, value in self.problem.items() if name not in self.options.leave_out}
+
+    def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
+        with contextlib.suppress(UsageError):
+            return super()._drawn(params, symbols, scalars)
+        return None  # the run says what is missing
+
+    def as_given(self, config: Config) -> Config:
+        _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
+        return given
+
+    @functools.cached_property
+    def kernel(self) -> Any:
+        return ByText(super().kernel, self._tables) if self._tables else super().kernel
+
+
+def _data_of(value: Any) -> Any:
+    if not isinstance(value, enum.Enum):
+        with contextlib.suppress(UsageError):
+            return encode(value, "a value")
+    return described(value)
+
+
+def described(value: Any) -> str:
+    """Return a text that represents `value`: the same in each run, but different for different code.
+
+    Keys of configurations contain it, and must not change. Therefore comments in the code count here.
+    """
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if callable(value):
+        return f"{getattr(value, '__qualname__', type(value).__qualname__)} {_code(value)}"
+    text = repr(value)
+    return f"{type(value).__qualname__} {_code(value)}" if " at 0x" in text else text
+
+
+def _code(value: Any) -> str:
+    return kernel_fingerprint(value)[:12]
+
+
+# Tuning
 
 
 @contextmanager

@@ -266,26 +266,6 @@ class Autotuned(TunedKernel):
         call = self.call_of(args, kwargs)
         return made(call) if call.explicit else self.chosen(call)[1]
 
-    def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Return the kernel of a call as a `torch.library` custom operator without running it. Tunes first if needed.
-
-        The operator takes the arguments of the compiled kernel: an eager kernel's tensors in its own order, or a lazy
-        kernel's inputs. It keeps the winner of this call, even after another tuning. It refuses other sizes, except
-        for symbolic dimensions.
-
-        Parameters
-        ----------
-        name
-            The operator's name with its library, such as ``mylib::gemm``. It stays registered until the program ends.
-        args, kwargs
-            As for `compile`.
-
-        Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
-        """
-        call = self._open_call(args, kwargs)
-        _, kernel = self.chosen(call)
-        return importlib.import_module("atune.stages.frontend.jit_kernel").jit_op(kernel, name, call.target.kind)
-
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
         """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.
 

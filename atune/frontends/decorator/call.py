@@ -34,15 +34,11 @@ class Arguments:
 
     __slots__ = ("args", "given", "kwargs", "values")
 
-    def __init__(
-        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, extra: bool
-    ) -> None:
+    def __init__(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         parameters = signature.parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        known = {n: v for n, v in kwargs.items() if n in parameters or (takes_any and not extra)}
+        known = {n: v for n, v in kwargs.items() if n in parameters or takes_any}
         unknown = {n: v for n, v in kwargs.items() if n not in known}
-        if unknown and not extra:
-            raise TypeError(f"the kernel takes no argument {next(iter(unknown))!r}; it takes {', '.join(parameters)}")
         bound = signature.bind_partial(*args, **known).arguments
         for name in list(bound):
             if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
@@ -163,7 +159,7 @@ class Call:
         self, owner: TunableKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.owner, self.options, self.hints, stage = owner, options, options.hints, owner.frontend
-        self.given = Arguments(owner.signature, args, kwargs, extra=owner.is_jit)
+        self.given = Arguments(owner.signature, args, kwargs)
         self.space = self._space()
         self.tunables = tunables_of(self.space)
         refuse_clash(self.tunables, self.hints)
@@ -244,8 +240,10 @@ class Call:
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
     def _refuse_unknown(self, known: Container[str], more: str) -> None:
-        if unknown := sorted(name for name in self.given.given if name not in known):
-            takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
+        parameters = self.owner.signature.parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if not takes_any and (unknown := sorted(name for name in self.given.given if name not in known)):
+            takes = f"it takes {', '.join(parameters)}{more}"
             raise TypeError(f"{self.owner.__name__} takes no argument {unknown[0]!r}; {takes}")
 
     def _symbols_and_inputs(self) -> None:

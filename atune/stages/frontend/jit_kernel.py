@@ -126,10 +126,15 @@ class Measured(Deferred):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(func=function, from_database=True, **options)
-        self._tilelang_compile = compiled
+        self._tilelang_compile, self._kind = compiled, artifact.target
         outputs = Outputs(artifact.params, roles.outputs, artifact.target, _scalars(function), roles.zero)
         self.adapter = MeasuredAdapter(function, named, artifact, outputs, self.as_tilelang)
         self.torch_function = self.adapter.func
+
+    def as_op(self, name: str) -> Any:
+        """Return the kernel as a torch operator: see `register_op`."""
+        params, scalars = kernel_parameters(self.prim_func), _scalars(self.prim_func)
+        return register_op(name, self.torch_function, params, self.roles, self._kind, self, scalars)
 
     @property
     def params(self) -> Any:
@@ -220,10 +225,3 @@ def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[in
     if wrong := [i for i in found if not -n <= i < n]:
         raise ValueError(f"out_idx {wrong[0]} is out of range: the kernel has {n} parameters")
     return [i % n for i in found]
-
-
-def jit_op(kernel: Any, name: str, target: str) -> Any:
-    """Return a kernel of `jit_kernel` as a torch operator: see `register_op`. `target`: ``cuda`` or ``c``."""
-    function = kernel.prim_func
-    params, scalars = kernel_parameters(function), _scalars(function)
-    return register_op(name, kernel.torch_function, params, kernel.roles, target, kernel, scalars)

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam, Roles
-from atune.stages.frontend.jit_kernel import jit_op
 from atune.stages.measure.loader import Kernel, register_op
 
 _numbers = itertools.count()
@@ -50,7 +49,7 @@ def test_torch_finds_nothing_wrong_with_the_operator_of_a_compiled_kernel(
 ) -> None:
     """`opcheck` compares the schema with what is written, fake with real outputs, and eager with traced calls."""
     compiled = measured(kernel, out_idx)
-    op = jit_op(compiled, fresh(), target="c")
+    op = compiled.as_op(fresh())
     torch.library.opcheck(op, tuple(given("cpu")))
     first, second = given("cpu"), given("cpu")
     ours, plainly = (outputs(call) for call in (op(*first), compiled(*second)))
@@ -79,7 +78,7 @@ def test_the_winner_runs_inside_a_compiled_function(doubled: Any) -> None:
 
 def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake outputs carry the symbols of the inputs, so that one graph serves every size."""
-    op = jit_op(measured(kernels.twice_as_long, [-1]), fresh(), target="c")
+    op = measured(kernels.twice_as_long, [-1]).as_op(fresh())
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
@@ -101,7 +100,7 @@ def test_fake_tensors_get_the_shapes_that_real_ones_do(doubled: Any) -> None:
 def test_what_a_kernel_writes_in_place_is_declared() -> None:
     """torch learns of it by the code; a compiled function keeps the order then."""
     A, C = numbers(), torch.zeros(N)
-    op = jit_op(measured(kernels.one, None), fresh(), target="c")
+    op = measured(kernels.one, None).as_op(fresh())
     assert str(op._opoverload._schema).endswith("(Tensor p0, Tensor(a1!) p1) -> ()")
 
     def around(A: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
@@ -158,7 +157,7 @@ def test_a_name_is_one_kernels(one: Kernel) -> None:
     with pytest.raises(UsageError, match="with its library, such as \"mylib::gemm\", got 'gemm'"):
         one.as_op("gemm")
     with pytest.raises(UsageError, match="takes no tensor"):
-        jit_op(measured(kernels.from_numbers, [-1]), fresh(), target="c")
+        measured(kernels.from_numbers, [-1]).as_op(fresh())
     assert torch.equal(op(numbers()), numbers() * 2)
 
 
@@ -190,7 +189,7 @@ def test_a_cuda_graph_replays_the_winner(form: str) -> None:
 def test_torch_finds_nothing_wrong_with_the_operator_on_a_gpu() -> None:
     target = gpu()
     torch.library.opcheck(plain(kernels.one, [-1], target=target).as_op(fresh()), (numbers().cuda(),))
-    into = jit_op(measured(kernels.one, None, target), fresh(), target="cuda")
+    into = measured(kernels.one, None, target).as_op(fresh())
     torch.library.opcheck(into, (numbers().cuda(), torch.zeros(N, device="cuda")))
 
 
