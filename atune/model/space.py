@@ -43,7 +43,7 @@ class Space:
 
     `where` is one constraint or several. Each takes configuration values and problem arguments by name, and a false
     answer drops the configuration. Configurations come in the order of the given axes, the last one varying fastest. A
-    generator is read once, when the workload is first described. It gives `LARGE` configurations at most.
+    generator is read at once. It gives `LARGE` configurations at most.
     """
 
     def __init__(
@@ -61,9 +61,7 @@ class Space:
             raise SpaceError("Space: give a list of configs or axes, not both")
         if configs is None and not axes:
             raise SpaceError("Space is empty: give axes, such as Space(block=[32, 64]), or a list of configs")
-        if configs is not None and not callable(configs) and not isinstance(configs, Iterable):
-            raise SpaceError(f"Space: configs must be a list, a generator or a callable, got {type(configs).__name__}")
-        self._configs = configs
+        self._configs = configs if configs is None or callable(configs) else _series(configs)
         self._axes = axes
         self.of_call = False
         """Whether a decorated kernel's function made it for one call, of whose arguments it may have asked any."""
@@ -76,11 +74,10 @@ class Space:
         for name, values in axes.items():
             if not callable(values):
                 self._axes[name] = _axis(name, values)
-        if isinstance(configs, Sequence):
-            for position, config in enumerate(configs):
-                for name, value in config.items() if isinstance(config, Mapping) else ():
-                    normalise(value, f"Space: config {position}: {name!r}")
-                    check_reserved(name, value, f"Space: config {position}")
+        for position, config in enumerate(self.listed or ()):
+            for name, value in config.items() if isinstance(config, Mapping) else ():
+                normalise(value, f"Space: config {position}: {name!r}")
+                check_reserved(name, value, f"Space: config {position}")
 
     def __repr__(self) -> str:
         """Return what made it, its values shortened; none of the user's functions is called."""
@@ -105,22 +102,16 @@ class Space:
         """
         if self._configs is None:
             yield None, tuple(self._axes)
-        elif isinstance(self._configs, Sequence):
-            seen: set[tuple[str, ...]] = set()
-            for number, config in enumerate(self._configs):
-                if isinstance(config, Mapping) and (names := tuple(config)) not in seen:
-                    seen.add(names)
-                    yield number, names
+        seen: set[tuple[str, ...]] = set()
+        for number, config in enumerate(self.listed or ()):
+            if isinstance(config, Mapping) and (names := tuple(config)) not in seen:
+                seen.add(names)
+                yield number, names
 
     @property
     def listed(self) -> Sequence[Any] | None:
-        """The configurations that were given as a list; None for axes, and for a function or a generator not read."""
-        return self._configs if isinstance(self._configs, Sequence) else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A generator cannot be pickled; its configurations can.
-        self._read()
-        return self.__dict__
+        """The configurations that were given one by one; None for axes and for a function."""
+        return None if callable(self._configs) else self._configs
 
     def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield every configuration for the problem `arguments`, in order, as it was given.
@@ -143,13 +134,9 @@ class Space:
         where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
             return Product({name: self._values(name, v, arguments) for name, v in self._axes.items()}, where)
-        self._read()
-        configs: Any = self._configs
-        if callable(configs):
-            configs = UserCallback(configs, arguments, lambda values: "configs").ask({})
-        if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
-            raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
-        return Listed(configs if isinstance(configs, Sequence) else _read(configs), where)
+        if callable(self._configs):
+            return Listed(_series(UserCallback(self._configs, arguments, lambda values: "configs").ask({})), where)
+        return Listed(self._configs, where)
 
     def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
         """Return the error for a space without configurations."""
@@ -175,9 +162,7 @@ class Space:
         """Whether it can be enumerated at once: it is small, and its values call no function of the user's."""
         if self.where or self.computed:
             return False
-        if self._configs is None:
-            return math.prod(map(len, self._axes.values())) <= SMALL
-        return isinstance(self._configs, Sequence) and len(self._configs) <= SMALL
+        return (math.prod(map(len, self._axes.values())) if self.listed is None else len(self.listed)) <= SMALL
 
     @staticmethod
     def _values(name: str, values: Any, arguments: Mapping[str, Any]) -> Sequence[Any]:
@@ -186,17 +171,17 @@ class Space:
             return found
         return _axis(name, UserCallback(values, arguments, lambda _: f"axis {name!r}").ask({}))
 
-    def _read(self) -> None:
-        """Read a generator, which can be read once, and keep its configurations."""
-        if isinstance(self._configs, Iterator):
-            self._configs = _read(self._configs)
-
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _read(configs: Iterable[Any]) -> list[Any]:
+def _series(configs: Any) -> Sequence[Any]:
+    """Return configurations one by one; a generator is read."""
+    if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
+        raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
+    if isinstance(configs, Sequence):
+        return configs
     found: list[Any] = []
     try:
         found.extend(itertools.islice(configs, LARGE + 1))

@@ -201,7 +201,6 @@ def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
 
 def test_configurations_that_are_computed_are_not_asked_for_when_the_workload_is_made() -> None:
     Workload(kernel, Space(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
-    Workload(kernel, ({"blok": n} for n in range(3)))
 
 
 @pytest.mark.parametrize(
@@ -511,5 +510,5 @@ def test_a_workload_and_a_space_show_what_made_them() -> None:
     assert repr(space) == shown
     assert repr(workload) == f"Workload(kernel, {shown}, arguments={{'N': 64}}, reference=max)"
     assert repr(Space([{"block": 1}, {"block": 2}])) == "Space(2 configurations)"
-    assert repr(Space(blocks)) == "Space(blocks)" and repr(Space({"block": b} for b in (1, 2))) == "Space(<genexpr>)"
+    assert repr(Space(blocks)) == "Space(blocks)"
     assert len(repr(Space(block=list(range(1000))))) < 50
