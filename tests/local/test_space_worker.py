@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -92,21 +91,6 @@ async def test_tune_asks_no_constraint_in_the_program_itself() -> None:
 
     with pytest.raises(atune.NoWinner, match="2 failed to lower: ValueError: lowered"):
         await tune(atune.Workload(lower, atune.Space(a=[1, 2], where=where)), target="c")
-
-
-async def test_tune_reads_a_generator_in_a_thread() -> None:
-    threads = set[int]()
-
-    def configs() -> Iterator[dict[str, int]]:
-        threads.add(threading.get_ident())
-        yield {"a": 1}
-
-    def lower(a: int) -> Any:
-        raise ValueError("lowered")
-
-    with pytest.raises(atune.NoWinner, match="1 failed to lower: ValueError: lowered"):
-        await tune(atune.Workload(lower, atune.Space(configs())), target="c")
-    assert len(threads) == 1 and threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize(

@@ -164,30 +164,25 @@ class Server:
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
-        self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
-        self.first = first
-        where = tilelang.paths()
+        self.folder, where = folder, tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
-        if f"<{WGMMA}>" in self.includes:
+        if f"<{WGMMA}>" in includes:
             without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
             if without is None:
                 raise CiccError("tilelang's headers for Hopper are not as they are known")
             folders.insert(0, without)
-        command = nvcc_command(flavour, folders)
-        self.tools = behind(command, folder)
-        self._make_library()
-        problem = CiccError("")
-        for left_out in (_HOST_ONLY, ()):
-            defined = tuple(f"-D{name}=1" for name in left_out)
-            parsed = Parsed(self.flavour, self.first, self.includes, defined, self.tools)
-            try:
-                self._start(parsed)
-                break
-            except CiccError as error:
-                problem = error
-        else:
-            raise problem
-        Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
+        tools = behind(nvcc_command(flavour, folders), folder)
+        library = os.path.join(folder, LIBRARY)
+        gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
+        run_tool(gcc, tools)
+        left_out = tuple(f"-D{name}=1" for name in _HOST_ONLY)
+        self.parsed = Parsed(flavour, first, tuple(dict.fromkeys(includes)), left_out, tools)
+        try:
+            self._start()
+        except CiccError:  # another C++ library, which needs them
+            self.parsed = msgspec.structs.replace(self.parsed, defined=())
+            self._start()
+        Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
 
     def fits(self, flavour: Flavour, source: str) -> bool:
         """Tell whether this server fits `source`. A source that is not as tilelang prints it fits, because no other
@@ -196,16 +191,12 @@ class Server:
             first, includes, _ = parts(source)
         except ValueError:
             return True
-        return flavour == self.flavour and repeats(first, self.first) and set(includes) <= set(self.includes)
+        known = self.parsed
+        return flavour == known.flavour and repeats(first, known.first) and {*includes} <= {*known.includes}
 
-    def _make_library(self) -> None:
-        library = os.path.join(self.folder, LIBRARY)
-        command = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
-        run_tool(command, self.tools)
-
-    def _start(self, parsed: Parsed) -> None:
+    def _start(self) -> None:
         """Start cicc to parse the headers, and wait until it compiles. Its output is in the folder."""
-        folder = self.folder
+        folder, parsed = self.folder, self.parsed
         preprocessed = os.path.join(folder, HEADERS)
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
         Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
@@ -216,11 +207,11 @@ class Server:
                 listener.bind(f"{short}/{SOCKET}")
             listener.listen(128)
             self.process = subprocess.Popen(
-                [*self.tools.cicc, MAIN, "-o", OUTPUT],
+                [*parsed.tools.cicc, MAIN, "-o", OUTPUT],
                 cwd=folder,
                 env={
                     **os.environ,
-                    **self.tools.environment,
+                    **parsed.tools.environment,
                     "LD_PRELOAD": f"./{LIBRARY}",  # a path may have spaces, where it would be split
                     "ATUNE_LISTENER": str(listener.fileno()),
                 },

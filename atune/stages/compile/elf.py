@@ -19,17 +19,15 @@ _NOBITS = 8
 
 
 class Section(NamedTuple):
-    """The fields that are read of a section header of a 64-bit ELF file."""
+    """A section of a 64-bit ELF file. `data`: its contents, empty for one that only has a size."""
 
-    name: int
-    kind: int
-    offset: int
     size: int
     info: int
+    data: bytes
 
 
-def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:
-    """Return the sections by name: header and contents, which are empty for one that only has a size.
+def sections(elf: bytes | memoryview) -> dict[str, Section]:
+    """Return the sections by name.
 
     Raises `ValueError` for anything but a 64-bit ELF file.
     """
@@ -39,14 +37,12 @@ def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:
     entry_size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     if table + count * entry_size > len(elf) or entry_size < _SECTION.size:
         raise ValueError("not a whole ELF file")
-    found = [Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
-    contents = {}
-    for section in found:
-        start = found[names].offset + section.name
-        name = bytes(elf[start : start + 4096]).partition(b"\0")[0].decode(errors="replace")
-        data = b"" if section.kind == _NOBITS else bytes(elf[section.offset : section.offset + section.size])
-        contents[name] = section, data
-    return contents
+    headers = [_SECTION.unpack_from(elf, table + i * entry_size) for i in range(count)]
+    texts, found = headers[names][2], {}
+    for name, kind, offset, size, info in headers:
+        text = bytes(elf[texts + name : texts + name + 4096]).partition(b"\0")[0].decode(errors="replace")
+        found[text] = Section(size, info, b"" if kind == _NOBITS else bytes(elf[offset : offset + size]))
+    return found
 
 
 def cuda_binaries(library: bytes) -> Iterator[bytes]:
@@ -69,8 +65,8 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     found = []
     for mine, noted in _parts_of(library, own):
         code = {}
-        for name, (section, data) in mine.items():
-            code[name.replace(symbol, "K")] = data or section.size.to_bytes(8, "little")
+        for name, section in mine.items():
+            code[name.replace(symbol, "K")] = section.data or section.size.to_bytes(8, "little")
             if name.startswith(".text."):
                 code[f"registers of {name.replace(symbol, 'K')}"] = _registers(section, noted).to_bytes(4, "little")
         found.append(code)
@@ -92,9 +88,9 @@ def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for parts, noted in _parts_of(library, own):
-        code = {name: section for name, (section, _) in parts.items() if name.startswith(".text.")}
+        code = {name: section for name, section in parts.items() if name.startswith(".text.")}
         mine = [section.info & _NUMBER for section in code.values()]
-        static = [part[0].size for name, part in parts.items() if name not in code]
+        static = [section.size for name, section in parts.items() if name not in code]
         return MachineFacts(
             registers=max(_registers(section, noted) for section in code.values()),
             stack_bytes=max(noted.get((_FRAME_SIZE, number), 0) for number in mine),
@@ -104,9 +100,7 @@ def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
     return None
 
 
-def _parts_of(
-    library: bytes, own: re.Pattern[str]
-) -> Iterator[tuple[dict[str, tuple[Section, bytes]], dict[tuple[int, int], int]]]:
+def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, Section], dict[tuple[int, int], int]]]:
     """Yield, for each binary with code among its sections named `own`, these sections and its ``.nv.info``."""
     for binary in cuda_binaries(library):
         try:
@@ -115,7 +109,7 @@ def _parts_of(
             continue
         mine = {name: part for name, part in parts.items() if own.fullmatch(name)}
         if any(name.startswith(".text.") for name in mine):
-            yield mine, _attributes(parts[".nv.info"][1]) if ".nv.info" in parts else {}
+            yield mine, _attributes(parts[".nv.info"].data) if ".nv.info" in parts else {}
 
 
 def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:

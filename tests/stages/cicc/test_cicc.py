@@ -63,9 +63,9 @@ def code(elf: bytes) -> dict[str, bytes]:
     """
     found = elf_file.sections(elf)
     kept = (".text.", ".nv.constant0.", ".nv.constant2", ".nv.constant3")
-    run = {name: data for name, (_, data) in found.items() if name.startswith(kept)}
-    registers = found[".nv.info"][1].split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
-    shared = {name: header.size for name, (header, _) in found.items() if name.startswith(".nv.shared.")}
+    run = {name: section.data for name, section in found.items() if name.startswith(kept)}
+    registers = found[".nv.info"].data.split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
+    shared = {name: section.size for name, section in found.items() if name.startswith(".nv.shared.")}
     return {**run, "registers": b"".join(sorted(data[4:8] for data in registers)), "shared": str(shared).encode()}
 
 
