@@ -12,7 +12,7 @@ from typing import Any
 from atune.model.artifact import BlockWork, StaticFacts
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, mask_of
 from atune.stages import tilelang
-from atune.stages.compile.work import COPIES, bits_of, evaluated, region, size_of, work_of
+from atune.stages.compile.work import COPIES, bits_of, evaluated, nodes_of, region, size_of, work_of
 
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
@@ -94,7 +94,7 @@ def foreseen(function: Any, arch: str) -> StaticFacts:
 
 def _foreseen(function: Any, work: BlockWork | None, arch: str) -> StaticFacts:
     grid, threads, fragments, body = dict.fromkeys("xyz", 1), 1, [0], function.body
-    for node in _nodes(function.body):
+    for node in nodes_of(function.body):
         kind = type(node).__name__
         if kind == "For" and node.thread_binding is not None:
             tag = str(node.thread_binding.thread_tag)
@@ -121,11 +121,11 @@ def _foreseen(function: Any, work: BlockWork | None, arch: str) -> StaticFacts:
 def _pipelined(body: Any) -> dict[Any, tuple[Any, int]]:
     """Return the shared buffers that pipelined loops load, each with its source tensor and its stages."""
     found = dict[Any, tuple[Any, int]]()
-    for node in _nodes(body):
+    for node in nodes_of(body):
         asked = node.annotations.get("num_stages") if type(node).__name__ == "For" else None
         if asked is None or int(asked) < 1:
             continue
-        for call in _nodes(node.body):
+        for call in nodes_of(node.body):
             if type(call).__name__ == "Call" and str(getattr(call.op, "name", "")) in COPIES:
                 source, target = (region(argument)[0] for argument in call.args[:2])
                 if str(source.scope()) == "global" and str(target.scope()).startswith("shared"):
@@ -145,7 +145,7 @@ def _shared_bytes(body: Any, stages: dict[Any, int]) -> int:
     """Return a block's bytes of shared memory: the maximum that lives between two of its outermost statements."""
     sizes, spans = dict[Any, int](), dict[Any, list[int]]()
     for number, statement in enumerate(_outermost(body)):
-        for node in _nodes(statement):
+        for node in nodes_of(statement):
             buffer = getattr(node, "buffer", None)
             if buffer is not None and str(buffer.scope()).startswith("shared"):
                 sizes[buffer.data] = size_of(buffer) * stages.get(buffer.data, 1)
@@ -167,13 +167,6 @@ def _outermost(node: Any) -> Iterator[Any]:
         yield from _outermost(node.block.body)
     else:
         yield node
-
-
-def _nodes(root: Any) -> list[Any]:
-    """Return all statements and expressions below `root`."""
-    found: list[Any] = []
-    tilelang.tvm.tirx.stmt_functor.post_order_visit(root, found.append)
-    return found
 
 
 # ---- layouts
@@ -207,7 +200,7 @@ def layouts_of(module: Any) -> Layouts:
     buffers: dict[Any, Any] = {}
     loops: list[tuple[Any, Any]] = []
     bodies = [function.body for function in module.functions.values() if hasattr(function, "body")]
-    for node in (node for body in bodies for node in _nodes(body)):
+    for node in (node for body in bodies for node in nodes_of(body)):
         kind = type(node).__name__
         if kind == "SBlock" and "layout_map" in node.annotations:
             for buffer, layout in node.annotations["layout_map"].items():
@@ -238,7 +231,7 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
     iterations = math.prod(extents)
     guarded = any("predicate" in str(name) for name in loop.annotations)
     width = _width(layout, extents)
-    touched = [node for node in _nodes(loop.body) if type(node).__name__ in ("BufferLoad", "BufferStore")]
+    touched = [node for node in nodes_of(loop.body) if type(node).__name__ in ("BufferLoad", "BufferStore")]
     bits = [bits_of(node.buffer.dtype) for node in touched if str(node.buffer.scope()) in ("", "global")]
     stored = [node.buffer for node in touched if type(node).__name__ == "BufferStore"]
     return LoopFacts(

@@ -381,16 +381,16 @@ def parts_of(node: Any) -> Iterator[Any]:
             yield part
 
 
-def variables_of(node: Any) -> Iterator[Any]:
-    """Yield the variables of an expression, in the indices of its loads too."""
-    if type(node).__name__ in ("Var", "SizeVar"):
-        yield node
-    elif type(node).__name__ == "BufferLoad":
-        for index in node.indices:
-            yield from variables_of(index)
-    else:
-        for part in parts_of(node):
-            yield from variables_of(part)
+def nodes_of(root: Any) -> list[Any]:
+    """Return all statements and expressions below `root`."""
+    found: list[Any] = []
+    tilelang.tvm.tirx.stmt_functor.post_order_visit(root, found.append)
+    return found
+
+
+def variables_of(node: Any) -> list[Any]:
+    """Return the variables of an expression, in the indices of its loads too."""
+    return [one for one in nodes_of(node) if type(one).__name__ in ("Var", "SizeVar")]
 
 
 MOST_BLOCKS = 4096
