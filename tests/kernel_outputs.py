@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from atune.model.artifact import Artifact, Roles
@@ -25,8 +23,7 @@ def run_once(payload: bytes) -> bytes:
     from atune.stages.measure import benchmark
 
     artifact = msgspec.msgpack.decode(payload, type=Artifact)
-    benchmark._fit_arguments(artifact, Roles(outputs=(1,)))
-    arguments: Any = benchmark._device.arguments
+    arguments = benchmark._fit_arguments(artifact.params, Roles(outputs=(1,)))
     arguments.fill_outputs(0xFF)
     benchmark.load(artifact)(*arguments.values)
     benchmark._device.timer.synchronise()

@@ -71,6 +71,8 @@ class KernelArguments:
         self.set_up = self._set_up()
         """Inputs that the workload's `setup` changed."""
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
+        self.expected: dict[int, Any] | None = None
+        """What the reference gives for them, by position, where there is one."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
         """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""

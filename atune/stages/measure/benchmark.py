@@ -18,14 +18,7 @@ from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments
-from atune.stages.measure.check import (
-    Expected,
-    Mismatch,
-    expected_outputs,
-    judged,
-    reference_arguments,
-    with_cause,
-)
+from atune.stages.measure.check import Mismatch, expected_outputs, judged, reference_arguments, with_cause
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
@@ -45,7 +38,6 @@ class _Device:
     timer: Timer
     observer: Observer | None = None
     arguments: KernelArguments | None = None
-    expected: Expected | None = None
 
 
 _device = _Device()
@@ -76,7 +68,7 @@ def prepare(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=PrepareJob)
     try:
-        _make_arguments(job.params, job.roles)
+        _fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
@@ -97,7 +89,7 @@ def measure(payload: bytes) -> bytes:
     started = time.perf_counter()
     result: Measurement | Failure
     try:
-        _fit_arguments(artifact, job.roles, anew=not session().benchmark.cache_inputs)
+        _fit_arguments(artifact.params, job.roles, anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
@@ -123,13 +115,11 @@ def final(payload: bytes) -> bytes:
     """Entry point: `FinalJob` → `Finals`: all timed in turn, every round in another order, and then checked again."""
     job = msgspec.msgpack.decode(payload, type=FinalJob)
     calls: list[Timed] = []
-    kept: dict[Any, tuple[KernelArguments, Expected | None]] = {}
+    kept: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
         if artifact.params not in kept:
-            _fit_arguments(artifact, job.roles)
-            assert _device.arguments is not None
-            kept[artifact.params] = _device.arguments, _device.expected
-        arguments, _ = kept[artifact.params]
+            kept[artifact.params] = _fit_arguments(artifact.params, job.roles)
+        arguments = kept[artifact.params]
         call = functools.partial(load(artifact), *arguments.values)
         call()
         _device.timer.synchronise()
@@ -141,10 +131,10 @@ def final(payload: bytes) -> bytes:
     entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
-        arguments, expected = kept[artifact.params]
+        arguments = kept[artifact.params]
         arguments.guards.renew()  # the candidate's own call shows that it was this one
         arguments.restore_inputs()
-        wrong, _ = _called_and_judged(timed, arguments, expected, POISONS[::-1])
+        wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
         if wrong is not None:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
@@ -152,19 +142,15 @@ def final(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures)))
 
 
-def _make_arguments(params: tuple[KernelParam, ...], roles: Roles) -> None:
-    device = "cpu" if session().device == "cpu" else "cuda"
-    _device.arguments = _device.expected = None  # their memory is free before new ones are made
-    arguments = KernelArguments(workload(), params, roles, device)
-    _device.arguments = arguments
-    if workload().reference is not None:
-        _device.expected = expected_outputs(workload(), arguments)
-
-
-def _fit_arguments(artifact: Artifact, roles: Roles, *, anew: bool = False) -> None:
-    """Make the inputs, unless those of the candidate before agree in rank, shapes and dtypes. All are contiguous."""
-    if anew or _device.arguments is None or _device.arguments.params != artifact.params:
-        _make_arguments(artifact.params, roles)
+def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
+    """Make the inputs, and have the reference run, unless the candidate before had the same parameters."""
+    if anew or _device.arguments is None or _device.arguments.params != params:
+        _device.arguments = None  # its memory is free before new ones are made
+        arguments = KernelArguments(workload(), params, roles, "cpu" if session().device == "cpu" else "cuda")
+        if workload().reference is not None:
+            arguments.expected = expected_outputs(workload(), arguments)
+        _device.arguments = arguments
+    return _device.arguments
 
 
 def _timed_reference() -> Timed:
@@ -176,36 +162,36 @@ def _timed_reference() -> Timed:
 def _checked_and_timed(
     artifact: Artifact, function: Callable[..., None], started: float, best_ms: float | None
 ) -> Measurement | Failure:
-    arguments, settings, expected = _device.arguments, session().benchmark, _device.expected
+    arguments, settings = _device.arguments, session().benchmark
     assert arguments is not None
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
-    wrong, worst = _called_and_judged(Timed(call), arguments, expected, POISONS)
+    wrong, worst = _called_and_judged(Timed(call), arguments, POISONS)
 
     def call_and_wait() -> None:
         call()
         _device.timer.synchronise()
 
     if wrong is not None:
-        wrong = with_cause(wrong, workload(), arguments, expected, call_and_wait)
+        wrong = with_cause(wrong, workload(), arguments, arguments.expected, call_and_wait)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = Timed(call, arguments.restorer(changed))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
-    wrong, worst_again = _called_and_judged(timed, arguments, expected, POISONS[::-1])
+    wrong, worst_again = _called_and_judged(timed, arguments, POISONS[::-1])
     arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
     if worst is not None and worst_again is not None:
         worst = max(worst, worst_again)
     seconds = round(time.perf_counter() - started, 4)
-    checked = settings.check and (expected is not None or workload().check is not None)
+    checked = settings.check and (arguments.expected is not None or workload().check is not None)
     return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)), arguments.set_up)
 
 
 def _called_and_judged(
-    timed: Timed, arguments: KernelArguments, expected: Expected | None, poisons: Sequence[int]
+    timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
     """Call on poisoned outputs; tell what is wrong with what was written since the guards were renewed.
 
@@ -226,7 +212,7 @@ def _called_and_judged(
             break
         if poison != poisons[-1]:
             arguments.restore_inputs()
-    return judged(workload(), arguments, expected, kept or {})
+    return judged(workload(), arguments, arguments.expected, kept or {})
 
 
 def _after(error: BaseException, artifact: Artifact) -> Failure:
@@ -268,7 +254,7 @@ def _release() -> None:
 
     import torch
 
-    _device.arguments = _device.expected = None
+    _device.arguments = None
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()

@@ -94,10 +94,10 @@ def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measu
 
 
 def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, anew: bool) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
 
-    monkeypatch.setattr(benchmark, "_make_arguments", refuse)
+    monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
     monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
     with pytest.raises(WorkloadError, match=r"the memory of cpu does not suffice .*: make the problem smaller"):
