@@ -206,7 +206,7 @@ def test_the_line_of_the_journal_page_is_one() -> None:
     [line] = re.findall(r"^\{\"crc\".*$", section(JOURNAL, "## Format"), re.MULTILINE)
     event = parse_line(line.encode() + b"\n")
     assert event is not None and encode(event) in line.encode()
-    assert f"version of\nthe format: {SCHEMA}." in JOURNAL.read_text()
+    assert f"the version of the format: {SCHEMA}." in JOURNAL.read_text()
 
 
 def test_json_keys_are_those_of_the_summary() -> None:
