@@ -10,31 +10,18 @@ from typing import Any, Protocol, TextIO
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import (
-    ArtifactBuilt,
-    BenchmarkFailed,
-    BenchmarkRepeated,
-    BenchmarkStarted,
-    BuildFailed,
-    CandidateLowered,
-    CandidateProposed,
-    CandidatePruned,
-    CompileRepeated,
-    DeviceExcluded,
-    DeviceLost,
-    Event,
-    GroupSplit,
-    RunInterrupted,
-    Warned,
-)
+from atune.journal.events import Event
 
-_WARNINGS = (
-    BuildFailed, CompileRepeated, BenchmarkFailed, BenchmarkRepeated, DeviceExcluded, DeviceLost, GroupSplit,
-    RunInterrupted, Warned,
-)  # fmt: skip
-HIDDEN = ("seq", "mono", "detail", "timing")
+WARNINGS = frozenset({
+    "build_failed", "compile_repeated", "benchmark_failed", "benchmark_repeated", "device_excluded", "device_lost",
+    "group_split", "run_interrupted", "warned",
+})  # fmt: skip
+DETAILS = frozenset({
+    "candidate_proposed", "candidate_lowered", "candidate_pruned", "artifact_built", "benchmark_started",
+})  # fmt: skip
+"""Events that are logged as warnings, and those of debugging; the rest is info."""
+HIDDEN = ("seq", "mono", "detail", "timing", "entries")
 """Fields that the log for people leaves out, or has in other words."""
-_DETAILS = (CandidateProposed, CandidateLowered, CandidatePruned, ArtifactBuilt, BenchmarkStarted)
 
 
 class EventLog(Protocol):
@@ -84,12 +71,8 @@ def event_logger(stream: TextIO | None = None) -> Callable[[Event], None]:
 
 def _entry(log: EventLog, event: Event, fields: dict[str, Any]) -> None:
     name = str(type(event).__struct_config__.tag)
-    if isinstance(event, _WARNINGS):
-        log.warning(name, **fields)
-    elif isinstance(event, _DETAILS):
-        log.debug(name, **fields)
-    else:
-        log.info(name, **fields)
+    write = log.warning if name in WARNINGS else log.debug if name in DETAILS else log.info
+    write(name, **fields)
 
 
 def _data(event: Event) -> dict[str, Any]:
@@ -105,6 +88,4 @@ def _shown(event: Event) -> dict[str, Any]:
     fields["time"] = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
     if (timing := getattr(event, "timing", None)) is not None:
         fields |= {"latency_ms": f"{timing.latency_ms:.4g}", "spread": f"{timing.spread:.1%}"}
-    if "entries" in fields:
-        fields["entries"] = " ".join(str(entry["index"]) for entry in fields["entries"])
     return fields

@@ -57,10 +57,9 @@ function copies(button, text) {
 const python = value => Array.isArray(value) ? `(${value.map(python).join(", ")}${value.length === 1 ? "," : ""})`
   : value === null ? "None" : typeof value === "boolean" ? (value ? "True" : "False")
   : typeof value === "object" ? `{${Object.entries(value).map(([k, v]) => `${python(k)}: ${python(v)}`).join(", ")}}` : JSON.stringify(value);
-const WRITTEN = { Python: text => python(JSON.parse(text)), JSON: text => text };
 
-// Makes a table sortable, with a filter; `example` is a word that its rows may have.
-function sortable(table, example) {
+// Makes a table sortable, with a filter.
+function sortable(table) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], rows = [...body.rows], titles = heads.map(h => h.textContent), box = table.parentNode;
   const value = cell => { const text = cell.dataset.v ?? cell.textContent; return text === "–" ? null : text !== "" && Number.isFinite(Number(text)) ? Number(text) : text; };
   const compare = (a, b, sign) => a === null || b === null ? (a === null) - (b === null) : sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
@@ -75,7 +74,7 @@ function sortable(table, example) {
   });
   const label = document.createElement("label"), found = document.createElement("p");
   found.className = "soft"; found.setAttribute("aria-live", "polite");
-  label.textContent = `Show only rows with all of these words${example ? `, such as ${example}` : ""}`;
+  label.textContent = "Show only rows with all of these words, such as winner or block=64";
   const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
   box.before(label, found);
   const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
@@ -86,8 +85,8 @@ function sortable(table, example) {
     count.textContent = ` ${rows.filter(row => !row.hidden).length} of ${rows.length} rows `;
   };
   input.addEventListener("input", apply); apply();
-  for (const how of ["Python", "JSON"]) copies(add(found, "button", { type: "button" }, `Copy rows as ${how}`), () =>
-    `[\n${[...body.rows].filter(row => !row.hidden).map(row => "  " + WRITTEN[how](row.dataset.config)).join(",\n")}\n]\n`);
+  copies(add(found, "button", { type: "button" }, "Copy rows as Python"), () =>
+    `[\n${[...body.rows].filter(row => !row.hidden).map(row => "  " + python(JSON.parse(row.dataset.config))).join(",\n")}\n]\n`);
   found.append(count);
 }
 
@@ -152,8 +151,7 @@ const PARTS = {
     if (part.config) {
       const config = add(made, "div", { id: "config" });
       write(add(config, "code"), part.shown, true);
-      for (const how of ["Python", "JSON"])
-        copies(add(config, "button", { type: "button" }, `Copy as ${how}`), () => WRITTEN[how](JSON.stringify(part.config)));
+      copies(add(config, "button", { type: "button" }, "Copy as Python"), () => python(part.config));
     }
     for (const note of part.notes) write(add(made, "p"), note);
     const origin = add(made, "p", { class: "soft" });
@@ -189,7 +187,7 @@ const PARTS = {
       one.cells.forEach((value, i) => valueCell(row, value, part.columns[i]));
     }
     add(made, "p", { class: "hint" }, "Scroll sideways for more columns.");
-    sortable(table, part.example);
+    sortable(table);
   },
 
   failures(parent, part) {

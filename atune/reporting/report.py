@@ -224,7 +224,6 @@ def _candidates(result: Result) -> dict[str, Any]:
         "name": "candidates",
         "title": "All candidates",
         "text": text,
-        "example": _example(result, differing),
         "columns": [{"title": heads[name][0], "decimals": heads[name][1]} for name in shown],
         "rows": [
             {
@@ -235,12 +234,6 @@ def _candidates(result: Result) -> dict[str, Any]:
             for record, row in zip(records[:MOST], found, strict=False)
         ],
     }
-
-
-def _example(result: Result, differing: set[str]) -> str:
-    """Return a word that a row may have, such as ``block_M=128``."""
-    config = {} if result.best is None else result.best.config
-    return next((f"{name}={value_text(value)}" for name, value in config.items() if f"config.{name}" in differing), "")
 
 
 def _cell(value: Any, title: str) -> Any:
@@ -382,17 +375,11 @@ def _cut(labels: list[str]) -> list[str]:
     return short if len(set(short)) == len(labels) else labels
 
 
-def host_of(device: str) -> str:
-    """Return the host in a device's id, such as ``node-0`` of ``node-0/1``; empty on one machine."""
-    return device.rpartition("/")[0]
-
-
 class Timeline:
     """Collects the activities of each compile worker and device. Times are in seconds since the run's start."""
 
     def __init__(self) -> None:
-        self.compile: dict[str, list[Span]] = {}
-        self.device: dict[str, list[Span]] = {}
+        self.rows: dict[str, list[Span]] = {}
         self.parts: list[float] = []
         self._started: dict[str, float] = {}
 
@@ -404,47 +391,42 @@ class Timeline:
             case CandidateMeasured() | BenchmarkFailed():
                 since = self._started.pop(event.device, event.mono)
                 kind = "measure" if isinstance(event, CandidateMeasured) else "failed"
-                _span(self.device, event.device, kind, since, event.mono, f"candidate {event.index}")
+                self._span(f"device {event.device}", kind, since, event.mono, f"candidate {event.index}")
             case CandidateLowered():
-                since = max(0.0, event.mono - event.seconds)
-                _span(self.compile, event.worker, "lower", since, event.mono, f"candidate {event.index}")
+                self._span(event.worker, "lower", event.mono - event.seconds, event.mono, f"candidate {event.index}")
             case ArtifactBuilt():
-                n, since = len(event.indices), max(0.0, event.mono - event.seconds)
+                n = len(event.indices)
                 what = f"candidate {event.indices[0]}" if n == 1 else f"{n} candidates"
-                _span(self.compile, event.worker, "build", since, event.mono, what)
+                self._span(event.worker, "build", event.mono - event.seconds, event.mono, what)
             case FinalOrdered():  # it began when nothing compiled and nothing else was measured any more
-                ends = [spans[-1][2] for spans in (*self.compile.values(), *self.device.values())]
-                begun = min(max([0.0, *ends, *self.parts[-1:]]), event.mono)
+                begun = max([0.0, *(spans[-1][2] for spans in self.rows.values()), *self.parts[-1:]])
                 what = f"of {len(event.entries)} candidates"
-                _span(self.device, event.device, "final", begun, event.mono, what)
+                self._span(f"device {event.device}", "final", min(begun, event.mono), event.mono, what)
             case RunResumed():
                 self.parts.append(round(event.mono, 4))
                 self._started.clear()
 
+    def _span(self, name: str, kind: str, since: float, until: float, what: str) -> None:
+        self.rows.setdefault(name, []).append((kind, round(max(0.0, since), 4), round(until, 4), what))
+
     def data(self) -> dict[str, Any]:
-        """Return the data of the page's drawing: a row for each worker and device, each host's next to each other."""
+        """Return the data of the page's drawing: the longest spans of each worker and device, by their hosts."""
 
-        def place(row: tuple[str, list[Span]]) -> tuple[str, int, str]:
-            return host_of(row[0]), len(row[0]), row[0]  # sorts compile-10 after compile-9
+        def place(name: str) -> tuple[bool, str, int, str]:
+            host = name.removeprefix("device ").rpartition("/")[0]  # node-0 of node-0/1; empty on one machine
+            return name.startswith("device "), host, len(name), name  # sorts compile-10 after compile-9
 
-        devices = [(f"device {name}", spans) for name, spans in self.device.items()]
-        rows = sorted(self.compile.items(), key=place) + sorted(devices, key=place)
-        spans, text = [span for _, found in rows for span in found], ""
-        if len(spans) > SPANS:
-            least = sorted((span[2] - span[1] for span in spans), reverse=True)[SPANS - 1]
-            rows = [(name, [s for s in found if s[2] - s[1] >= least][:SPANS]) for name, found in rows]
-            text = f"Only the {SPANS:,} longest of {len(spans):,} spans are drawn."
-        end_s = max((span[2] for span in spans), default=0.0)
+        spans = [(name, span) for name, found in self.rows.items() for span in found]
+        drawn = sorted(spans, key=lambda one: one[1][1] - one[1][2])[:SPANS]
+        rows: dict[str, list[Span]] = {name: [] for name in sorted(self.rows, key=place)}
+        for name, span in drawn:
+            rows[name].append(span)
         return {
-            "rows": [{"name": name, "spans": found} for name, found in rows],
+            "rows": [{"name": name, "spans": found} for name, found in rows.items()],
             "parts": self.parts,
-            "end_s": end_s,
-            "text": text,
+            "end_s": max((span[2] for _, span in spans), default=0.0),
+            "text": f"Only the {SPANS:,} longest of {len(spans):,} spans are drawn." if len(spans) > SPANS else "",
         }
-
-
-def _span(rows: dict[str, list[Span]], name: str, kind: str, since: float, until: float, what: str) -> None:
-    rows.setdefault(name, []).append((kind, round(since, 4), round(until, 4), what))
 
 
 LIBRARIES = ("d3", "plot.umd")

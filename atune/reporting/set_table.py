@@ -136,7 +136,6 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
             "name": "problems",
             "title": "Problems",
             "text": "Ratios above 1: the winner is faster.",
-            "example": "",
             "columns": [{"title": name, "decimals": decimals, "whole": True} for name, decimals in COLUMNS.items()],
             "rows": [_row(row) for row in rows],
         },

@@ -237,9 +237,9 @@ def test_the_final_is_on_the_device_s_line_of_time() -> None:
     timeline = Timeline()
     for event in read(LAYOUTS):
         timeline.add(event)
-    *before, (kind, since, until, note) = timeline.device["0"]
+    *before, (kind, since, until, note) = timeline.rows["device 0"]
     assert (kind, note) == ("final", "of 7 candidates") and since < until
-    assert since == max([spans[-1][2] for spans in timeline.compile.values()] + [before[-1][2]])
+    assert since == max([spans[-1][2] for name, spans in timeline.rows.items() if name != "device 0"] + [before[-1][2]])
 
 
 def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:

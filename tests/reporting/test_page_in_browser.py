@@ -52,7 +52,7 @@ fire(axis, "mousedown", box.y + 1);
 fire(window, "mousemove", box.y + box.height / 3);
 fire(window, "mouseup", box.y + box.height / 3);
 const lines = document.querySelectorAll('#parallel .lines path:not([visibility="hidden"])').length;
-const python = WRITTEN.Python(JSON.stringify(D.parts[0].config));
+const copied = python(D.parts[0].config);
 const marked = rows().filter(r => r.className === "winner").map(r => r.cells[column("candidate")].textContent);
 const wide = document.documentElement.scrollWidth;
 const out = [...document.querySelectorAll("td, th, .figures div")].filter(box => {
@@ -60,7 +60,7 @@ const out = [...document.querySelectorAll("td, th, .figures div")].filter(box =>
   inside.selectNodeContents(box);
   return inside.getBoundingClientRect().right > box.getBoundingClientRect().right + 1;
 }).map(box => box.textContent);
-parent.postMessage({ width: innerWidth, wide, out, broken, registers, left, lines, python, marked }, "*");
+parent.postMessage({ width: innerWidth, wide, out, broken, registers, left, lines, python: copied, marked }, "*");
 }</script></body>"""
 
 

@@ -17,7 +17,7 @@ from structlog.testing import LogCapture
 import atune
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Warned
-from atune.reporting.log import event_log, event_logger
+from atune.reporting.log import DETAILS, WARNINGS, event_log, event_logger
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -92,3 +92,4 @@ def test_the_command_lines_json_is_ascii_whatever_the_text(text: str) -> None:
 def test_every_event_can_be_logged() -> None:
     """No field stands in the way of the entry's name, which every logger has as its first argument."""
     assert not [kind for kind in get_args(AnyEvent) if {"event", "self"} & {*kind.__struct_fields__}]
+    assert {kind.__struct_config__.tag for kind in get_args(AnyEvent)} >= DETAILS | WARNINGS
