@@ -69,8 +69,6 @@ def header_of(result: Result) -> RunStarted:
 class RegretMatrix(msgspec.Struct, frozen=True):
     """What each configuration costs on each problem. Rows are configurations by key, columns are problems as given."""
 
-    kernel: str
-    """The workload's name."""
     problems: tuple[dict[str, Any], ...]
     """Arguments of the problems that have a winner."""
     configs: tuple[Config, ...]
@@ -100,7 +98,6 @@ def regret_matrix(results: Source) -> RegretMatrix:
     columns = [_regret(result, best) for result, best in won]
     headers = [header_of(result) for result, _ in won]
     return RegretMatrix(
-        kernel=headers[0].workload,
         problems=tuple(thaw(header.arguments) for header in headers),
         configs=tuple(thaw(rows[key]) for key in keys),
         regret=tuple(tuple(column.get(key) for column in columns) for key in keys),
@@ -154,10 +151,8 @@ class Cover(msgspec.Struct, frozen=True):
 
     configs: tuple[Config, ...]
     """The chosen ones, in the order of the matrix."""
-    rows: tuple[int, ...]
-    """Their rows in the matrix."""
     serves: tuple[int, ...]
-    """By problem, the row that serves it."""
+    """By problem, the index in `configs` of the one that serves it."""
     regret: tuple[float, ...]
     """By problem, its regret."""
 
@@ -185,11 +180,8 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET, weights: Sequenc
         chosen.append(best)
         now = found[best]
     rows = sorted(chosen)
-    serves = [
-        min((regret, row) for row in rows if (regret := matrix.regret[row][column]) is not None)[1]
-        for column in range(len(matrix.problems))
-    ]
-    return Cover(tuple(dict(matrix.configs[row]) for row in rows), tuple(rows), tuple(serves), tuple(now))
+    serves = [[matrix.regret[row][column] for row in rows].index(least) for column, least in enumerate(now)]
+    return Cover(tuple(dict(matrix.configs[row]) for row in rows), tuple(serves), tuple(now))
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:

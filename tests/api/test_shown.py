@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import subprocess
 import sys
 import threading
@@ -24,18 +23,6 @@ from atune.testing import FakeMachine
 
 events = []
 print(atune.{call}.measured, len(events))
-"""
-TOGETHER = """
-import anyio
-import atune
-from atune.testing import FakeMachine
-
-async def main() -> None:
-    async with anyio.create_task_group() as tasks:
-        for number in (3, 5):
-            tasks.start_soon(lambda number=number: atune.tune(machine=FakeMachine(number)))
-
-anyio.run(main)
 """
 
 
@@ -82,11 +69,6 @@ def test_elsewhere_nothing_is_shown() -> None:
     command = [sys.executable, "-c", RUN.format(call="run(machine=FakeMachine(4))")]
     done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("4 0\n", "")
-
-
-def test_of_runs_at_the_same_time_one_has_the_terminal() -> None:
-    _, shown = on_a_terminal(TOGETHER)
-    assert len(set(re.findall(r"\d+/(\d+) compiled", shown))) == 1
 
 
 def test_a_given_choice_decides(monkeypatch: pytest.MonkeyPatch) -> None:

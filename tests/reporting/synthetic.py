@@ -45,7 +45,6 @@ def matrix_of(
     columns = list(zip(*regret, strict=True))
     known = [[(r, row) for row, r in enumerate(column) if r is not None] for column in columns]
     return RegretMatrix(
-        kernel="toy",
         problems=tuple(problems or [{"M": 2**i} for i in range(len(columns))]),
         configs=tuple({"block": row} for row in range(len(regret))),
         regret=tuple(map(tuple, regret)),

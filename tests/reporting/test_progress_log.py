@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
@@ -201,21 +200,6 @@ def test_a_stranger_s_markup_and_escapes_do_not_reach_the_terminal(monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     stream = Stream(total=1).candidate(0, 1.0, name="[bold]\x1b]0;evil\x07")
     assert "\x1b]0;evil" not in written(stream, Terminal())
-
-
-def test_the_log_is_json_elsewhere_than_on_a_terminal() -> None:
-    out = io.StringIO()
-    log = event_logger(out)
-    stream = Stream(total=2).candidate(0, 1.0, tile=(1, 2)).candidate(1).finished()
-    for event in stream.events:
-        log(event)
-    entries = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [e["seq"] for e in entries] == list(range(len(stream.events)))
-    assert entries[0]["event"] == "run_started" and entries[0]["time"].startswith("2023-11-14T")
-    levels = {e["event"]: e["level"] for e in entries}
-    assert levels["benchmark_failed"] == "warning" and levels["candidate_measured"] == "info"
-    measured = next(e for e in entries if e["event"] == "candidate_measured")
-    assert measured["timing"]["samples_us"] == [1000.0]
 
 
 def test_the_log_for_people_is_short_and_has_no_samples() -> None:
