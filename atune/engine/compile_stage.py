@@ -56,10 +56,6 @@ async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candi
     run.found_roles.set()
 
 
-TRIES = 2
-"""How many workers one comparison may lose."""
-
-
 class CompilerStates:
     """The compiler states of a run. `candidate`: returns one by its index."""
 
@@ -68,8 +64,8 @@ class CompilerStates:
         self.differs = False
         """Whether cicc's code differs from nvcc's in a state."""
         self._equal, self._seen = set[str](), set[str]()
-        self.due = list[tuple[Artifact, int]]()
-        """Libraries to compare, with the tries that are left."""
+        self.due = list[Artifact]()
+        """Libraries to compare."""
         self.under_way = 0
         """How many comparisons are under way."""
 
@@ -78,12 +74,12 @@ class CompilerStates:
         for artifact in artifacts:
             if artifact.state and not artifact.compared and artifact.state not in self._seen:
                 self._seen.add(artifact.state)
-                self.due.append((artifact, TRIES))
+                self.due.append(artifact)
                 self.run.wake()
 
     async def compare(self, worker: CompileWorker) -> None:
-        """Compare the next state that is due. If the worker is lost, another one tries."""
-        artifact, tries = self.due.pop(0)
+        """Compare the next state that is due. It stays unknown if the worker is lost."""
+        artifact = self.due.pop(0)
         self.under_way += 1
         try:
             answer = await worker.run(CompareJob(self.candidate(artifact.index), artifact))
@@ -97,10 +93,7 @@ class CompilerStates:
         except MachineError:
             raise
         except AtuneError as error:
-            if tries > 1:
-                self.due.append((artifact, tries - 1))
-            else:
-                self._warn(artifact, f"could not be compared with nvcc's ({error})")
+            self._warn(artifact, f"could not be compared with nvcc's ({error})")
         finally:
             self.under_way -= 1
             self.run.wake()
@@ -191,7 +184,7 @@ class CompileStage:
 
     @property
     def _all_compiled(self) -> bool:
-        return self.state.finished and not self.state.counts.busy
+        return self.state.finished and not self.state.busy
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
         """Return what a free worker does next; a state is compared where nothing else can start."""
@@ -200,37 +193,36 @@ class CompileStage:
             return partial(self._do, job)
         if self._states is None or not self._states.due:
             return None
-        return self._states.compare if self.state.counts.busy < self.state.workers - self.state.hints.resting else None
+        return self._states.compare if self.state.busy < self.state.workers - self.state.hints.resting else None
 
     def _look(self) -> None:
         """Bring the scheduler's state up to date."""
         if self.run.stopping:
             self._drop_queues()
-        self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
-        self.state.counts.comparing = 0 if self._states is None else self._states.under_way
+        self.state.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
+        self.state.comparing = 0 if self._states is None else self._states.under_way
         self.state.hints = self._hints(self.run.measuring)
 
     async def _do(self, job: Job, worker: CompileWorker) -> None:
-        self.state.counts.busy += 1
+        self.state.busy += 1
         try:
             if isinstance(job, Lower):
                 await self._lower(worker, self._back.popleft() if self._back else self._proposals.receive_nowait())
             else:
                 await self._build(worker, job.group, job.reason)
         finally:
-            self.state.counts.busy -= 1
+            self.state.busy -= 1
             self.run.wake()
 
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
-        counts = self.state.counts
-        counts.lowering += 1
+        self.state.lowering += 1
         try:
             if not self.run.stopping:
                 await self._lower_one(worker, candidate)
                 await self._judge_undecided(worker)
         finally:
-            counts.lowering -= 1
-            counts.seen += 1
+            self.state.lowering -= 1
+            self.state.seen += 1
 
     # ---- from lowered to built
 
@@ -252,7 +244,7 @@ class CompileStage:
             await self._follow(worker, answer, self._judge(answer))
         elif self._repeats(worker, [candidate.index], answer.doubt):
             self._back.append(candidate)
-            self.state.counts.seen -= 1
+            self.state.seen -= 1
         else:
             self._fail(worker, answer)
 
@@ -284,26 +276,26 @@ class CompileStage:
                     await self._hand_on(worker, [known], FOUND)
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
-        self.state.counts.building += 1
+        self.state.building += 1
         try:
             plain = self._states is not None and self._states.differs
-            limit = limit_s(self.run.recorder.state, group, sum(map(self.state.work.of, group)), self._timeout_s)
+            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group), self._timeout_s)
             built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:
-            self.state.counts.building -= 1
+            self.state.building -= 1
         if isinstance(built, GroupFailed):
             indices = tuple(lowered.index for lowered in group)
             if self._repeats(worker, indices, built.doubt):
-                self.state.queues.retry.append(group)
+                self.state.retry.append(group)
             else:
                 self.emit(GroupSplit, worker=worker.name, indices=indices, message=built.message)
-                self.state.queues.retry += halves(group)
+                self.state.retry += halves(group)
             return
         for lowered, one in zip(group, built, strict=True):
             if isinstance(one, Artifact):
                 continue
             if self._repeats(worker, [lowered.index], one.doubt):
-                self.state.queues.retry.append((lowered,))
+                self.state.retry.append((lowered,))
             else:
                 self._fail(worker, one)
         if good := [one for one in built if isinstance(one, Artifact)]:
@@ -336,12 +328,8 @@ class CompileStage:
         return True
 
     def _drop_queues(self) -> None:
-        queues = self.state.queues
-        queues.ready.clear()
-        queues.deferred.clear()
-        queues.retry.clear()
-        self._undecided.clear()
-        self._back.clear()
+        for queue in (self.state.ready, self.state.deferred, self.state.retry, self._undecided, self._back):
+            queue.clear()
         while True:
             try:
                 self._proposals.receive_nowait()

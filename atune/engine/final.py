@@ -103,9 +103,6 @@ FINAL_S = 5.0
 LOOKS = 10
 """How often the order is examined at most: after the first rounds, and after each further ones."""
 
-AMONG = 50
-"""Of so many times `n_final`, the fastest by their first timings, finalists are chosen."""
-
 
 class _FinalistsFailed(Exception):
     """Finalists gave wrong results after they were timed: the timings of that round do not count."""
@@ -147,7 +144,7 @@ class FinalStage:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)
-        best = finalists(self.state.ranked(AMONG * most), reference_ms, most)
+        best = finalists(self.state.ranked(), reference_ms, most)
         contenders = [measured.index for measured in best]
         if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
             return await self._recovered(wrong)

@@ -191,10 +191,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recorded outcome that may not be on the disk yet. `seq`: that of its event or soon after."""
+    """A recorded outcome that may not be on the disk yet."""
 
     index: int
-    seq: int
     latency_ms: float | None
     best: tuple[int, float] | None
     worker: str
@@ -215,7 +214,7 @@ class Outcomes:
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
         """Acknowledge a candidate's outcome as soon as it is on the disk. Does not wait for that."""
-        self._unsynced.append(Outcome(index, self.recorder.state.last_seq, latency_ms, best, worker))
+        self._unsynced.append(Outcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
         else:

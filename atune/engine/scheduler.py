@@ -43,51 +43,6 @@ Job = Lower | Build
 
 
 @dataclass
-class Queues:
-    """Candidates that wait for their next step, the oldest first."""
-
-    waiting: int = 0
-    """How many proposed candidates no worker has taken yet."""
-    ready: list[Lowered] = field(default_factory=list)
-    deferred: list[Lowered] = field(default_factory=list)
-    retry: list[tuple[Lowered, ...]] = field(default_factory=list)
-    """Parts of groups that failed as a whole, and groups whose worker was lost."""
-
-
-@dataclass
-class Counts:
-    """Counts of candidates by progress, and of workers by activity."""
-
-    lowering: int = 0
-    seen: int = 0
-    """Candidates whose lowering has ended, either way."""
-    groups: int = 0
-    busy: int = 0
-    """Workers that lower or build."""
-    building: int = 0
-    comparing: int = 0
-
-
-@dataclass
-class CompileWork:
-    """Estimates how long candidates compile, in units of one with the median source and few accumulators."""
-
-    lengths: list[int] = field(default_factory=list)
-    """Lengths of the device sources seen, in bytes, sorted."""
-
-    def saw(self, lowered: Lowered) -> None:
-        """Add the length of a candidate's source."""
-        if lowered.facts.source_bytes is not None:
-            bisect.insort(self.lengths, lowered.facts.source_bytes)
-
-    def of(self, lowered: Lowered) -> float:
-        """Return the time to compile one candidate: at least 1."""
-        length, accumulators = lowered.facts.source_bytes or 0, lowered.facts.accumulators or 0
-        median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
-        return max(1.0, length / max(1, median), accumulators / REGISTERS)
-
-
-@dataclass
 class CompileState:
     """The compile stage as the scheduler sees it. `workers`: how many."""
 
@@ -101,21 +56,43 @@ class CompileState:
     held: bool = False
     """Whether the strategy proposes nothing until outcomes come. Then all waiting candidates are compiled now."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
-    queues: Queues = field(default_factory=Queues)
-    counts: Counts = field(default_factory=Counts)
-    work: CompileWork = field(default_factory=CompileWork)
+    waiting: int = 0
+    """How many proposed candidates no worker has taken yet."""
+    ready: list[Lowered] = field(default_factory=list)
+    """Candidates that wait to be built, the oldest first; so do `deferred` ones."""
+    deferred: list[Lowered] = field(default_factory=list)
+    retry: list[tuple[Lowered, ...]] = field(default_factory=list)
+    """Parts of groups that failed as a whole, and groups whose worker was lost."""
+    lowering: int = 0
+    seen: int = 0
+    """Candidates whose lowering has ended, either way."""
+    groups: int = 0
+    busy: int = 0
+    """Workers that lower or build."""
+    building: int = 0
+    comparing: int = 0
+    lengths: list[int] = field(default_factory=list)
+    """Lengths of the device sources seen, in bytes, sorted."""
 
     def add(self, lowered: Lowered, *, deferred: bool = False) -> None:
         """Queue a candidate to be built."""
-        self.work.saw(lowered)
-        (self.queues.deferred if deferred else self.queues.ready).append(lowered)
+        if lowered.facts.source_bytes is not None:
+            bisect.insort(self.lengths, lowered.facts.source_bytes)
+        (self.deferred if deferred else self.ready).append(lowered)
+
+    def work_of(self, group: Sequence[Lowered]) -> float:
+        """Estimate how long `group` compiles, in units of one with the median source and few accumulators."""
+        median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
+        return sum(
+            max(1.0, (one.facts.source_bytes or 0) / max(1, median), (one.facts.accumulators or 0) / REGISTERS)
+            for one in group
+        )
 
     @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        queues, counts = self.queues, self.counts
-        left = queues.waiting or queues.ready or queues.deferred or queues.retry
-        return not (self.proposing or counts.lowering or counts.building or left)
+        left = self.waiting or self.ready or self.deferred or self.retry
+        return not (self.proposing or self.lowering or self.building or left)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
@@ -124,24 +101,23 @@ class CompileState:
         Kuck, IEEE ToC C-36, 1987). Each is one worker's share of the work that is left. So groups shrink towards the
         end, and no worker waits for a late large group.
         """
-        queues, counts = self.queues, self.counts
-        if counts.busy and counts.busy + counts.comparing >= self.workers - self.hints.resting:
+        if self.busy and self.busy + self.comparing >= self.workers - self.hints.resting:
             return None
-        if queues.retry:
-            return Build(queues.retry.pop(), "after a failed or lost group")
-        if queues.ready and (build := self._build_ready()) is not None:
+        if self.retry:
+            return Build(self.retry.pop(), "after a failed or lost group")
+        if self.ready and (build := self._build_ready()) is not None:
             return build
-        if queues.waiting:
+        if self.waiting:
             return Lower()
-        if self.hints.builds == "all" and not self._coming and queues.deferred:
-            queues.deferred.sort(key=self.work.of, reverse=True)  # so that the longest is not the last
-            return self._build(queues.deferred, self.group_size or self._share(), "deferred by the screen")
+        if self.hints.builds == "all" and not self._coming and self.deferred:
+            self.deferred.sort(key=lambda one: self.work_of([one]), reverse=True)  # so that the longest is not the last
+            return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
         return None
 
     def _build_ready(self) -> Build | None:
         """Return the next group of likely winners; None if it is too early for one."""
-        ready, builds = self.queues.ready, self.hints.builds
-        if self.pipeline and self.counts.groups < self.devices and self.group_size is None:
+        ready, builds = self.ready, self.hints.builds
+        if self.pipeline and self.groups < self.devices and self.group_size is None:
             size = min(FIRST_GROUP, self._even(), self.total)
             if len(ready) >= size:
                 return self._build(ready, size, "small: a device waits")
@@ -150,7 +126,7 @@ class CompileState:
         if self.group_size is not None:
             if len(ready) >= self.group_size or not self._more_to_lower:
                 return self._build(ready, self.group_size, "group size as asked")
-        elif self._work_of(ready) >= (share := self._ready_share()):
+        elif self._work_of_many(ready) >= (share := self._ready_share()):
             return self._build(ready, share, "a worker's share of what is left")
         elif not self._more_to_lower:
             return self._build(ready, self._split(ready), "the rest, split over the free workers")
@@ -159,11 +135,11 @@ class CompileState:
     @property
     def _left(self) -> int:
         """Count the candidates whose lowering has not begun, including those not proposed yet."""
-        return self.total - self.counts.seen - self.counts.lowering if self._coming else self.queues.waiting
+        return self.total - self.seen - self.lowering if self._coming else self.waiting
 
     @property
     def _more_to_lower(self) -> bool:
-        return bool(self.queues.waiting or self.counts.lowering or self._coming)
+        return bool(self.waiting or self.lowering or self._coming)
 
     @property
     def _coming(self) -> bool:
@@ -172,37 +148,36 @@ class CompileState:
 
     def _ready_share(self) -> float:
         """Return a worker's share of the work that is left, for likely winners, which devices should get soon."""
-        earlier = self.counts.groups / self.workers if self.pipeline and self.devices else math.inf
+        earlier = self.groups / self.workers if self.pipeline and self.devices else math.inf
         first = MIN_GROUP * (1 + earlier)  # the first groups are small, because devices wait for them
         return min(max(MIN_GROUP, min(first, self._share())), self._even())
 
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
         shares = SHARES * self.workers if self.workers > 1 else 1.0
-        return min(MAX_GROUP, self._left_of(self.queues.ready + self.queues.deferred, LOWERING) / shares)
+        return min(MAX_GROUP, self._left_of(self.ready + self.deferred, LOWERING) / shares)
 
     def _even(self) -> int:
         """Return the largest group, in compiles, that leaves likely winners for each other free worker."""
-        counts = self.counts
-        free = max(1, self.workers - self.hints.resting - counts.building)
-        return max(1, math.ceil(self._left_of(self.queues.ready, 0.0) / free))
+        free = max(1, self.workers - self.hints.resting - self.building)
+        return max(1, math.ceil(self._left_of(self.ready, 0.0) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
         """Sum up the work, in compiles, of `known` and of candidates still to lower, which take `lowering` more each.
 
         The latter are assumed to be as heavy as the known ones.
         """
-        work = self._work_of(known)
+        work = self._work_of_many(known)
         each = work / len(known) if known else 1.0
-        return work + (max(self._left, 0) + self.counts.lowering) * (each + lowering)
+        return work + (max(self._left, 0) + self.lowering) * (each + lowering)
 
-    def _work_of(self, queue: Sequence[Lowered]) -> float:
+    def _work_of_many(self, queue: Sequence[Lowered]) -> float:
         """Sum up the compile times of `queue`, up to what is more than enough for all workers."""
-        return sum(map(self.work.of, queue[: 2 * MAX_GROUP * self.workers]))
+        return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
 
     def _split(self, queue: Sequence[Lowered]) -> float:
-        free = max(1, self.workers - self.counts.busy)
-        return min(MAX_GROUP, math.ceil(self._work_of(queue) / free))
+        free = max(1, self.workers - self.busy)
+        return min(MAX_GROUP, math.ceil(self._work_of_many(queue) / free))
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
         """Take a group, the oldest first: at least one, up to `size` compiles. A size that the user gave counts
@@ -211,7 +186,7 @@ class CompileState:
         group: list[Lowered] = []
         left: list[Lowered] = []
         for lowered in queue:
-            more = self.work.of(lowered)
+            more = self.work_of([lowered])
             fits = len(group) < size if self.group_size is not None else not group or work + more <= size
             if lowered.merge_key == key and fits:
                 work += more
@@ -219,7 +194,7 @@ class CompileState:
             else:
                 left.append(lowered)
         queue[:] = left
-        self.counts.groups += 1
+        self.groups += 1
         return Build(tuple(group), reason)
 
 

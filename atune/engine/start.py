@@ -1,7 +1,7 @@
 """How a run, or a further part of one, begins: the work, advice for it, the plan, and the record of the start.
 
-`planned` is a pure function from the journal's state and the current workload to a `Plan`: everything for a new run, or
-what the journal of a resumed run lacks.
+A `Plan` is a pure function of the journal's state and the current workload: everything for a new run, or what the
+journal of a resumed run lacks.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Start:
         given = name if isinstance(settings.strategy, str) or settings.strategy is None else settings.strategy
 
         def planning() -> Plan:
-            plan = planned(
+            plan = Plan(
                 spec, state, given, seed=self._drawn_by, budget=settings.budget, default=default, advice=advice,
                 prior=prior,
             )  # fmt: skip
@@ -227,35 +227,65 @@ DEATHS = 2
 """A candidate is suspect after the whole program died this many times while it was being measured."""
 
 
-@dataclass
 class Plan:
-    """The work of a run, or of a further part of one. Indices are the journal's."""
+    """The work of a run over `spec`, or of a further part of one: what `state` lacks. Indices are the journal's.
 
-    given: str | Strategy
-    """The strategy's name, or the user's own."""
-    seed: int
-    budget: Budget
-    advice: Sequence[Advice]
-    """Configurations to try before what the strategy proposes."""
-    default_index: int | None
-    candidates: dict[int, Candidate]
-    """All candidates of the space, by index."""
-    proposable: int = 0
-    """How many candidates the strategy may still propose."""
-    baseline: Candidate | None = None
-    """The default configuration, where the space does not list it."""
-    baseline_left: bool = False
-    """Whether the baseline must still be proposed."""
-    to_survey: bool = False
-    """Whether the space must be surveyed before the strategy is made."""
-    redo: list[Candidate] = field(default_factory=list)
-    """Candidates that an earlier part proposed and that have no outcome."""
-    begun: list[int] = field(default_factory=list)
-    """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
-    suspects: dict[int, str] = field(default_factory=dict)
-    """Candidates that must not be tried again, with their device."""
-    codes: dict[str, int] = field(default_factory=dict)
-    """Code keys that have an outcome, with the candidate that has it."""
+    `given`: the strategy's name, or the user's own. `default`: the default configuration's index. `advice`:
+    configurations to try before what the strategy proposes. `prior`: whether there is one.
+    """
+
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        state: State,
+        given: str | Strategy,
+        *,
+        seed: int,
+        budget: Budget,
+        default: int | None,
+        advice: Sequence[Advice],
+        prior: bool,
+    ) -> None:
+        self.given, self.seed, self.budget, self.advice, self.default_index = given, seed, budget, advice, default
+        self.candidates = {i: Candidate(i, config_key(config), thaw(config)) for i, config in enumerate(spec.configs)}
+        """All candidates of the space, by index."""
+        tried, before, total = state.entry(BASELINE), proposed(state), self.total
+        self.baseline: Candidate | None = None
+        """The default configuration, where the space does not list it."""
+        if tried.key:  # as the journal has it, whatever the default is by now
+            self.baseline = Candidate(BASELINE, tried.key, tried.config)
+        elif default == BASELINE and spec.baseline is not None:
+            self.baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
+        over, further = budget.used_up(state.wall_s), [entry.index for entry in before if not entry.further_layout]
+        self.baseline_left = not over and self.baseline is not None and not tried.key
+        """Whether the baseline must still be proposed."""
+        self.proposable = 0 if over else max(0, min(total, budget.most(total) or total) - len(further))
+        """How many candidates the strategy may still propose."""
+        self.to_survey = prior and state.surveyed is None and uses_prior(given, total)
+        """Whether the space must be surveyed before the strategy is made."""
+        self.redo = list[Candidate]()
+        """Candidates that an earlier part proposed and that have no outcome."""
+        self.suspects = dict[int, str]()
+        """Candidates that must not be tried again, with their device."""
+        self.codes = dict[str, int]()
+        """Code keys that have an outcome, with the candidate that has it."""
+        self._sort_out(state, [*before, tried] if tried.key else before)
+        self.begun = [*(candidate.index for candidate in self.redo), *further[-1:]]
+        """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
+
+    def _sort_out(self, state: State, before: Sequence[Entry]) -> None:
+        """Decide for each candidate that was proposed `before` what to do with it."""
+        members: dict[int, list[Entry]] = {}
+        for entry in before:
+            members.setdefault(state.first(entry.index).index, []).append(entry)
+        for first, group in members.items():
+            deadly = [entry.index for entry in group if state.deaths(entry.index) >= DEATHS]
+            if state.entry(first).outcome is None and not deadly:
+                self.redo.append(self.candidate(group[0].index))
+                continue
+            if state.entry(first).outcome is None:
+                self.suspects[deadly[0]] = state.measuring.get(deadly[0], "")
+            self.codes.update((entry.code_key, first) for entry in group if entry.code_key)
 
     @property
     def total(self) -> int:
@@ -310,35 +340,6 @@ class Plan:
         return not (self.proposable or self.redo or self.suspects or self.baseline_left)
 
 
-def planned(
-    spec: WorkloadSpec,
-    state: State,
-    strategy: str | Strategy,
-    *,
-    seed: int,
-    budget: Budget,
-    default: int | None,
-    advice: Sequence[Advice],
-    prior: bool,
-) -> Plan:
-    """Plan what is left of a run over `spec`: all of it if `state` has no proposals. `prior`: whether it has one."""
-    candidates = {i: Candidate(i, config_key(config), thaw(config)) for i, config in enumerate(spec.configs)}
-    plan = Plan(strategy, seed, budget, advice, default, candidates)
-    tried, before, total = state.entry(BASELINE), proposed(state), len(candidates)
-    if tried.key:  # as the journal has it, whatever the default is by now
-        plan.baseline = Candidate(BASELINE, tried.key, tried.config)
-    elif default == BASELINE and spec.baseline is not None:
-        plan.baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
-    if not budget.used_up(state.wall_s):
-        most = min(total, budget.most(total) or total) - sum(not entry.further_layout for entry in before)
-        plan.proposable, plan.baseline_left = max(0, most), plan.baseline is not None and not tried.key
-    plan.to_survey = prior and state.surveyed is None and uses_prior(strategy, total)
-    _sort_out(plan, state, [*before, tried] if tried.key else before)
-    last = [entry.index for entry in before if not entry.further_layout][-1:]
-    plan.begun = [*(candidate.index for candidate in plan.redo), *last]
-    return plan
-
-
 def check_same_work(
     state: State, now: RunStarted, devices: Sequence[DeviceInfo], accept: Sequence[str]
 ) -> tuple[str, ...]:
@@ -377,21 +378,6 @@ def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | Non
     ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))
     found = [*dict.fromkeys(index for rank in ranks for index in rank if index is not None)]
     return found if budget is None else found[: max(1, budget // 2)]
-
-
-def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
-    """Decide for each candidate that was proposed `before` what `plan` does with it."""
-    members: dict[int, list[Entry]] = {}
-    for entry in before:
-        members.setdefault(state.first(entry.index).index, []).append(entry)
-    for first, group in members.items():
-        if state.entry(first).outcome is not None:
-            plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
-        elif deadly := [e.index for e in group if state.deaths(e.index) >= DEATHS]:
-            plan.suspects[deadly[0]] = state.measuring.get(deadly[0], "")
-            plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
-        else:
-            plan.redo.append(plan.candidate(group[0].index))
 
 
 def _differences(

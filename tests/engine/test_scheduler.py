@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -17,9 +16,7 @@ from atune.engine.scheduler import (
     MAX_GROUP,
     Build,
     CompileState,
-    Counts,
     Lower,
-    Queues,
     halves,
 )
 from atune.model.artifact import Lowered, StaticFacts
@@ -29,19 +26,10 @@ def lowered(index: int, merge_key: str = "") -> Lowered:
     return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"")
 
 
-def state(**fields: Any) -> CompileState:
-    """Return a state; queues, counts and hints are given by their own names, and `ready` as a number."""
-    ready = [lowered(i) for i in range(fields.pop("ready", 0))]
-
-    def taken(kind: type[Any], names: Iterable[str]) -> Any:
-        return kind(**{name: fields.pop(name) for name in [*names] if name in fields})
-
-    queues = taken(Queues, ("waiting", "deferred", "retry"))
-    queues.ready = ready
-    counts = taken(Counts, Counts.__dataclass_fields__)
-    hints = taken(CompileHints, CompileHints.__struct_fields__)
-    values = {"workers": 2, "devices": 1, "total": 100, **fields}
-    return CompileState(queues=queues, counts=counts, hints=hints, **values)
+def state(ready: int = 0, resting: int = 0, **fields: Any) -> CompileState:
+    """Return a state in which so many candidates are `ready`."""
+    values = {"workers": 2, "devices": 1, "total": 100, "ready": [lowered(i) for i in range(ready)], **fields}
+    return CompileState(hints=CompileHints(resting=resting), **values)
 
 
 def with_accumulators(one: Lowered, registers: int | None) -> Lowered:
@@ -60,7 +48,7 @@ def test_with_nothing_to_do_a_worker_waits() -> None:
 
 @pytest.mark.parametrize("field", ["waiting", "lowering", "building", "ready"])
 def test_work_under_way_is_not_the_end(field: str) -> None:
-    assert not state(proposing=False, **{field: 1}).finished
+    assert not state(**{"proposing": False, field: 1}).finished
 
 
 def test_workers_rest_while_devices_need_their_cores() -> None:
@@ -97,16 +85,16 @@ def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
 
 def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> None:
     one = state(proposing=False, group_size=4)
-    one.queues.ready, one.counts.lowering = [lowered(i, "ab"[i % 2]) for i in range(3)], 1
+    one.ready, one.lowering = [lowered(i, "ab"[i % 2]) for i in range(3)], 1
     assert one.next_job() is None  # a size that is asked for waits until it is full
-    one.queues.ready, one.counts.lowering = [lowered(i, "ab"[i % 2]) for i in range(7)], 0
+    one.ready, one.lowering = [lowered(i, "ab"[i % 2]) for i in range(7)], 0
     assert indices(one.next_job()) == [0, 2, 4, 6] and indices(one.next_job()) == [1, 3, 5]
     assert one.next_job() is None and one.finished
 
 
 def test_parts_of_failed_groups_come_first() -> None:
     one = state(ready=20, waiting=5)
-    one.queues.retry += halves([lowered(7), lowered(8), lowered(9)])
+    one.retry += halves([lowered(7), lowered(8), lowered(9)])
     assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
 
 
@@ -141,38 +129,38 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
 
     def take() -> None:
         nonlocal number
-        while one.counts.busy < workers:
+        while one.busy < workers:
             while proposals and len(buffer) < 2 * workers:
                 buffer.append(proposals.pop(0))
             one.proposing = bool(proposals)
-            one.queues.waiting = len(buffer)
+            one.waiting = len(buffer)
             held = bool(running) and rng.random() < 0.1  # something goes on that will end it
             one.hints = CompileHints("first" if held else "all")
             job = one.next_job()
             if job is None:
                 return
             number += 1
-            one.counts.busy += 1
+            one.busy += 1
             if isinstance(job, Lower):
-                one.counts.lowering += 1
+                one.lowering += 1
                 begun, buffer[:1] = buffer[:1], []
                 heapq.heappush(running, (now + rng.random(), number, begun))
             else:
                 assert 1 <= len(job.group) <= (group_size or MAX_GROUP)
                 if job.reason != "after a failed or lost group":
-                    work = sum(map(one.work.of, job.group))
+                    work = one.work_of(job.group)
                     assert work <= MAX_GROUP or len(job.group) == 1 or group_size
                 assert len({member.merge_key for member in job.group}) == 1
-                one.counts.building += 1
+                one.building += 1
                 heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))
 
     take()
     while running:
         now, _, what = heapq.heappop(running)
-        one.counts.busy -= 1
+        one.busy -= 1
         if isinstance(what, list):
-            one.counts.lowering -= len(what)
-            one.counts.seen += len(what)
+            one.lowering -= len(what)
+            one.seen += len(what)
             for index in what:
                 if index not in dropped:
                     registers, length = accumulators[index // relatives], lengths[index // relatives]
@@ -180,16 +168,16 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                     candidate = msgspec.structs.replace(lowered(index, str(index % keys)), facts=facts)
                     one.add(candidate, deferred=index in deferred)
         else:
-            one.counts.building -= 1
+            one.building -= 1
             members = {member.index for member in what}
             if not members & bad:
                 built.update(members)
             elif len(what) == 1:
                 failed.update(members)
             else:
-                one.queues.retry += halves(what)
+                one.retry += halves(what)
         take()
-    one.queues.waiting = len(buffer)
+    one.waiting = len(buffer)
     assert one.finished and not proposals and not buffer  # nobody waits for ever
     expected = set(range(total)) - dropped
     assert set(built) == expected - bad and set(failed) == expected & bad
