@@ -47,15 +47,6 @@ def has_colours() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def fitted_table(table: str, column: str, stream: TextIO | None) -> str:
-    """Return a table's rows as wide as the terminal of `stream`; what is too long goes on below the title `column`."""
-    if stream is None or not stream.isatty():
-        return table
-    columns = shutil.get_terminal_size().columns
-    margin = " " * (table.index(column) if columns >= NARROW else 2)
-    return "\n".join(line for row in table.split("\n") for line in _wrapped(row, columns, "", margin) or [row])
-
-
 def _broken(line: Line, columns: int, indent: int, coloured: bool) -> list[str]:
     found = _LABEL.match(line.text)
     label, blanks = (found.group() if found else ""), _blanks(line.text)

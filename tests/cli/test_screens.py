@@ -18,7 +18,7 @@ from atune.frontends.cli.preview import _compile_lines
 from atune.journal.events import BuildFailed, RunFinished
 from atune.journal.result import Record, Result
 from atune.model.device import Target
-from atune.reporting.screen import Line, fitted, fitted_table, plain
+from atune.reporting.screen import Line, fitted, plain
 from atune.reporting.summary import result_lines
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -115,17 +115,6 @@ def test_there_is_no_line_where_there_is_nothing_to_say() -> None:
         "winner     block=0",
         "latency    1 ms by first timing",
         "candidates 1: 1 measured; 1 s",
-    ]
-
-
-def test_a_table_goes_on_below_its_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = "latency ms  index  config   note\n    1.0000      0  block=0  winner, final timing"
-    assert fitted_table(table, "config", sys.stdout) == table
-    on_terminal(monkeypatch, 60)
-    wide = fitted_table(table.replace("final timing", "final timing, and more of it"), "config", sys.stdout)
-    assert wide.splitlines()[1:] == [
-        "    1.0000      0  block=0  winner, final timing, and more",
-        "                   of it",
     ]
 
 

@@ -95,9 +95,9 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
 
     if arguments.table:
         from atune.reporting.export import table
-        from atune.reporting.screen import fitted_table
+        from atune.reporting.screen import Line
 
-        print_out(fitted_table(table(result), "config", sys.stdout) + "\n")
+        print_lines([*map(Line, table(result).splitlines()), Line("")])
     if arguments.json:
         print_out(json.dumps(summary(result)))
     else:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.frontends.cli.output import print_bytes, print_message, print_out
+from atune.frontends.cli.output import print_bytes, print_lines, print_message, print_out
 from atune.frontends.cli.parsing import Parser, add_command
 from atune.journal.writer import write_output
 
@@ -99,9 +98,9 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_out("no runs yet: atune tune FILE.py")
     else:
         from atune.reporting.export import aligned
-        from atune.reporting.screen import fitted_table
+        from atune.reporting.screen import Line
 
-        print_out(fitted_table(aligned([_HEADS, *map(_row, runs)], numbers=1), "problem", sys.stdout))
+        print_lines(map(Line, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines()))
         if len(chosen) < len(found):
             print_out(f"and {len(found) - len(chosen)} older: atune runs --all")
     return 0
