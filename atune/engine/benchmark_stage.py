@@ -25,11 +25,11 @@ from atune.journal.events import (
     ReferenceMeasured,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure, KernelParam
+from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
-from atune.model.measurement import Measurement
+from atune.model.measurement import Measurement, Timing
 
 DEVICE_STARTS = 3
 """Times that starting a device's process may fail in a row before the device is given up."""
@@ -135,28 +135,29 @@ class BenchmarkStage:
             return True  # nothing will be measured
         self.run.measuring += 1
         try:
-            return await self._prepare(worker, self.run.params)
+            for _ in range(DEVICE_STARTS):
+                try:
+                    prepared = await worker.run(PrepareJob(tuple(self.run.params), self.run.roles))
+                except WorkerLost as error:
+                    self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
+                    if not await self.start(worker):
+                        return False
+                else:
+                    return self._note_speed(worker, prepared.reference)
+            self._give_up(worker, "its process is lost whenever the reference runs")
+            return False
         finally:
             self.run.measuring -= 1
             self.run.wake()
 
-    async def _prepare(self, worker: DeviceWorker, params: Sequence[KernelParam]) -> bool:
-        for _ in range(DEVICE_STARTS):
-            try:
-                reference = (await worker.run(PrepareJob(tuple(params), self.run.roles))).reference
-            except WorkerLost as error:
-                self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
-                if not await self.start(worker):
-                    return False
-                continue
-            if reference is not None:
-                self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
-                self._speeds[worker.name] = reference.latency_ms
-                if len(self._speeds) == len(self.usable()):
-                    self._leave_out()
-            return worker.name not in self._excluded
-        self._give_up(worker, "its process is lost whenever the reference runs")
-        return False
+    def _note_speed(self, worker: DeviceWorker, reference: Timing | None) -> bool:
+        """Record what the reference took on a device. Returns False if the device is excluded."""
+        if reference is not None:
+            self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
+            self._speeds[worker.name] = reference.latency_ms
+            if len(self._speeds) == len(self.usable()):
+                self._leave_out()
+        return worker.name not in self._excluded
 
     def _leave_out(self) -> bool:
         """Exclude devices that are slower than the others. Other devices measure their candidates again."""

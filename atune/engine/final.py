@@ -105,11 +105,7 @@ LOOKS = 10
 
 
 class _FinalistsFailed(Exception):
-    """Finalists gave wrong results after they were timed: the timings of that round do not count."""
-
-    def __init__(self, failures: Sequence[Failure]) -> None:
-        super().__init__(failures)
-        self.failures = failures
+    """Finalists gave wrong results after they were timed, as `args` say: the timings of that round do not count."""
 
 
 class FinalStage:
@@ -204,7 +200,7 @@ class FinalStage:
             try:
                 entries, ties, reference = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:
-                await self._drop(worker, failed.failures)
+                await self._drop(worker, failed.args)
                 return True
             except WorkerError as error:
                 without = f"no final: {error}; the order is that of the first timings"
@@ -257,7 +253,7 @@ class FinalStage:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)
         found = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
         if found.failures:
-            raise _FinalistsFailed(found.failures)
+            raise _FinalistsFailed(*found.failures)
         return list(found.entries), found.reference
 
     async def _recover(self, wanted: Sequence[int]) -> None:

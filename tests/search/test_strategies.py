@@ -11,8 +11,7 @@ import pytest
 
 from atune.engine.search import forest
 from atune.engine.search import strategies as choosing
-from atune.engine.search.encoding import Encoding
-from atune.engine.search.interface import Guarded, Searched, Strategy
+from atune.engine.search.interface import Encoding, Guarded, Searched, Strategy
 from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config

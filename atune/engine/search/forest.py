@@ -15,8 +15,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from atune.engine.search.encoding import Encoding, more_columns
-from atune.engine.search.interface import DUPLICATE, Searched, by_prior
+from atune.engine.search.interface import DUPLICATE, Encoding, Searched, by_prior, more_columns
 from atune.model.requirements import lacks
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from itertools import chain, islice
 from typing import Any
 
 from atune.engine.search import forest
-from atune.engine.search.encoding import SPREAD, Encoding
-from atune.engine.search.interface import Searched, Strategy, by_prior
+from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, by_prior
 from atune.errors import UsageError
 from atune.model.settings import Budget
 
