@@ -1,6 +1,6 @@
 """A small library of operators of the kind that wraps tilelang's tuner: `Op` tunes the kernels that its methods make.
 
-Everything works for CUDA and for ``target="c"``. No kernel closes over more than numbers and texts, as tilelang's
+Everything is for ``target="c"``. No kernel closes over more than numbers and texts, as tilelang's
 tuner wants it; what makes inputs and expected outputs are methods.
 """
 
@@ -46,9 +46,7 @@ class Part(NamedTuple):
 class Op:
     """An operator: its parts, its `config` under the operator's names, and its tuned kernels by the part's name."""
 
-    def __init__(self, target: str = "cuda") -> None:
-        self.target = target
-        self.device, self.dtype = ("cpu", "float32") if target == "c" else ("cuda", "float16")
+    def __init__(self) -> None:
         self.kernels: dict[str, Any] = {}
         self.config: Config = {}
         self.autotune()
@@ -92,106 +90,60 @@ class Op:
         )(part.jit)
         return tuned(**seeds)
 
-    def randn(self, *shape: int, dtype: str = "") -> torch.Tensor:
-        return torch.randn(*shape, device=self.device).to(getattr(torch, dtype or self.dtype))
-
 
 class Silu(Op):
     """y = x * sigmoid(x)."""
 
-    def __init__(self, n: int, **options: Any) -> None:
+    def __init__(self, n: int) -> None:
         self.n = n
-        super().__init__(**options)
+        super().__init__()
 
     def parts(self) -> dict[str, Part]:
-        n, dtype = self.n, self.dtype
+        n = self.n
 
-        @tilelang.jit(out_idx=[-1], target=self.target)
-        def on_gpu(block: int, threads: int) -> Any:
-            @T.prim_func
-            def silu(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), dtype)):
-                with T.Kernel(T.ceildiv(n, block), threads=threads) as bx:
-                    for i in T.Parallel(block):
-                        x = T.cast(X[bx * block + i], "float32")
-                        Y[bx * block + i] = T.cast(x / (1.0 + T.exp(-x)), dtype)
-
-            return silu
-
-        @tilelang.jit(out_idx=[-1], target=self.target)
+        @tilelang.jit(out_idx=[-1], target="c")
         def on_cpu(block: int) -> Any:
             @T.prim_func
-            def silu(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), dtype)):
+            def silu(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
                 with T.Kernel(T.ceildiv(n, block)) as bx:
                     for i in T.serial(block):
                         Y[bx * block + i] = X[bx * block + i] / (1.0 + T.exp(-X[bx * block + i]))
 
             return silu
 
-        if self.target == "c":
-            return {"silu": Part(on_cpu, grid(block=[16, 64]), self.supply, {})}
-        configs = grid(block=[1024, 2048, 4096, 8192], threads=[128, 256, 512])
-        return {"silu": Part(on_gpu, configs, self.supply, {})}
+        return {"silu": Part(on_cpu, grid(block=[16, 64]), self.supply, {})}
 
     def inputs(self) -> list[torch.Tensor]:
-        return [self.randn(self.n)]
+        return [torch.randn(self.n)]
 
     def expected(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.silu(x.float()).to(x.dtype)
+        return torch.nn.functional.silu(x)
 
 
 class SplitKGemm(Op):
     """A @ B + bias in two kernels: products of `splits` slices of K, and their sum with the bias."""
 
-    def __init__(self, m: int, n: int, k: int, splits: int, **options: Any) -> None:
+    def __init__(self, m: int, n: int, k: int, splits: int) -> None:
         self.m, self.n, self.k, self.splits = m, n, k, splits
-        super().__init__(**options)
+        super().__init__()
 
     def parts(self) -> dict[str, Part]:
-        on_cpu = self.target == "c"
         tiles = grid(block_m=[8, 16], block_n=[16], block_k=[16])
         blocks = grid(block=[16, 32])
-        if not on_cpu:
-            tiles = grid(block_m=[64, 128], block_n=[64, 128], block_k=[32, 64], stages=[2, 3, 4], threads=[128, 256])
-            blocks = grid(block=[512, 1024, 2048, 4096], threads=[128, 256, 512])
         aliases = {name: f"sum_{name}" for name in blocks[0]}
-        partial, combine = (self._partial_c(), self._combine_c()) if on_cpu else (self._partial(), self._combine())
         return {
-            "partial": Part(partial, tiles, self.supply_partial, {}, self.partial_sums),
-            "combine": Part(combine, blocks, self.supply_combine, aliases),
+            "partial": Part(self._partial(), tiles, self.supply_partial, {}, self.partial_sums),
+            "combine": Part(self._combine(), blocks, self.supply_combine, aliases),
         }
 
     def _partial(self) -> Any:
-        m, n, k, splits, dtype = self.m, self.n, self.k, self.splits, self.dtype
+        m, n, k, splits = self.m, self.n, self.k, self.splits
 
-        @tilelang.jit(out_idx=[-1], target=self.target)
-        def partial(block_m: int, block_n: int, block_k: int, stages: int, threads: int) -> Any:
-            @T.prim_func
-            def products(
-                A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), P: T.Tensor((splits, m, n), "float32")
-            ):
-                with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits, threads=threads) as (bx, by, bz):
-                    a = T.alloc_shared((block_m, block_k), dtype)
-                    b = T.alloc_shared((block_k, block_n), dtype)
-                    tile = T.alloc_fragment((block_m, block_n), "float32")
-                    T.clear(tile)
-                    for ko in T.Pipelined(k // splits // block_k, num_stages=stages):
-                        T.copy(A[by * block_m, bz * (k // splits) + ko * block_k], a)
-                        T.copy(B[bz * (k // splits) + ko * block_k, bx * block_n], b)
-                        T.gemm(a, b, tile)
-                    T.copy(tile, P[bz, by * block_m, bx * block_n])
-
-            return products
-
-        return partial
-
-    def _partial_c(self) -> Any:
-        m, n, k, splits, dtype = self.m, self.n, self.k, self.splits, self.dtype
-
-        @tilelang.jit(out_idx=[-1], target=self.target)
+        @tilelang.jit(out_idx=[-1], target="c")
         def partial(block_m: int, block_n: int, block_k: int) -> Any:
             @T.prim_func
             def products(
-                A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), P: T.Tensor((splits, m, n), "float32")
+                A: T.Tensor((m, k), "float32"), B: T.Tensor((k, n), "float32"), P: T.Tensor((splits, m, n), "float32")
             ):
                 with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits) as (bx, by, bz):
                     tile = T.alloc_local((block_m, block_n), "float32")
@@ -209,32 +161,14 @@ class SplitKGemm(Op):
         return partial
 
     def _combine(self) -> Any:
-        size, n, splits, dtype = self.m * self.n, self.n, self.splits, self.dtype
+        size, n, splits = self.m * self.n, self.n, self.splits
 
-        @tilelang.jit(out_idx=[-1], target=self.target)
-        def combine(block: int, threads: int) -> Any:
-            @T.prim_func
-            def total(P: T.Tensor((splits, size), "float32"), bias: T.Tensor((n,), dtype), C: T.Tensor((size,), dtype)):
-                with T.Kernel(T.ceildiv(size, block), threads=threads) as bx:
-                    tile = T.alloc_fragment((block,), "float32")
-                    for i in T.Parallel(block):
-                        tile[i] = T.cast(bias[(bx * block + i) % n], "float32")
-                    for s in T.serial(splits):
-                        for i in T.Parallel(block):
-                            tile[i] += P[s, bx * block + i]
-                    T.copy(tile, C[bx * block])
-
-            return total
-
-        return combine
-
-    def _combine_c(self) -> Any:
-        size, n, splits, dtype = self.m * self.n, self.n, self.splits, self.dtype
-
-        @tilelang.jit(out_idx=[-1], target=self.target)
+        @tilelang.jit(out_idx=[-1], target="c")
         def combine(block: int) -> Any:
             @T.prim_func
-            def total(P: T.Tensor((splits, size), "float32"), bias: T.Tensor((n,), dtype), C: T.Tensor((size,), dtype)):
+            def total(
+                P: T.Tensor((splits, size), "float32"), bias: T.Tensor((n,), "float32"), C: T.Tensor((size,), "float32")
+            ):
                 with T.Kernel(T.ceildiv(size, block)) as bx:
                     for i in T.serial(block):
                         C[bx * block + i] = bias[(bx * block + i) % n]
@@ -249,18 +183,18 @@ class SplitKGemm(Op):
         return self.inputs()[:2]
 
     def supply_combine(self, params: Any) -> list[torch.Tensor]:
-        return [self.randn(self.splits, self.m * self.n, dtype="float32"), self.randn(self.n)]
+        return [torch.randn(self.splits, self.m * self.n), torch.randn(self.n)]
 
     def inputs(self) -> list[torch.Tensor]:
-        return [self.randn(self.m, self.k), self.randn(self.k, self.n), self.randn(self.n)]
+        return [torch.randn(self.m, self.k), torch.randn(self.k, self.n), torch.randn(self.n)]
 
     def partial_sums(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         depth = self.k // self.splits
-        slices = a.float().reshape(self.m, self.splits, depth).transpose(0, 1)
-        return slices @ b.float().reshape(self.splits, depth, self.n)
+        slices = a.reshape(self.m, self.splits, depth).transpose(0, 1)
+        return slices @ b.reshape(self.splits, depth, self.n)
 
     def expected(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return (a.float() @ b.float() + bias.float()).to(a.dtype)
+        return a @ b + bias
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         products = self.kernels["partial"](a, b)
@@ -268,14 +202,5 @@ class SplitKGemm(Op):
 
 
 OPERATORS = {kind.__name__: kind for kind in (Silu, SplitKGemm)}
-SIZES: dict[str, dict[str, dict[str, int]]] = {
-    "cuda": {
-        "Silu": {"n": 1 << 26},
-        "SplitKGemm": {"m": 512, "n": 4096, "k": 8192, "splits": 4},
-    },
-    "c": {
-        "Silu": {"n": 256},
-        "SplitKGemm": {"m": 16, "n": 32, "k": 64, "splits": 2},
-    },
-}
-"""A problem of each operator, by target."""
+SIZES: dict[str, dict[str, int]] = {"Silu": {"n": 256}, "SplitKGemm": {"m": 16, "n": 32, "k": 64, "splits": 2}}
+"""A problem of each operator."""

@@ -28,14 +28,14 @@ def all_warnings() -> None:
     environment._warned.clear()
 
 
-def operator(name: str, target: str) -> operators.Op:
-    return operators.OPERATORS[name](**operators.SIZES[target][name], target=target)
+def operator(name: str) -> operators.Op:
+    return operators.OPERATORS[name](**operators.SIZES[name])
 
 
 def check(op: operators.Op) -> None:
     """Assert that an operator is right, and that each kernel says what was tuned, as tilelang's does."""
     inputs = op.inputs()
-    torch.testing.assert_close(op(*inputs), op.expected(*inputs), rtol=2e-2, atol=2e-1 if op.target == "cuda" else 1e-3)
+    torch.testing.assert_close(op(*inputs), op.expected(*inputs), rtol=2e-2, atol=1e-3)
     parts = op.parts()
     assert op.kernels.keys() == parts.keys()
     for name, kernel in op.kernels.items():
@@ -44,13 +44,12 @@ def check(op: operators.Op) -> None:
         assert parts[name].own(op.config) == kernel.config
 
 
-@pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", operators.OPERATORS)
-def test_operators_tune_and_work(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    op = operator(name, target)
+def test_operators_tune_and_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = operator(name)
     check(op)
     monkeypatch.setattr(atune.frontends.decorator.winners, "tune_work", None)  # another program's: nothing is tuned
-    again = operator(name, target)
+    again = operator(name)
     check(again)
     assert again.config == op.config
 
