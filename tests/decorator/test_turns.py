@@ -110,7 +110,7 @@ async def test_two_runs_of_one_program_never_measure_at_once(
     spans: list[tuple[float, float, str]] = []
     call = Worker.call
 
-    async def watched(worker: Worker, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
+    async def watched(worker: Worker, entry: str, payload: bytes, timeout_s: float = 300.0) -> bytes:
         began = time.monotonic()
         try:
             return await call(worker, entry, payload, timeout_s)

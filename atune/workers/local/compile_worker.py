@@ -14,7 +14,6 @@ import msgspec
 
 from atune.engine.run_state import background
 from atune.errors import (
-    AtuneError,
     RemoteError,
     ServerLost,
     UsageError,
@@ -100,7 +99,7 @@ class LocalCompileWorker:
         return cast(A, answer)
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
-        anew = job.anew or not self.store.used
+        anew = job.anew or self.store.store is None
         lowered = await self._try(LowerJob(job.candidate, anew=anew), job.candidate.index)
         if isinstance(lowered, Failure) or lowered.blob or anew:
             return lowered
@@ -242,7 +241,8 @@ class RunStore:
 
     def __init__(self, store: ArtifactStore | None = None) -> None:
         self.tools = ""
-        self._store = store
+        self.store = store
+        """None where the run uses none."""
         self._states = dict[str, tuple[str, str]]()
 
     async def equal(self, use: str) -> str:
@@ -262,11 +262,6 @@ class RunStore:
             found = await anyio.to_thread.run_sync(recall, self.tools, use)
             self._states[use] = found or ("", "")
         return self._states[use]
-
-    @property
-    def used(self) -> bool:
-        """Whether the run still uses a store."""
-        return self._store is not None
 
     async def find(self, lowered: Lowered) -> Artifact | None:
         """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
@@ -291,12 +286,12 @@ class RunStore:
         await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
-        if self._store is None:
+        if self.store is None:
             return None
         try:
-            return await anyio.to_thread.run_sync(use, self._store)
+            return await anyio.to_thread.run_sync(use, self.store)
         except OSError:
-            self._store = None  # this run continues without a store
+            self.store = None  # this run continues without a store
             return None
 
 
@@ -317,7 +312,8 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None
+        """The process; None before it starts."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
@@ -326,25 +322,15 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         async with background() as self._tasks:
             yield self
 
-    @property
-    def pid(self) -> int:
-        """The process; 0 before it starts."""
-        return 0 if self._worker is None else self._worker.pid
-
     async def call(self, entry: str, request: object) -> str:
         """Have the process do something, and return why it cannot; empty if it can.
 
         Raises `WorkerError` and `OSError`. Cancelling it ends the process.
         """
         async with self._turn:
-            if self._worker is None:
-                self._worker = await self._tasks.start(self._run)
-            return (await self._worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
-
-    async def ended(self) -> AtuneError:
-        """Wait until the process ends, and return the error that says how."""
-        assert self._worker is not None, "`call` comes first"
-        return await self._worker.ended()
+            if self.worker is None:
+                self.worker = await self._tasks.start(self._run)
+            return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
 
     async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
         async with ForkServer(started(SERVICE)) as server:
@@ -434,10 +420,9 @@ class CompileService:
                 if arch is not None:
                     await self.process.call(SERVICE_HEADER, arch)
                 await self._wanted.wait()
-                refused = await self.process.call(SERVICE_LISTEN, self._request)
-                self._settle(refused)
-                if not refused:
-                    raise await self.process.ended()
+                self._settle(await self.process.call(SERVICE_LISTEN, self._request))
+                if self.ready and self.process.worker is not None:
+                    raise await self.process.worker.ended()
         except (WorkerError, OSError) as error:
             output = getattr(error, "detail", "").strip().splitlines()
             self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))

@@ -36,7 +36,7 @@ from atune.model.jobs import (
     encoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
+from atune.workers.local.workers import Workers, how_it_ended
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
 from atune.workers.processes.pool import Worker
 from atune.workers.system.resources import PATIENCE_S, device_lock
@@ -179,10 +179,10 @@ class LocalDeviceWorker:
         worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
         session = msgspec.structs.replace(self.session, device=self.info.id)
         try:
-            await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
+            await worker.call(BEGIN, msgspec.msgpack.encode(session))
             async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
                 self._note(waited_s)
-                reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S)
+                reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
         except WorkerError:
             await worker.kill()
             raise

@@ -56,9 +56,6 @@ FILE_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 60.0
 """For one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
 
-LOAD_TIMEOUT_S = 300.0
-"""For loading the user's file and for making a device's context. A slow machine needs far less."""
-
 PAUSES_S = (0.5, 2.0, 8.0)
 """Successive waits, in seconds, for a resource that the machine is short of."""
 
@@ -148,7 +145,7 @@ class Workers:
         self._loaded_as = self._loaded_as or loaded_as
         if loaded_as == self._loaded_as and loaded_as == (self._known or loaded_as):
             return
-        reply = await worker.call(WRITTEN, msgspec.msgpack.encode(self._began), LOAD_TIMEOUT_S)
+        reply = await worker.call(WRITTEN, msgspec.msgpack.encode(self._began))
         written = msgspec.msgpack.decode(reply, type=list[str])
         if loaded_as == self._loaded_as and not written:
             if self._programs:
@@ -173,8 +170,8 @@ class Workers:
         async def load() -> Worker:
             worker = await self.spawn(role, cpus=cpus, nice=nice)
             try:
-                await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
-                await self.agree(worker, (await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
+                await worker.call(BEGIN, msgspec.msgpack.encode(session))
+                await self.agree(worker, (await worker.call(LOAD, b"")).decode())
             except (WorkerError, WorkloadError):
                 await worker.kill()
                 raise
@@ -196,7 +193,7 @@ class Workers:
 
         async def ask() -> bytes:
             async with self.asked(role) as worker:
-                return await worker.call(entry, payload, LOAD_TIMEOUT_S)
+                return await worker.call(entry, payload)
 
         return await self.again_if_killed(ask)
 
@@ -288,7 +285,11 @@ async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | N
         try:
             await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
-            raise WorkloadError(_hung_while_loading(workers.what, error.detail)) from error
+            where = f": it hangs in {place}" if (place := _place(error.detail)) else ""
+            raise WorkloadError(
+                f"loading {workers.what} was ended after {FILE_TIMEOUT_S:g} s{where}. Several processes load a "
+                'workload\'s file, which only defines the workload: put slow code under if __name__ == "__main__":'
+            ) from error
         while True:
             part = await _next_part(worker, seed, workers.what)
             configs += part.configs
@@ -302,28 +303,16 @@ async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
     try:
         return msgspec.msgpack.decode(await worker.call(LIST_SPACE, payload, ANSWER_TIMEOUT_S), type=SpacePart)
     except WorkerTimeout as error:
-        raise SpaceError(_hung(what, error.detail)) from error
+        who = _place(error.detail) or "a constraint, or another function of the space"
+        raise SpaceError(
+            f"the space of {what}: {who}, had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is "
+            "far too slow: it is called once for each configuration"
+        ) from error
     except WorkerLost as error:
         if error.outside or isinstance(error, ServerLost):
             raise
         output = f"\n{error.detail}".rstrip()
         raise SpaceError(f"a function of the space of {what} ended the process: {error}{output}") from error
-
-
-def _hung_while_loading(what: str, stack: str) -> str:
-    where = f": it hangs in {place}" if (place := _place(stack)) else ""
-    return (
-        f"loading {what} was ended after {FILE_TIMEOUT_S:g} s{where}. Several processes load a workload's file, which "
-        'only defines the workload: put slow code under if __name__ == "__main__":'
-    )
-
-
-def _hung(what: str, stack: str) -> str:
-    who = _place(stack) or "a constraint, or another function of the space"
-    return (
-        f"the space of {what}: {who}, had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is far "
-        "too slow: it is called once for each configuration"
-    )
 
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)

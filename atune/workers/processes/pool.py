@@ -44,8 +44,9 @@ from atune.workers.system.resources import Deadline
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
 """Bounds of the steps of a cancelled run's cleanup. Together they stay under a second."""
-START_TIMEOUT_S = 300.0
-"""For importing the preload, and for forking a worker after it. It is far above what a slow machine needs."""
+START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
+"""For importing the preload, for forking a worker after it, and for calls without a limit of their own, such as to load
+the user's file or to make a device's context. It is far above what a slow machine needs."""
 
 TAIL_BYTES = 4096
 PF_EXITING = 0x4
@@ -383,7 +384,7 @@ class Worker:
         """Whether the process can still be called."""
         return not self._exited.is_set()
 
-    async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
+    async def call(self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
         Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,

@@ -210,13 +210,13 @@ TICK_S = 0.5
 
 
 class Deadline:
-    """Seconds to wait for something that may hang. None waits forever.
+    """Seconds to wait for something that may hang.
 
     Waiting happens in ticks, of which only the planned time counts. So time in which this program does not run
     (SIGSTOP, Ctrl-Z, a suspended machine) does not count, but for one tick.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float) -> None:
         self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
@@ -224,9 +224,6 @@ class Deadline:
 
         Raises `TimeoutError` if no time is left. The caller always checks once more before that error.
         """
-        if self._left_s is None:
-            await ready()
-            return
         if self._left_s <= 0:
             raise TimeoutError
         planned, began = min(TICK_S, self._left_s), time.monotonic()

@@ -278,7 +278,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         check_loads(built)
 
         # A compile that is given up ends, with the one who asked.
-        (server,) = children(machine.service.process.pid)
+        (server,) = children(machine.service.process.worker.pid)
         await given_up(worker, group, server)
         assert machine.service.ready
         (again, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
@@ -290,7 +290,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
     async with lowered(1, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready
-        service = machine.service.process.pid
+        service = machine.service.process.worker.pid
         os.killpg(service, signal.SIGKILL)
         await until(machine, lambda: not machine.service.ready, 5)
         (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
@@ -310,10 +310,10 @@ async def test_runs_at_the_same_time_share_the_headers_where_they_fit() -> None:
 
     async with shared_processes() as shared:
         await run("sm_90a", shared)
-        (server,) = children(shared.service.pid)
+        (server,) = children(shared.service.worker.pid)
         await run("sm_90a", shared)
-        assert children(shared.service.pid) == [server]
+        assert children(shared.service.worker.pid) == [server]
         await run("sm_80", shared)
-        assert len(children(shared.service.pid)) == 2 and server in children(shared.service.pid)
-        service = shared.service.pid
+        assert len(children(shared.service.worker.pid)) == 2 and server in children(shared.service.worker.pid)
+        service = shared.service.worker.pid
     wait_until(lambda: gone(service) and gone(server), 2, "the end of the service")
