@@ -100,19 +100,23 @@ def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
     return last is not None and last.seq == event.seq and (measured or not elsewhere)
 
 
+_WORK = {"kernel, reference or check": "fingerprint", "problem": "arguments", "target": "target", "space": "space"}
+"""Fields of the header that must be the same, by what they are."""
+
+
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
     """Raise `JournalError` if the journals are of different work."""
-    first, *others = [_header(state) for state in states]
+    first, *others = map(_header, states)
     for path, other in zip(paths[1:], others, strict=True):
-        differences = (
-            ("another kernel, reference or check", first.fingerprint != other.fingerprint),
-            (f"the problem is {other.arguments}, and not {first.arguments}", first.arguments != other.arguments),
-            (f"the target is {other.target}, and not {first.target}", first.target != other.target),
-            ("the space is another one", first.space != other.space),
-        )
-        if wrong := [text for text, differs in differences if differs]:
+        parts = {
+            "kernel, reference or check": "fingerprint",
+            "problem": "arguments",
+            "target": "target",
+            "space": "space",
+        }
+        if wrong := [part for part, name in parts.items() if getattr(first, name) != getattr(other, name)]:
             raise JournalError(
-                f"{path} records other work than {paths[0]}, and cannot be merged with it: {'; '.join(wrong)}"
+                f"{path} records other work than {paths[0]}, and cannot be merged with it: another {', '.join(wrong)}"
             )
 
 

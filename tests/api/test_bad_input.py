@@ -63,7 +63,7 @@ async def test_files_that_are_not_there(text: str, message: str) -> None:
         (lambda folder: folder, "it is a folder: give a file in it"),
         (lambda folder: folder / "file" / "run.jsonl", "a part of the path is a file"),
         (lambda folder: folder / "file", "its only line is incomplete"),
-        (lambda folder: folder / ("x" * 300), "the name is too long"),
+        (lambda folder: folder / ("x" * 300), "File name too long"),
         (lambda folder: "/dev/null", "must be a regular file"),
         (lambda folder: "/proc/run.jsonl", "cannot write the journal /proc/run.jsonl"),
     ],

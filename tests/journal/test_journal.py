@@ -103,7 +103,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes, message: 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for place, message in (
         (tmp_path, "it is a folder: give a journal in it"),
-        (tmp_path / "none", "no such file"),
+        (tmp_path / "none", "No such file"),
         (Path("/dev/zero"), "regular"),
     ):
         with pytest.raises(JournalError, match=message):
