@@ -68,11 +68,9 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
     the winner's configuration, as given; the call's own values if nothing was tuned. `libcode`: its device source.
-    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `out_idx`: positions of the outputs that the kernel
-    returns. `winner`: what the result cache has of it.
+    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: what the result cache has of it.
     """
 
-    out_idx: tuple[int, ...] | None = None
     winner: Winner | None = field(default=None, repr=False)
 
     @property
@@ -88,9 +86,8 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         kernel = self.kernel.as_tilelang() if hasattr(self.kernel, "as_tilelang") else self.kernel
-        alone = AutotuneResult(
-            **{**vars(self), "kernel": kernel}
-        )  # the library of a tuning also holds other candidates
+        # The library of a tuning also holds other candidates.
+        alone = AutotuneResult(**{**vars(self), "kernel": kernel})
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
             staged = Path(stage) / "saved" / path.name  # tilelang stages files in the parent's parent folder
             staged.parent.mkdir()
@@ -98,8 +95,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
             if not staged.is_dir():
                 raise AtuneError(f"{path} could not be saved: tilelang did not write it; see its log")
             saved = _saved(staged)
-            if self.out_idx is not None:
-                saved["out_idx"] = list(self.out_idx)
+            saved["out_idx"] = saved.get("out_idx") or [int(i) for i in kernel.adapter.result_idx] or None
             saved |= {"target": resolved_target(kernel.target).tvm(), "execution_backend": kernel.execution_backend}
             (staged / OUT_IDX).write_text(json.dumps(saved))
             if path.exists():
@@ -118,8 +114,6 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
         if not path.exists():
             return None
         saved, lacking, found = _saved(path), "", None
-        recorded = saved.get("out_idx")
-        out_idx = positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
         for name in {"target", "execution_backend"} & saved.keys():
             if getattr(compile_args, name) == "auto":
                 compile_args = dataclasses.replace(compile_args, **{name: saved[name]})
@@ -131,7 +125,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
             message = f"{path} is not used: it is not complete, or holds another backend's kernel{lacking}"
             warnings.warn(message, CompatWarning, stacklevel=2)
             return None
-        return cls(**{**vars(found), "out_idx": out_idx})
+        return found  # type: ignore[no-any-return]
 
 
 def _saved(path: Path) -> dict[str, Any]:
@@ -139,10 +133,6 @@ def _saved(path: Path) -> dict[str, Any]:
     with contextlib.suppress(FileNotFoundError):
         return dict(json.loads((path / OUT_IDX).read_text()))
     return {}
-
-
-def positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
-    return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
 
 
 # What a call gives: inputs to tune with, and values that need not be data
@@ -417,7 +407,6 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
         func=compiled.prim_func,
         kernel=compiled,
         winner=winner,
-        out_idx=positions(call.options.workload["out_idx"]),
     )
 
 
@@ -435,22 +424,6 @@ def _tunable(fn: Any) -> Any:
 
 RETURN_KERNEL = "__return_kernel"
 """tilelang's keyword at a call: return the winner in both modes."""
-
-
-class TunerCache(dict[Hashable, tuple[Any, dict[str, Any] | None]]):
-    """A decorated kernel's winners in tilelang's form: kernel and configuration by tuned key.
-
-    After `clear` the next call looks up or tunes again. Results on disk stay.
-    """
-
-    def __init__(self, forget: Callable[[], None]) -> None:
-        super().__init__()
-        self._forget = forget
-
-    def clear(self) -> None:
-        """Forget all winners in this program."""
-        super().clear()
-        self._forget()
 
 
 class AutoTuneImpl(TilelangKernel):
@@ -473,12 +446,14 @@ class AutoTuneImpl(TilelangKernel):
         if isinstance(self.configs, Iterator):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
-        self._tuner_cache = TunerCache(self.forget)
-        """`results` under tilelang's name and in its form."""
+        self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
+        """`results` under tilelang's name and in its form. After `clear` the next call looks up or tunes again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop(RETURN_KERNEL, False):
             return self.compile(*args, **kwargs)
+        if self.results and not self._tuner_cache:
+            self.forget()
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -487,6 +462,8 @@ class AutoTuneImpl(TilelangKernel):
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Return the whole result for these arguments."""
+        if self.results and not self._tuner_cache:
+            self.forget()
         with drop_in():
             return self._result(self.call_of(args, kwargs))
 
@@ -511,14 +488,15 @@ class AutoTuneImpl(TilelangKernel):
         counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.key_text
         if (found := self.results.get(key)) is None:
-            found = self.results.setdefault(key, result_of(self, call))
-            self._tuner_cache[key] = found.kernel, found.config
+            found = result_of(self, call)
+            self._tuner_cache[key] = found.kernel, found.config  # first: `results` alone mean that it was cleared
+            found = self.results.setdefault(key, found)
         return found
 
     def forget(self) -> None:
         super().forget()
         self.results.clear()
-        dict.clear(self._tuner_cache)
+        self._tuner_cache.clear()
 
     def get_tuner(self) -> AutoTuner:
         """Return an `AutoTuner` with this decorator's arguments."""

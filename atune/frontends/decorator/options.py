@@ -134,11 +134,20 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     _check_hints(hints)
     if options["log"] is not None:
         event_log(options["log"])
-    space, constraints, names = _checked_space(options["space"], options["where"], hints)
+    space, where = options["space"], options["where"]
+    constraints: tuple[Constraint, ...] = tuple(where) if isinstance(where, (list, tuple)) else (where,)
+    if space is None:
+        raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
+    if wrong := [one for one in constraints if not callable(one)]:
+        raise SpaceError(f"where: a constraint must be callable, got {wrong[0]!r}")
+    if not callable(space):
+        space = as_space(space, constraints)
+    names = {name for _, each in space.names() for name in each} if isinstance(space, Space) else set()
+    refuse_clash(names, hints)
     return Options(
         space=space,
         where=constraints,
-        names=(names | hints.keys() | (options["default"] or {}).keys()) - RESERVED,
+        names=frozenset(names | hints.keys() | (options["default"] or {}).keys()) - RESERVED,
         key=key if key is None or callable(key) else names_in("key", key),
         leave_out=frozenset(names_in("do_not_specialize", options["do_not_specialize"])),
         hints=hints,
@@ -167,34 +176,11 @@ def _check_hints(hints: Mapping[str, Any]) -> None:
             check_reserved(name, hints[name], "hints")
 
 
-def _checked_space(
-    space: Any, where: Any, hints: Mapping[str, Any]
-) -> tuple[Any, tuple[Constraint, ...], frozenset[str]]:
-    """Return the space, or the function that returns it; its constraints; and the names that are known before a call.
-
-    Raises `SpaceError` for what is no space, and for a hint that the space has too.
-    """
-    if space is None:
-        raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
-    constraints = tuple(where) if isinstance(where, Sequence) and not isinstance(where, (str, bytes)) else (where,)
-    for constraint in constraints:
-        if not callable(constraint):
-            raise SpaceError(f"where: a constraint must be callable, got {constraint!r}")
-    names: frozenset[str] = frozenset()
-    if isinstance(space, Space):
-        if constraints:
-            raise SpaceError("where: give the constraints to the Space")
-    elif not callable(space):
-        space = as_space(space, constraints)
-    if isinstance(space, Space):
-        names = frozenset(name for _, each in space.names() for name in each)
-    refuse_clash(names, hints)
-    return space, constraints, names
-
-
 def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
     """Return axes or a list of configurations as a `Space`, which has its constraints itself. Raises `SpaceError`."""
     if isinstance(space, Space):
+        if where:
+            raise SpaceError("where: give the constraints to the Space")
         return space
     return Space(space if isinstance(space, Mapping) else listed("space", space), where=where)
 
