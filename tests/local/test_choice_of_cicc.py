@@ -88,10 +88,14 @@ async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool,
 
 
 async def test_few_candidates_end_a_service_that_has_begun() -> None:
-    one, _ = with_service()
+    one, tasks = with_service()
     one.service._begin("sm_90a")
+    scope = one.service._scope
     await one.prepare(1)
-    assert one.service._scope is not None and one.service._scope.cancel_called and not one.service.warming
+    assert scope is not None and scope.cancel_called and not one.service.warming
+    one.use("")  # as on a node that finds no GPU first, and compiles for those of others then
+    one.service.saw(LOWERED, FOUND.target)
+    assert one.service.warming and one.service.why == "" and tasks.begun == 2
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,11 +387,12 @@ class CompileService:
 
     def use(self, against: str | None) -> None:
         """Use the service in this run, or not if there is a reason `against` it, which may be empty."""
-        self._off = against is not None
-        if self._off:
+        was_off, self._off = self._off, against is not None
+        if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""
-            if self._scope is not None:
-                self._scope.cancel()
+        if self._off and self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
         self.wake()
 
     def saw(self, lowered: Lowered, target: Target) -> None:

@@ -185,7 +185,7 @@ class LocalMachine:
         """
         cores, (n, limited) = self._cores, self.most_workers()
         if limited:
-            self.workers.warn_once("memory", limited)
+            self.workers.warn_once("workers", limited)
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         given = self.workers, self._session(), self.store, self.service
