@@ -35,7 +35,6 @@ from atune.stages.cicc.server import (
     files_of,
     nvcc_command,
     preprocess,
-    repeats,
     run_tool,
 )
 from atune.stages.cicc.source import Flavour, flavour_of, for_nvcc, parts
@@ -84,7 +83,7 @@ def with_use(lowered: Lowered) -> Lowered:
     if for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
         return lowered
     try:
-        includes = parts(blob.source).includes
+        includes = parts(blob.source)[0]
     except ValueError:
         return lowered
     instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Use]()
@@ -101,7 +100,7 @@ def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
     Raises `CiccError`, `ValueError` and `OSError`.
     """
     source = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
-    return headers_read(os.path.join(session().run_dir, FOLDER), parts(source).includes)
+    return headers_read(os.path.join(session().run_dir, FOLDER), parts(source)[0])
 
 
 def in_state(lowered: Lowered, artifact: Artifact) -> Artifact:
@@ -196,11 +195,9 @@ def _parsed(path: str) -> Parsed:
 def _body(source: str, parsed: Parsed, server: str) -> str:
     """Return the remaining part of `source` to compile, for the server in the folder `server`."""
     try:
-        first, includes, rest = parts(source)
+        includes, rest = parts(source)
     except ValueError as error:
         raise CiccError(f"the source is not as tilelang prints it: {error}") from None
-    if not repeats(first, parsed.first):
-        raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
     if more := tuple(name for name in includes if name not in parsed.includes):
         # tilelang's headers may come in any order; others may depend on those before them, or the reverse.

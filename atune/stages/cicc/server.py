@@ -84,18 +84,16 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """The headers that a server has parsed, with the macros, the text before them, and the tools. Headers are
-    ``<file>``."""
+    """The headers that a server has parsed, ``<file>`` each, with the macros and the tools."""
 
     flavour: Flavour
-    first: str
     includes: tuple[str, ...]
     defined: tuple[str, ...]
     tools: Tools
 
     def text(self) -> str:
         # The C++ library declares its streams in the first one; the headers that define them are omitted.
-        return "".join([self.first, *(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))])
+        return "".join(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
@@ -159,11 +157,10 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 class Server:
     """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` or `OSError` if that fails.
 
-    `folder`: for its files, including its socket and `Parsed`. It ends with this process at the latest. `first`: text
-    before the headers.
+    `folder`: for its files, including its socket and `Parsed`. It ends with this process at the latest.
     """
 
-    def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
+    def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
         self.folder, where = folder, tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{WGMMA}>" in includes:
@@ -176,7 +173,7 @@ class Server:
         gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
         run_tool(gcc, tools)
         left_out = tuple(f"-D{name}=1" for name in _HOST_ONLY)
-        self.parsed = Parsed(flavour, first, tuple(dict.fromkeys(includes)), left_out, tools)
+        self.parsed = Parsed(flavour, tuple(dict.fromkeys(includes)), left_out, tools)
         try:
             self._start()
         except CiccError:  # another C++ library, which needs them
@@ -184,15 +181,9 @@ class Server:
             self._start()
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
 
-    def fits(self, flavour: Flavour, source: str) -> bool:
-        """Tell whether this server fits `source`. A source that is not as tilelang prints it fits, because no other
-        would do."""
-        try:
-            first, includes, _ = parts(source)
-        except ValueError:
-            return True
-        known = self.parsed
-        return flavour == known.flavour and repeats(first, known.first) and {*includes} <= {*known.includes}
+    def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
+        """Tell whether this server has parsed what a source includes."""
+        return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
         """Start cicc to parse the headers, and wait until it compiles. Its output is in the folder."""
@@ -275,14 +266,6 @@ def run_tool(command: Sequence[str], tools: Tools) -> None:
         raise CiccError(f"{os.path.basename(command[0])} failed: {output[-300:]}")
 
 
-def repeats(text: str, once: str) -> bool:
-    """Tell whether `text` is one or several copies of `once`, because a group's source has the text of each member."""
-    lines, wanted = (list(filter(None, one.splitlines())) for one in (text, once))
-    if not lines or not wanted:
-        return lines == wanted
-    return lines == wanted * (len(lines) // len(wanted))
-
-
 def ask(server: str, body: str, folder: str) -> bytes:
     """Compile `body` in `folder` by the server in the folder `server`, and return the PTX. Raises `CiccError`."""
     Path(folder, BODY).write_text(body, encoding="utf-8")
@@ -338,10 +321,8 @@ def listen(payload: bytes) -> bytes:
     try:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
-        server = next((one for one in _servers if one.fits(flavour, blob.source)), None)
-        if server is None:
-            first, includes, _ = parts(blob.source)
-            server = _parse(flavour, includes, first)
+        includes, _ = parts(blob.source)
+        server = next((one for one in _servers if one.fits(flavour, includes)), None) or _parse(flavour, includes)
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
         return str(error)[:500].encode()
@@ -354,14 +335,14 @@ def _end_with(server: Server) -> None:
     os._exit(1)
 
 
-def _parse(flavour: Flavour, includes: Sequence[str] = (), first: str = "") -> Server:
-    """Parse `first`, `includes`, and the headers that most kernels include.
+def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
+    """Parse `includes`, and the headers that most kernels include.
 
     Raises `CiccError` or `OSError` if cicc cannot be driven.
     """
     folder = tempfile.mkdtemp(prefix="cicc-")
     try:
-        server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder, first)
+        server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

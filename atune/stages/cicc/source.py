@@ -13,7 +13,7 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -37,7 +37,6 @@ MICROSOFT = """\
 _FALLBACKS = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
 """The text that it writes after them, for a macro that only a user's flags can define."""
 _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
-_GUARD = re.compile(r"[ \t]*#[ \t]*(?:ifndef[ \t]+\w+|define[ \t]+\w+|endif.*|pragma[ \t]+once)[ \t]*")
 
 
 class Flavour(msgspec.Struct, frozen=True):
@@ -64,36 +63,14 @@ def guess(arch: str) -> tuple[str, ...]:
     return tuple(f"<tl_templates/cuda/{name}>" for name in (GUESS if hopper else GUESS_BEFORE_HOPPER))
 
 
-class Parts(NamedTuple):
-    """A source as tilelang prints it: text of the user's, includes, and the rest on its original lines.
+def parts(source: str) -> tuple[tuple[str, ...], str]:
+    """Return the headers that a source includes, ``<file>`` each, and the rest on its original lines.
 
-    `first` is empty, or declarations under include guards.
+    Raises `ValueError`, which says how, if it is not as tilelang prints it, such as with text of the user's.
     """
-
-    first: str
-    includes: tuple[str, ...]
-    """Headers, ``<file>`` each."""
-    rest: str
-
-
-def parts(source: str) -> Parts:
-    """Take `source` apart. Raises `ValueError`, which says how, if it has another form."""
-    before, found, after = source.partition(MICROSOFT)
-    if not found:
-        before, after = "", source
-    first, includes = "", []
-    if all(not line.strip() or _INCLUDE.fullmatch(line) for line in before.splitlines()):
-        after = before + "\n" * found.count("\n") + after
-    else:
-        first = before
-        for line in first.splitlines():
-            if line.lstrip().startswith("#") and not _GUARD.fullmatch(line):
-                raise ValueError(f"it has {line.strip()!r} before tilelang's headers")
-        if "ENABLE_BF16" in first:
-            raise ValueError("it has ENABLE_BF16 before tilelang's headers")
-        after = "\n" * (before + found).count("\n") + after
-    after = after.replace(_FALLBACKS, "\n" * _FALLBACKS.count("\n"), 1)
-    lines = after.splitlines(keepends=True)
+    for text in (MICROSOFT, _FALLBACKS):
+        source = source.replace(text, "\n" * text.count("\n"), 1)
+    includes, lines = list[str](), source.splitlines(keepends=True)
     for n, line in enumerate(lines):
         if match := _INCLUDE.fullmatch(line.rstrip("\n")):
             includes.append(match[1])
@@ -103,7 +80,7 @@ def parts(source: str) -> Parts:
     rest = "".join(lines)
     if match := re.search(r"^[ \t]*#[ \t]*include.*", rest, re.MULTILINE):
         raise ValueError(f"it has {match[0].strip()!r} among its kernels")
-    return Parts(first, tuple(dict.fromkeys(includes)), rest)
+    return tuple(dict.fromkeys(includes)), rest
 
 
 def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
