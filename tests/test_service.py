@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from browser import BROWSER
 from processes import MARK, environment, marked, new_mark, wait_until
 
 httpx = pytest.importorskip("httpx")
@@ -94,20 +93,6 @@ def test_it_answers_while_it_tunes_and_swaps_to_the_best_so_far(service: Service
     assert served[-1]["latency_ms"] <= served[0]["latency_ms"]
     assert json.loads(service.answer().headers["x-config"]) == served[-1]["config"]
     assert [kind for kind, _ in service.events()] == kinds, "a page that comes late is told all"
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
-def test_its_page_shows_the_search(service: Service, tmp_path: Path) -> None:
-    *_, (kind, _) = service.events()
-    assert kind == "ended"
-    always = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    done = subprocess.run(
-        [str(BROWSER), *always, "--virtual-time-budget=5000", "--enable-logging=stderr", f"{service.url}/"],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr, done.stderr
-    assert "Tuned: 9 of 9 measured, 0 failed. Answers come from block_M=" in done.stdout
-    assert done.stdout.count("<tr><td>") == 8 and done.stdout.count('<tr class="served"><td>') == 1
 
 
 def test_ctrl_c_ends_it_with_its_workers(tmp_path: Path) -> None:

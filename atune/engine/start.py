@@ -27,7 +27,7 @@ from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
 from atune.model.candidate import BASELINE, Advice, Candidate, config_key, thaw
-from atune.model.device import DeviceInfo, Target, common_limits
+from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 
@@ -154,7 +154,7 @@ class Start:
             tasks.start_soon(describe)
             target, devices = await self.machine.discover()
         spec = specs[0]
-        self.run.spec, self.run.limits = spec, common_limits(devices)
+        self.run.spec, self.run.limits = spec, devices[0].limits if devices else DeviceLimits()
         plan = await self._plan(spec, target, devices)
         if plan is not None:
             self.run.outcomes.sync_soon()

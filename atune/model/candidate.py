@@ -94,16 +94,11 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
 MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"
 
 
-def is_pass_configs(value: Any) -> bool:
-    """Tell whether `value` is a TileLang pass configuration, a dict by option names."""
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-
-
 def check_reserved(name: str, value: Any, where: str) -> None:
     """Raise `SpaceError`, naming `where`, if the reserved `name` cannot have `value`. None is always allowed."""
     if value is None:
         return
-    if name == PASS_CONFIGS and not is_pass_configs(value):
+    if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise SpaceError(f"{where}: {PASS_CONFIGS} {MUST_BE_PASS_CONFIGS}, or None; got {_shown(value)}")
     if name == COMPILE_FLAGS and not (isinstance(value, (list, tuple)) and all(isinstance(f, str) for f in value)):
         raise SpaceError(

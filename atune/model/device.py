@@ -84,14 +84,6 @@ def default_limits(target: Target) -> DeviceLimits:
     return DeviceLimits(smem_bytes=None if sm is None else (sm.smem_kib - sm.reserved_kib) << 10, threads=1024)
 
 
-def common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:
-    """Return limits that every one of `devices` meets."""
-    limits = [d.limits for d in devices]
-    smem = [limit.smem_bytes for limit in limits if limit.smem_bytes is not None]
-    threads = [limit.threads for limit in limits if limit.threads is not None]
-    return DeviceLimits(min(smem, default=None), min(threads, default=None))
-
-
 def parse_target(text: Any) -> Target | None:
     """Read a target: ``auto`` (None: the machine decides), ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…`` or a dict.
 
