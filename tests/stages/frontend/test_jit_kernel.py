@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 import returning_kernels as kernels
 import tilelang
@@ -17,10 +16,8 @@ from decorated import scale, scale_jit
 from libraries import CALLS, CPU, config_for, gpu, measured, numbers, plain
 from returning_kernels import N
 
-import atune
 from atune.errors import AtuneError
 from atune.model.artifact import Artifact, KernelParam
-from atune.model.candidate import config_key
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.frontend import elaborate
@@ -58,12 +55,6 @@ def compared(ours: Any, theirs: Any, given: Callable[[str], Sequence[Any]], devi
 @pytest.mark.parametrize(("kernel", "out_idx", "given"), CALLS.values(), ids=CALLS.keys())
 def test_results_are_those_of_tilelangs_adapter(kernel: Any, out_idx: Any, given: Any) -> None:
     compared(measured(kernel, out_idx), tilelangs(kernel, out_idx), given, "cpu")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int32", "int64", "uint8"])
-def test_outputs_of_other_dtypes(dtype: str) -> None:
-    ours, theirs = (make(kernels.copied, [-1], dtype=dtype) for make in (measured, tilelangs))
-    compared(ours, theirs, lambda device: [numbers(N, getattr(torch, dtype))], "cpu")
 
 
 def test_an_output_whose_size_is_an_expression() -> None:
@@ -241,23 +232,6 @@ def test_results_on_a_gpu(kernel: Any, out_idx: Any, given: Any) -> None:
     compared(measured(kernel, out_idx, gpu()), tilelangs(kernel, out_idx, gpu()), given, "cuda")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "float8_e4m3fn", "float8_e4m3", "float8_e5m2"])
-def test_outputs_of_other_dtypes_on_a_gpu(dtype: str) -> None:
-    own = getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
-    ours, theirs = (make(kernels.copied, [-1], gpu(), dtype=dtype) for make in (measured, tilelangs))
-    compared_bits = [numbers(N, own, "cuda")]
-    same(ours(*compared_bits), theirs(*compared_bits))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", [kernels.twice_as_long, kernels.from_numbers])
-def test_outputs_that_tilelang_allocates_inside_the_kernel(kernel: Any) -> None:
-    ours, theirs = (make(kernel, [-1], gpu()) for make in (measured, tilelangs))
-    given: Any = 5 if kernel is kernels.from_numbers else numbers(8, device="cuda")
-    same(ours(given), theirs(given))
-
-
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same strides on the GPU: `to` makes it contiguous."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda").copy_(tensor)
@@ -273,34 +247,3 @@ def test_wrong_inputs_on_a_gpu_are_refused_as_tilelang_does(given: Sequence[Any]
             make(kernels.one, [-1], gpu())(*given)
         raised.append((type(error.value), str(error.value).splitlines()[-1]))
     assert raised[0][0] is raised[1][0] and raised[0][1]
-
-
-def scale_on_gpu(n: int, factor: int = 1, threads: int = 128) -> Any:
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
-            for i in T.Parallel(threads):
-                B[bx * threads + i] = A[bx * threads + i] * factor
-
-    return main
-
-
-@pytest.mark.gpu
-def test_each_member_of_one_library_is_itself() -> None:
-    """tilelang alone would load the library's first member for all three."""
-    work = atune.Workload(scale_on_gpu, atune.Space(factor=[1, 2, 3]), arguments={"n": 1024}, name="scale")
-    settings = atune.CompileSettings(group_size=3, workers=1, store=False)
-    benchmark = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=0, check=False)
-    result = atune.run(work, target="cuda", devices="0", compile=settings, benchmark=benchmark)
-    assert result.artifact is not None and result.header is not None
-    A = torch.randn(1024, device="cuda")
-    for factor in (1, 2, 3):
-        symbol = f"atune_kernel_{config_key({'factor': factor})}"
-        artifact = msgspec.structs.replace(result.artifact, symbol=symbol)
-        found = jit_kernel(
-            scale_on_gpu, {"n": 1024}, {"factor": factor}, target=result.header.target, artifact=artifact
-        )
-        B = torch.empty_like(A)
-        found(A, B)
-        torch.testing.assert_close(B, A * factor)
-        assert isinstance(found, tilelang.JITKernel) and found.adapter.libpath == artifact.path

@@ -82,7 +82,7 @@ def test_supplies_go_by_tilelangs_names() -> None:
         workload(supply="gaussian")
 
 
-def test_symbolic_dimensions_come_from_the_arguments_or_from_the_inputs() -> None:
+def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_that_are_given() -> None:
     params = (KernelParam("float32", ("m", 8)), KernelParam("float32", ("m * 2", 8)))
     from_arguments = Workload(lambda x, m: None, [{"x": 1}], arguments={"m": 3})
     assert [list(v.shape) for v in arguments(from_arguments, *params).values] == [[3, 8], [6, 8]]
@@ -90,14 +90,11 @@ def test_symbolic_dimensions_come_from_the_arguments_or_from_the_inputs() -> Non
     assert [list(v.shape) for v in arguments(from_inputs, *params).values] == [[5, 8], [10, 8]]
     with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and nothing says its size: give tensors of"):
         arguments(workload(), *params)
-
-
-def test_a_symbolic_dimension_that_outputs_alone_have_comes_from_the_tensors_given_for_them() -> None:
-    params = (KernelParam("float32", (8,)), KernelParam("float32", ("m", 8)))
-    made = arguments(workload(inputs=[torch.ones(8), torch.empty(5, 8)]), *params)
+    alone = (KernelParam("float32", (8,)), KernelParam("float32", ("m", 8)))
+    made = arguments(workload(inputs=[torch.ones(8), torch.empty(5, 8)]), *alone)
     assert [list(v.shape) for v in made.values] == [[8], [5, 8]]
     with pytest.raises(WorkloadError, match="Where outputs alone have it, give all parameters' tensors"):
-        arguments(workload(inputs=[torch.ones(8)]), *params)
+        arguments(workload(inputs=[torch.ones(8)]), *alone)
 
 
 def test_given_tensors_are_copied_and_must_fit() -> None:
