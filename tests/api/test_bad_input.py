@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.errors import JournalError, TargetError, UsageError, WorkloadError
+from atune.errors import JournalError, TargetError, UsageError
 from atune.frontends.api.tuner import tune
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
@@ -47,14 +47,6 @@ WORK = Workload(kernel, [{"block": 1}], arguments={"N": 1})
 async def test_what_is_no_workload(workload: Any) -> None:
     with pytest.raises(UsageError, match=r"workload: give an atune\.Workload or 'FILE\.py:NAME'"):
         await tune(workload)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("nowhere.py", "no file 'nowhere.py'"), (f"{__file__}:", "'' is not a Python name")]
-)
-async def test_files_that_are_not_there(text: str, message: str) -> None:
-    with pytest.raises(WorkloadError, match=message):
-        await tune(text)
 
 
 @pytest.mark.parametrize(
@@ -94,19 +86,6 @@ class Guest(LocalMachine):
 
 class TestReal:
     """What only the workers can tell."""
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"target": "c", "devices": ["cpu", "3"]}, "device '3' is not there: target c runs on the CPU alone"),
-            ({"target": "cuda", "devices": ["cpu"]}, "target cuda does not run on device 'cpu': use --target c"),
-        ],
-    )
-    async def test_combinations_that_cannot_work(
-        self, host: LocalMachine, options: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(TargetError, match=message):
-            await tune(machine=Guest(host, SCALED, **options))
 
     async def test_a_gpu_that_is_not_there(self) -> None:
         with pytest.raises(TargetError, match=r"device '77' is not there|no CUDA GPU is there"):

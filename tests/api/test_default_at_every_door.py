@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import default_kernels
 import pytest
 from decorated import QUICK, TUNING
@@ -25,14 +24,6 @@ WHY = f"; the constraint more (default_kernels.py, line {more.__code__.co_firstl
 SHORT: dict[str, Any] = {"target": "c", "benchmark": QUICK}
 
 
-def entered(workload: atune.Workload) -> Any:
-    async def tune() -> atune.TuneResult:
-        async with atune.Tuner(workload, **SHORT) as tuner:
-            return await tuner.result()
-
-    return anyio.run(tune)
-
-
 def decorated(kernel: Any, where: Any = (), **options: Any) -> Any:
     return atune.autotune(
         kernel, **{"space": atune.Space(TIMES, where=where), "tuning": TUNING, "reference": doubled, **options}
@@ -41,8 +32,6 @@ def decorated(kernel: Any, where: Any = (), **options: Any) -> Any:
 
 DOORS: dict[str, Callable[[atune.Workload], Any]] = {
     "run": lambda work: atune.run(work, **SHORT),
-    "tune": lambda work: anyio.run(lambda: atune.tune(work, **SHORT)),
-    "Tuner": entered,
     "cached": lambda work: atune.run(work, cached=True, **SHORT),
     "a set": lambda work: atune.run_set(work, [{"n": 256}], **SHORT),
     "a decorated kernel's call": lambda work: decorated(alone_jit, work.space.where)(256),

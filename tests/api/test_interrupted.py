@@ -114,15 +114,6 @@ def test_a_run_without_a_journal_writes_one_and_its_result_names_it(folder: Path
     assert replay(result.journal).best_config == result.best_config
 
 
-def test_a_fake_machine_leaves_no_journal(folder: Path) -> None:
-    assert run(machine=FakeMachine(2)).journal is None and not folder.exists()
-
-
-def test_a_journal_by_default_has_the_kernels_name(folder: Path) -> None:
-    path = ResultCache().new_path("a name/with more")
-    assert path.parent == folder and path.name.startswith("a_name_with_more-")
-
-
 def test_without_a_folder_to_write_a_run_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
     (tmp_path / "journals").write_text("no folder")

@@ -47,6 +47,7 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.run(WORK, early_config_prune=print), "did you mean atune.Space(…, where=…)?"),
         (lambda: atune.run(WORK, quantiles=[0.5]), "there is no option 'quantiles'; there is target, devices,"),
         (lambda: atune.Tuner(WORK, budgte=3), "Tuner: there is no option 'budgte'; did you mean 'budget'?"),
+        (lambda: atune.run_set(WORK, [{"N": 1}], budgt=3), "tune_set: there is no option 'budgt'; did you mean"),
         (lambda: atune.run_resume("j", journl="x"), "run_resume: there is no option 'journl'"),
         (lambda: atune.Workload(kernel, [], configs=[{"block": 1}]), "no option 'configs'; did you mean 'space'?"),
         (lambda: atune.Workload(kernel, [{"block": 1}], ref=kernel), "did you mean 'reference'?"),

@@ -40,11 +40,6 @@ def drawn(*shape: int) -> torch.Tensor:
 # What is an output
 
 
-def test_an_output_may_stand_first() -> None:
-    result, X = tuned(kernels.doubled, reference=lambda X: X * 2), drawn(N)
-    assert result.roles == Roles((0,)) and torch.equal(result.kernel(X), X * 2)
-
-
 @pytest.mark.parametrize("reference", [None, lambda X: (torch.full((N,), -1, dtype=torch.int8), X > 0)])
 def test_what_looks_like_poison_may_be_written(reference: Any) -> None:
     """-1 of eight bits, and any bool."""
@@ -157,20 +152,6 @@ def test_a_decorated_kernel_adds_to_zeros_as_its_check_did(jit: bool) -> None:
         right(made)
     right(kernel(), given=True)
     right(decorated(function, zero=[1], on_miss="default")())  # nothing was tuned
-
-
-def test_an_output_that_an_eager_call_gives_is_the_callers() -> None:
-    kernel, X, S = decorated(kernels.eagerly_added, zero=[1], reference=lambda X: X.sum(0)), drawn(ROWS, N), drawn(N)
-    before = S.clone()
-    kernel(X, S)
-    torch.testing.assert_close(S, before + X.sum(0))
-    right(kernel.tune(X, S).kernel), right(kernel.compile(X, S).as_op("atune_tests::eagerly_added"), given=True)
-
-
-def test_what_an_eager_kernel_returns_are_its_outputs() -> None:
-    kernel, X = decorated(kernels.returned, reference=lambda X: (X + 1, X * 2)), drawn(N)
-    for Y, Z in (kernel(X), kernel.tune(X).kernel(X), kernel.compile(X).as_op("atune_tests::returned")(X)):
-        assert torch.equal(Y, X + 1) and torch.equal(Z, X * 2)
 
 
 @pytest.mark.parametrize("jit", [False, True])

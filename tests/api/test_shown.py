@@ -14,7 +14,6 @@ import pytest
 from processes import environment
 
 from atune import Tuner
-from atune.frontends.api.options import shows_progress
 from atune.testing import FakeMachine
 
 RUN = """
@@ -69,12 +68,6 @@ def test_elsewhere_nothing_is_shown() -> None:
     command = [sys.executable, "-c", RUN.format(call="run(machine=FakeMachine(4))")]
     done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("4 0\n", "")
-
-
-def test_a_given_choice_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.reporting.progress.is_watched", lambda: True)
-    assert shows_progress({}) and not shows_progress({"log": object()})
-    assert shows_progress({"progress": True, "on_event": print}) and not shows_progress({"progress": False})
 
 
 def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

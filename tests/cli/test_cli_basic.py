@@ -201,15 +201,6 @@ def test_a_mistake_gives_2_and_one_line(engine: Any, workload: str, capsys: Any,
     assert not scripted.options
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [["tune"], ["tun"], ["tune", "none.py:W"], ["replay", "/none"], ["tune", "{}x y"], ["doctor", "--calib"]],
-)
-def test_wrong_commands_and_files_give_2(argv: list[str], capsys: Any) -> None:
-    assert main(argv) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_the_engine_s_usage_error_gives_2_and_a_traceback_only_for_debug(
     engine: Any, workload: str, capsys: Any
 ) -> None:
@@ -264,22 +255,15 @@ def test_doctor_runs_a_kernel_of_a_script_for_each_target(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "says"),
-    [
-        ("A[bx * block + i] * 2.0", "A[bx * block + i] * missing", "NameError: name 'missing' is not defined"),
-        ("A[bx * block + i] * 2.0", "A[bx * block + i] * 3.0", "1 gave wrong outputs: output 0: 4096 of 4096"),
-        ("import atune\n", "import missing\n", "ModuleNotFoundError: No module named 'missing'"),
-    ],
-)
-def test_doctor_says_what_fails(was: str, now: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """As it would say of an installation in which no kernel can be lowered, or that computes what is wrong."""
-    monkeypatch.setattr(doctor, "SCRIPT", doctor.SCRIPT.replace(was, now))
+def test_doctor_says_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """As it would say of an installation that computes what is wrong."""
+    monkeypatch.setattr(doctor, "SCRIPT", doctor.SCRIPT.replace("A[bx * block + i] * 2.0", "A[bx * block + i] * 3.0"))
     target, other = doctor._target, doctor.Check("target cuda", False, "not tried")
     monkeypatch.setattr(doctor, "_target", lambda kind, tried: target(kind, tried) if kind == "c" else other)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "missing  target c      a kernel of a few lines fails" in out and says in out
+    assert "missing  target c      a kernel of a few lines fails" in out
+    assert "1 gave wrong outputs: output 0: 4096 of 4096" in out
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

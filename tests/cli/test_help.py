@@ -46,6 +46,8 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
         ("xyzzy", "atune has no command xyzzy; there is tune, runs, "),
         ("replay ./j --tabel", "atune replay has no option --tabel; did you mean --table? (see atune replay --help)"),
         ("replay ./j --group-size 1", "atune replay has no option --group-size (see atune replay --help)"),
+        ("tune none.py:W", "none.py:W: there is no file 'none.py'"),
+        ("replay /none", "cannot read the journal /none"),
         ("tune", "the following arguments are required: FILE.py[:NAME] (see atune tune --help)"),
     ],
 )

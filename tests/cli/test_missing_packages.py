@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -69,11 +68,6 @@ def test_what_only_one_thing_needs_is_named_itself(module: str, package: str, co
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, done.stderr
     assert f"needs {package}, which {sys.executable} cannot import" in done.stderr
     assert done.stderr.endswith(f": pip install {package}\n")
-
-
-def test_json_says_it_too() -> None:
-    done = run("msgspec", "replay", str(JOURNAL), "--json")
-    assert "pip install" in json.loads(done.stdout)["error"]["message"] and "Traceback" not in done.stderr
 
 
 def test_journals_are_read_without_what_tunes() -> None:

@@ -109,15 +109,6 @@ def test_the_answer_comes_first_and_bold_where_a_terminal_has_colours(monkeypatc
     assert "\x1b" not in plain(lines)
 
 
-def test_there_is_no_line_where_there_is_nothing_to_say() -> None:
-    result = Result.from_events(Stream(total=1).ready().candidate(0, 1.0).finished().events)
-    assert plain(result_lines(result)).splitlines() == [
-        "winner     block=0",
-        "latency    1 ms by first timing",
-        "candidates 1: 1 measured; 1 s",
-    ]
-
-
 def failing(detail: str, target: str = "", reason: str = "exhausted") -> str:
     """Return the summary of a run in which two candidates of three failed to lower, as `detail` shows."""
     stream = Stream(total=3)
@@ -158,19 +149,6 @@ def test_replay_says_how_a_run_ended_that_did_not_finish(
     assert lines[-1] == f"next       atune {'report' if reported is None else 'resume'} {path}"
 
 
-def test_resume_of_a_finished_run_says_so(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resume", str(journal)]) == 0
-    out, err = capsys.readouterr()
-    assert f"the run of {journal} is finished: nothing is left to do" in err and "winner     block=0" in out
-
-
-def test_a_merge_without_an_output_says_that_nothing_was_written(
-    journal: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["merge", str(journal)]) == 0
-    assert "atune: nothing was written: add -o FILE to write the journal\n" in capsys.readouterr().err
-
-
 def test_a_folder_and_a_cache_folder_that_cannot_be_used_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,12 +173,6 @@ def test_watch_of_a_killed_run_says_that_no_run_writes_it(tmp_path: Path, monkey
     monkeypatch.setattr("atune.frontends.cli.output.print_message", leave)
     assert main(["watch", str(write(tmp_path / "j", run_of().events))]) == 130
     assert said == ["nothing new for 0 s: no run here writes it any more; press Ctrl-C to leave"]
-
-
-def test_watch_of_a_missing_file_says_so_and_shows_no_bars(tmp_path: Path, capsys: Any) -> None:
-    assert main(["watch", str(tmp_path / "none.jsonl")]) == 2
-    err = capsys.readouterr().err
-    assert "cannot read the journal" in err and "none.jsonl: there is no such file" in err and "compiled" not in err
 
 
 def test_a_report_goes_to_stdout_where_that_is_asked(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from set_kernels import ANY, SCALE
+from set_kernels import SCALE
 
 from atune import Problems
 from atune.errors import AtuneError, UsageError
@@ -107,10 +107,3 @@ def test_a_workload_for_another_problem_keeps_all_else() -> None:
     assert SCALE.at({"n": 256}) is SCALE and other.kernel is SCALE.kernel and other.space is SCALE.space
     with pytest.raises(AtuneError, match="takes no argument 'm'"):
         SCALE.at({"m": 1})
-
-
-def test_figures_that_were_given_as_numbers_are_unknown_for_another_problem() -> None:
-    import atune
-
-    fixed = atune.Workload(ANY.kernel, ANY.space, arguments={"rows": 4}, flops=8.0)
-    assert fixed.at({"rows": 4}).flops == 8.0 and fixed.at({"rows": 8}).flops is None

@@ -23,7 +23,7 @@ SIZES = [256 << doubled for doubled in range(6)]
 
 
 @pytest.mark.parametrize("loss", ["", "preparing", "measuring", "for good"])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 async def test_a_set_ends_however_many_devices_serve_it(
     count: int, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

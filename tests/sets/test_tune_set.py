@@ -23,7 +23,7 @@ from set_kernels import ANY, FREE, SCALE, scale
 
 import atune
 from atune import Problems
-from atune.errors import JournalError, NoWinner, UsageError, WorkloadError
+from atune.errors import JournalError, UsageError, WorkloadError
 from atune.frontends.api.tune_set import SetResult, read_set
 from atune.frontends.cli.main import main
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
@@ -172,11 +172,6 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
     assert "failed     n='x': no candidate worked: 2 failed to lower: cannot make const" in str(result)
 
 
-def test_a_set_without_any_winner_raises(tmp_path: Path) -> None:
-    with pytest.raises(NoWinner, match="no problem of 2 has a winner"):
-        atune.run_set(FREE, [{"n": "x"}, {"n": "y"}], journal=tmp_path / "s", **FAST)
-
-
 @pytest.mark.parametrize(
     ("name", "sizes", "told"),
     [
@@ -202,15 +197,6 @@ def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path
     with pytest.raises(WorkloadError, match="takes no argument 'n'"):
         atune.run_set(f"{file}:FREE", Problems(n=[256, 512]), journal=folder, **FAST)
     assert measured(folder) == before and len(read_set(folder).winners) == 1
-
-
-def test_wrong_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="there is no option 'budgt'"):
-        atune.run_set(SCALE, Problems(n=1), budgt=3)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="on_result must be a function"):
-        atune.run_set(SCALE, Problems(n=1), on_result=3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="machine= holds one workload"):
-        atune.run_set(SCALE, Problems(n=1), machine=object())  # type: ignore[arg-type]
 
 
 def until(true: Callable[[], bool], seconds: float = 100) -> None:
@@ -316,16 +302,6 @@ def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
     assert main([*command, "--journal", str(tmp_path / "s")]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["winners"] == 0 and [row["problem"] for row in found["problems"]] == [{"n": "x"}, {"n": "y"}]
-
-
-def test_a_run_of_another_problem_is_resumed_with_a_file_that_was_moved(tmp_path: Path, capsys: Any) -> None:
-    journal, moved = str(tmp_path / "j"), tmp_path / "moved.py"
-    moved.write_text(Path(KERNELS).read_text())
-    command = ["tune", f"{KERNELS}:SCALE", "--target", "c", "--rep", "3", "--arg", "n=512", "--quiet"]
-    assert main([*command, "--budget", "1", "--journal", journal]) == 0
-    assert main(["resume", journal, "--workload", f"{moved}:SCALE", "--budget", "100%", "--quiet"]) == 0
-    assert atune.replay(journal).measured == 2
-    capsys.readouterr()
 
 
 def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> None:
