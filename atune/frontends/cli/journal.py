@@ -144,8 +144,6 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    import time
-
     import anyio
 
     from atune.frontends.cli.main import show
@@ -159,25 +157,18 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     state = State()
 
     async def look(progress: Progress) -> None:
-        last, noted = time.time(), False
+        told = False
         async for each in follow(arguments.journal):
             if each is not None:
                 state.apply(each)
                 progress.on_event(each)
-                last, noted = time.time(), False
-            elif not noted and time.time() - last > QUIET_S:
-                how = (
-                    "a run still writes it" if is_written(Path(arguments.journal)) else "no run here writes it any more"
-                )
-                print_message(f"nothing new for {QUIET_S} s: {how}; press Ctrl-C to leave", kind="")
-                noted = True
+            elif not told and not is_written(Path(arguments.journal)):
+                told = True
+                print_message("no run on this machine writes it; press Ctrl-C to leave", kind="")
 
     with Progress(interval_s=1.0) as progress:
         anyio.run(look, progress)
     return show(Result.of(state, arguments.journal, replayed=True), arguments)
-
-
-QUIET_S = 60
 
 
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
@@ -62,11 +63,6 @@ def print_err(text: str) -> None:
         discard(sys.stderr, 2)
 
 
-def print_detail(detail: str) -> None:
-    """Write the last lines of an error's detail to stderr, indented."""
-    print_err("".join(f"    {line}\n" for line in detail.splitlines()[-20:]))
-
-
 NO_WINNER, USAGE = 1, 2
 
 
@@ -89,12 +85,18 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:
-            print_detail(error.detail)
+            print_err("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
     else:
         hint = "" if debug else "; add --debug to see where"
         print_message(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
     if json and not isinstance(error, OutputLost):
-        _print_error_data(error, result)
+        known = {}
+        if result is not None:  # elsewhere nothing is imported: what is missing may be msgspec
+            from atune.reporting.summary import summary
+
+            known = summary(result)
+        with suppress(BrokenPipeError, OutputLost):  # stderr has it
+            print_out(json_text.dumps({**known, "error": error_data(error)}))
     return USAGE if isinstance(error, UsageError) else NO_WINNER
 
 
@@ -103,22 +105,10 @@ def error_data(error: BaseException) -> dict[str, Any]:
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""
     where = None
-    if "File " in message + detail:  # elsewhere nothing is imported: what is missing may be msgspec
+    if "File " in message + detail:  # as there
         import msgspec
 
         from atune.workload.source_locations import place_in
 
         where = msgspec.to_builtins(place_in(message) or place_in(detail))
     return {"kind": type(error).__name__, "message": message.partition("\n  File ")[0], "where": where}
-
-
-def _print_error_data(error: BaseException, result: Result | None) -> None:
-    known = {}
-    if result is not None:
-        from atune.reporting.summary import summary
-
-        known = summary(result)
-    try:
-        print_out(json_text.dumps({**known, "error": error_data(error)}))
-    except (BrokenPipeError, OutputLost):
-        pass  # stderr has it
