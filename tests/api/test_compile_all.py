@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import anyio
 import pytest
 import tilelang
@@ -88,14 +86,6 @@ async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer() -
     assert len(built) == 5 and all(len(group) <= 4 for group in machine.groups)
     assert {i for i, answer in answers.items() if isinstance(answer, Failure)} == {1, 3, 8, 13, 18}
     assert all(isinstance(answers[i], Artifact) for i in range(20) if i % 5 != 3 and i != 1)
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_cuda_kernels_compile_without_a_gpu() -> None:
-    configs = [{"threads": 64, "mode": mode} for mode in ("ok", "also ok")]
-    kernels = atune.compile_all(moody, configs, target="sm_90a", compile=CompileSettings(group_size=2))
-    assert len({kernel.artifact.path for kernel in kernels}) == 1
-    assert len({kernel.artifact.symbol for kernel in kernels}) == 2
 
 
 @pytest.mark.gpu

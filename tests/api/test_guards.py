@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from atune.errors import NoWinner, UsageError, WorkloadError
-from atune.frontends.api.tuner import Tuner, run, tune
+from atune.frontends.api.tuner import Tuner, run
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeMachine
 from atune.workload.workload import Workload
@@ -125,19 +124,3 @@ async def test_a_tuner_is_one_run() -> None:
         async with tuner:
             pass
     assert await tuner.result() is first
-
-
-class Listening:
-    async def __call__(self, event: object) -> None:
-        raise AssertionError("never called")
-
-
-async def listening(event: object) -> None:
-    raise AssertionError("never called")
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("listener", [listening, functools.partial(listening), Listening(), Listening().__call__])
-async def test_async_on_event_is_refused(listener: Any) -> None:
-    with pytest.raises(UsageError, match=r"on_event is called and not awaited, .*tuner\.events\(\)"):
-        await tune(machine=FakeMachine(), on_event=listener)

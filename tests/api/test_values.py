@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable
@@ -21,6 +22,10 @@ def kernel(M: int, block: int = 1) -> None:
 
 SPACE = [{"block": 1}]
 WORK = atune.Workload(kernel, SPACE, arguments={"M": 1})
+
+
+async def listening(event: object) -> None:
+    raise AssertionError("never called")
 
 
 class NoStrategy:
@@ -90,6 +95,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     # a run
     ("run", "accept", 3, "accept: give some of kernel, target"),
     ("run", "journal", 3, "journal must be a path, got 3"),
+    ("run", "on_event", 3, "on_event must be a function of an event, got 3"),
+    ("run", "on_event", functools.partial(listening), "on_event is called and not awaited"),
     ("run", "seed", -1, "seed must be a whole number >= 0, got -1"),
     ("run", "target", "hip", "target 'hip' is not supported: use auto, cuda"),
     ("run", "strategy", "genetic", "strategy 'genetic' is unknown; there is auto, exhaustive, random"),

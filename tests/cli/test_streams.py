@@ -75,7 +75,7 @@ def test_an_output_that_cannot_show_a_character_shows_its_escape(
     assert "95 % interval 4.00–4.00" in page or "\\u2013" in page
 
 
-@pytest.mark.parametrize("options", ["", "--json --table", "--verbose"])
+@pytest.mark.parametrize("options", ["", "--json --table"])
 @pytest.mark.parametrize("streams", [">&-", "2>&-", ">/dev/full", "2>/dev/full", "| true"])
 def test_a_run_whose_output_is_closed_or_full_ends_with_its_status(
     streams: str, options: str, tune: str, tmp_path: Path

@@ -19,7 +19,7 @@ import pytest
 import torch
 from bundle_kernels import EVEN
 from processes import environment
-from set_kernels import ANY, FREE, SCALE, scale
+from set_kernels import ANY, FREE, SCALE
 
 import atune
 from atune import Problems
@@ -73,15 +73,6 @@ def test_each_problem_has_its_own_run_with_its_own_winner(tuned: Any) -> None:
     assert result[{"n": 512}] is result[1].result
     with pytest.raises(KeyError):
         result[{"n": 7}]
-
-
-def test_a_problem_may_share_no_configuration_with_those_before_it(tmp_path: Path) -> None:
-    work = atune.Workload(
-        scale, atune.Space(block=[16, 32], where=lambda n, block: (block == 16) == (n <= 512)),
-        arguments={"n": 256}, default={"block": 16}, name="scale",
-    )  # fmt: skip
-    result = atune.run_set(work, Problems(n=[256, 512, 1024, 2048, 4096]), journal=tmp_path / "set", **FAST)
-    assert [row.error for row in result] == [""] * 5 and len(result.winners) == 5
 
 
 def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
@@ -284,17 +275,6 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
     found = atune.run_set(f"{file}:SCALE", problems, journal=folder, **FAST)
     assert len(found.winners) == 6
     assert len({row.result.header.kernel for row in found.winners}) == 1  # type: ignore[union-attr]
-
-
-def test_an_error_is_raised_as_it_is_also_from_the_coroutine(tmp_path: Path) -> None:
-    async def tune() -> None:
-        await atune.tune_set(SCALE, Problems(n=[256, 512]), journal=tmp_path / "s", on_result=fail, **FAST)
-
-    def fail(row: TunedProblem) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(tune())
 
 
 def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
