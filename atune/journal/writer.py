@@ -297,11 +297,11 @@ def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
         raise cannot("write", output, error) from error
 
 
-def write_output(path: str, data: bytes, *, private: bool = True) -> None:
+def write_output(path: str, data: bytes) -> None:
     """Write `data` to `path`, whole or not at all, and never in a journal's place.
 
-    An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
-    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal, a source file of
+    An existing file keeps its mode; the umask decides on that of a new one. A special file, such as a pipe, is written
+    directly. Raises `UsageError` if `path` is a journal, a source file of
     Python, or not writable.
     """
     try:
@@ -317,7 +317,7 @@ def write_output(path: str, data: bytes, *, private: bool = True) -> None:
         if mode is None:
             mask = os.umask(0o077)
             os.umask(mask)
-            mode = 0o600 if private else 0o666 & ~mask
+            mode = 0o666 & ~mask
         with whole_file(Path(real)) as part:
             _write_synced(part, [data])
             os.chmod(part, stat.S_IMODE(mode))

@@ -47,7 +47,7 @@ def test_ls(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, "clear", "--kernel", "gemm") == "1 result removed\n"
+    assert printed(capsys, "clear", "--kernel", "gemm") == "removed    1\n"
     assert as_json(capsys, "clear", "--key", "zz") == {"removed": 0}
     assert as_json(capsys, "clear") == {"removed": 1}
     assert cache.entries() == []
@@ -57,7 +57,7 @@ def test_export(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "results.json"
     printed(capsys, "export", "--kernel", "gemm", "-o", str(file))
     assert json.loads(printed(capsys, "export", "--kernel", "gemm")) == json.loads(file.read_text())
-    assert as_json(capsys, "export", "-o", str(file)) == {"exported": 2, "file": str(file)}
+    assert as_json(capsys, "export", "-o", str(file)) == {"output": str(file)}
 
 
 def test_ls_says_what_was_tuned_for_a_bucket(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:

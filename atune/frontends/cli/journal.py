@@ -172,6 +172,8 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.output import write
+
     journal = Path(arguments.journal)
     if journal.is_dir():
         from atune.reporting.set_table import set_report
@@ -182,26 +184,14 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
         page, output = report(journal), str(journal.with_suffix(".html"))
     output = arguments.output or output
-    return _write(page.encode(), output, "report  ", arguments)
+    return write(page.encode(), output, "report  ", arguments)
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.cli.output import write
     from atune.reporting.export import export
 
-    return _write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
-
-
-def _write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
-    """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
-    from atune.frontends.cli.output import print_bytes, print_out
-    from atune.journal.writer import write_output
-
-    if output == "-":
-        print_bytes(data)
-    else:
-        write_output(output, data)
-        print_out(json.dumps({"output": output}) if arguments.json else f"{done}   {output}")
-    return 0
+    return write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -14,6 +14,8 @@ from atune.reporting.screen import Line, fitted
 from atune.workers.system.terminal import discard
 
 if TYPE_CHECKING:
+    import argparse
+
     from atune.journal.result import Result
 
 
@@ -40,6 +42,18 @@ def print_bytes(data: bytes | None, text: str = "") -> None:
         if isinstance(error, BrokenPipeError):
             raise
         raise OutputLost(f"cannot write to stdout: {error.strerror or error}") from error
+
+
+def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
+    """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
+    from atune.journal.writer import write_output
+
+    if output == "-":
+        print_bytes(data)
+    else:
+        write_output(output, data)
+        print_out(json_text.dumps({"output": output}) if arguments.json else f"{done}   {output}")
+    return 0
 
 
 def print_lines(lines: Iterable[Line]) -> None:

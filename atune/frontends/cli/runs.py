@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.frontends.cli.output import print_bytes, print_lines, print_message, print_out
+from atune.frontends.cli.output import print_lines, print_out, write
 from atune.frontends.cli.parsing import Parser, add_command
-from atune.journal.writer import write_output
 
 if TYPE_CHECKING:
     from atune.workers.storage.result_cache import IndexedRun
@@ -76,12 +75,9 @@ def _listed() -> list[tuple[Path, list[IndexedRun]]]:
     from atune.workers.storage.result_cache import ResultCache
 
     found: dict[Path, list[IndexedRun]] = {}
-    sets: dict[Path, bool] = {}
     for run in ResultCache().runs():
         path = Path(run.path)
-        if path.parent not in sets:
-            sets[path.parent] = is_set(path.parent)
-        found.setdefault(path.parent if sets[path.parent] else path, []).append(run)
+        found.setdefault(path.parent if is_set(path.parent) else path, []).append(run)
     return [*found.items()]
 
 
@@ -196,29 +192,15 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     cache, some = ResultCache(), arguments.kernel is not None or arguments.key is not None
     removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
-    print_out(json.dumps({"removed": removed}) if arguments.json else f"{_results(removed)} removed")
+    print_out(json.dumps({"removed": removed}) if arguments.json else f"removed    {removed}")
     return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.workers.storage.result_cache import ResultCache
 
-    cache = ResultCache()
-    data = cache.export(kernel=arguments.kernel, key=arguments.key)
-    if arguments.output is None:
-        print_bytes(data + b"\n")
-        return 0
-    write_output(arguments.output, data + b"\n", private=False)
-    count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
-    if arguments.json:
-        print_out(json.dumps({"exported": count, "file": arguments.output}))
-    else:
-        print_message(f"{_results(count)} exported to {arguments.output}", kind="")
-    return 0
-
-
-def _results(count: int) -> str:
-    return f"{count} result{'s' * (count != 1)}"
+    data = ResultCache().export(kernel=arguments.kernel, key=arguments.key)
+    return write(data + b"\n", arguments.output or "-", "exported", arguments)
 
 
 def _problem(parts: ResultKey) -> str:
