@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -17,17 +16,13 @@ from teaching_kernels import N, times
 
 from atune import Workload, run, tune
 from atune.engine.run_state import Recorder
-from atune.frontends.api.tuner import tune_apart
 from atune.journal.reader import replay
-from atune.journal.writer import Journal
 from atune.testing import FakeMachine
 from atune.workers.storage.result_cache import ResultCache
 
 TESTS = Path(__file__).parents[1]
 GOOD = Stream(total=3).candidate(0, 2.0).candidate(1, 1.0).events
-LINE = re.compile(
-    r"tuning interrupted; (\d+) measured are kept in (.+); journal= takes it to continue, atune replay to show it"
-)
+LINE = re.compile(r"tuning interrupted; (\d+) measured are kept in (.+); journal= continues it, as the next call")
 
 
 def ended_by_ctrl_c(tmp_path: Path, how: str, where: str) -> tuple[int, str, list[str]]:
@@ -65,23 +60,6 @@ def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path
     assert Path(found[2]) == kept and kept.name.startswith("endless-") and kept.stat().st_mode & 0o777 == 0o600
     result = replay(kept)
     assert result.measured == int(found[1]) >= 1 and not result.finished
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("taken_up", "then"),
-    [(False, "journal= takes it to continue, atune replay to show it"), (True, "the next call continues")],
-)
-async def test_only_what_a_call_of_a_decorated_kernel_measured_is_taken_up_by_the_next(
-    taken_up: bool, then: str, tmp_path: Path
-) -> None:
-    """Such a call takes no `journal=`."""
-    scope, journal = anyio.CancelScope(), tmp_path / "key.jsonl"
-    options: dict[str, Any] = {"machine": FakeMachine(2), "on_event": lambda _: scope.cancel()}
-    begun: Any = {"begun": (Journal.create(journal), [])} if taken_up else {"journal": journal}
-    with scope, pytest.raises(anyio.get_cancelled_exc_class()) as raised:
-        await (tune_apart if taken_up else tune)(None, **begun, **options)  # type: ignore[operator]
-    assert raised.value.__notes__ == [f"tuning interrupted; 0 measured are kept in {journal}; {then}"]
 
 
 @pytest.mark.anyio

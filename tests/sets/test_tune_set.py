@@ -297,7 +297,7 @@ def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> N
             await task
         return found.value.__notes__
 
-    said = f"tuning interrupted; what was measured is kept in {tmp_path / 's'}; journal= takes it to continue"
+    said = f"tuning interrupted; what was measured is kept in {tmp_path / 's'}; journal= continues it"
     assert asyncio.run(cancelled())[0].startswith(said)
 
 

@@ -196,8 +196,8 @@ async def tune_set(
         return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
     except anyio.get_cancelled_exc_class() as error:
         if journals_in(Path(folder)):
-            then = "journal= takes it to continue, atune replay to show it"
-            error.add_note(f"tuning interrupted; what was measured is kept in {shlex.quote(str(folder))}; {then}")
+            kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
+            error.add_note(f"tuning interrupted; {kept}")
         raise
 
 

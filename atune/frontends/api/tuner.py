@@ -407,7 +407,7 @@ async def tune_apart(
     if begun is not None:
         tuner._begun, tuner._default_journal = begun, None
         tuner._journal_path = None if begun[0] is None else Path(begun[0].path)
-    return await _finished(tuner, taken_up=begun is not None)
+    return await _finished(tuner)
 
 
 async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
@@ -430,28 +430,19 @@ def _importing() -> bool:
     return frame is not None
 
 
-def kept_line(state: State, journal: str | None, *, taken_up: bool = False) -> str:
-    """Return one line on a run that was interrupted: what it measured, and the journal that has it.
-
-    `taken_up`: whether the next call of a kernel takes up that journal by itself.
-    """
-    measured = state.counts["measured"]
-    if journal is None:
-        return f"tuning interrupted; {measured} measured, and no journal kept"
-    then = "the next call continues" if taken_up else "journal= takes it to continue, atune replay to show it"
-    return f"tuning interrupted; {measured} measured are kept in {shlex.quote(journal)}; {then}"
-
-
-async def _finished(tuner: Tuner, *, taken_up: bool = False) -> TuneResult:
+async def _finished(tuner: Tuner) -> TuneResult:
     tuner._history.kept = False
     try:
         async with tuner:
             return await tuner.result()
     except anyio.get_cancelled_exc_class() as error:
-        if tuner._recorder is not None:
-            path = tuner._journal_path  # one without an event was removed
-            kept = None if path is None or not path.exists() else str(path)
-            error.add_note(kept_line(tuner._recorder.state, kept, taken_up=taken_up))
+        if (state := tuner.state) is not None:
+            path, measured = tuner._journal_path, state.counts["measured"]
+            kept = f"{measured} measured, and no journal kept"
+            if path is not None and path.exists():  # one without an event was removed
+                then = "journal= continues it, as the next call of a decorated kernel does"
+                kept = f"{measured} measured are kept in {shlex.quote(str(path))}; {then}"
+            error.add_note(f"tuning interrupted; {kept}")
         raise
 
 
