@@ -78,15 +78,6 @@ async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Pa
     assert (await resume(journal, machine=large(), budget=30)).measured == 30
 
 
-async def test_a_run_of_the_same_draw_advises(tmp_path: Path) -> None:
-    there = await tune(machine=large(), budget=30, strategy="random", journal=tmp_path / "there")
-    await tune(machine=large(), warm=tmp_path / "there", budget=8, strategy="random", journal=tmp_path / "here")
-    best = sorted(there.records, key=lambda record: record.latency_ms or 0.0)[:4]
-    assert sorted(far(e.config) for e in of_kind(tmp_path / "here", CandidateProposed)[:4]) == [
-        far(r.config) for r in best
-    ]
-
-
 async def test_other_constraints_are_another_space(tmp_path: Path) -> None:
     await tune(machine=large(), budget=5, journal=tmp_path / "j")
     for machine in (large(where=()), large(axes={**DIGITS, "d8": list(range(11))}), large(axes={"d0": [1], "d1": [2]})):
