@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import linecache
 import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from cache_entries import events, key_of, put, run_of
-from decorated import QUICK, doubled, run_cached, scale, workload
+from decorated import QUICK, doubled, run_cached, workload
 from processes import wait_until
 
 import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.cached_tune import CachedWork, tune_work
-from atune.frontends.api.tuner import discover
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,
@@ -40,13 +35,9 @@ from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.writer import Journal, line_of
 from atune.model.candidate import config_key
-from atune.model.device import DeviceInfo, Target
 from atune.workers.storage import result_cache
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.storage.result_key import ResultKey, read_exported, same_problem
-from atune.workload.fingerprint import fingerprint
-from atune.workload.packing import LazyCallback
-from atune.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [{"block": 16}, {"block": 32}, {"block": 64}]
@@ -207,15 +198,6 @@ def test_records_that_turn_out_to_be_damaged_are_a_miss(cache: ResultCache) -> N
     assert run_of(cache, events(3.0, 1.0)) is None
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    cache = ResultCache(tmp_path / "file" / "results")
-    assert run_of(cache, events(1.0)) is None
-    write = tmp_path / "own.jsonl"
-    with pytest.warns(RuntimeWarning, match="cannot be used"):
-        put(cache, events(1.0), write)
-
-
 def test_a_path_that_is_not_utf8_costs_a_warning(cache: ResultCache) -> None:
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         cache.note(os.fsdecode(b"/tmp/own\xff.jsonl"))
@@ -310,90 +292,6 @@ def test_many_processes_write_at_once(cache: ResultCache) -> None:
 
 
 # What the key covers
-
-
-def made(value: Any) -> Any:
-    def kernel(n: int, block: int = 16) -> Any:
-        return value, scale(n, 2, block)
-
-    return kernel
-
-
-def times(factor: int) -> Any:
-    return lambda x: x * factor
-
-
-def code_of(kernel: Any, **options: Any) -> str:
-    return fingerprint(Workload(kernel, atune.Space(block=[16]), arguments={"n": 64}, **options), problem=False)
-
-
-@pytest.mark.parametrize("case", ["partial", "shape", "dtype", "torch dtype", "object"])
-def test_the_closure_counts(case: str) -> None:
-    import torch
-
-    class Plan:
-        def __init__(self, width: int) -> None:
-            self.width = width
-
-    one, other = {
-        "partial": (partial(max, 1), partial(max, 2)),
-        "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
-        "dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.float16)),
-        "torch dtype": (torch.float16, torch.bfloat16),
-        "object": (Plan(1), Plan(2)),
-    }[case]
-    assert code_of(made(one)) != code_of(made(other))
-    assert code_of(made(one)) == code_of(made(one))
-
-
-def test_functions_of_the_libraries_are_told_apart_by_name() -> None:
-    """They are not looked into: their versions stand in the key."""
-    import tilelang.language as T
-    from torch.nn.functional import multi_head_attention_forward, softmax
-
-    for value in (softmax, torch_tensor_class(), T.gemm, T.float16, multi_head_attention_forward):
-        started = time.perf_counter()
-        assert code_of(made(value)) == code_of(made(value))
-        assert time.perf_counter() - started < 1.0
-    assert code_of(made(softmax)) != code_of(made(multi_head_attention_forward))
-    assert code_of(made(T.float16)) != code_of(made(T.float32))
-    assert code_of(scale, reference=softmax) != code_of(scale, reference=multi_head_attention_forward)
-
-
-def torch_tensor_class() -> Any:
-    import torch
-
-    return torch.Tensor
-
-
-def test_classes_count_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object's methods are a part of it, and the class itself may be used."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    keys = []
-    for width in ("1", "1", "2 * 2"):
-        sys.modules.pop("plans", None)
-        (tmp_path / "plans.py").write_text(f"class Plan:\n    def width(self):\n        return {width}\n")
-        importlib.invalidate_caches()
-        linecache.checkcache()
-        plans = importlib.import_module("plans")
-        keys.append((code_of(made(plans.Plan())), code_of(made(plans.Plan))))
-    assert keys[0] == keys[1]
-    assert keys[0][0] != keys[2][0] and keys[0][1] != keys[2][1]
-
-
-def test_callbacks_count_by_source_and_closure() -> None:
-    import torch
-
-    assert code_of(scale, check=times(2)) != code_of(scale, check=times(3))
-    assert code_of(scale, reference=abs) != code_of(scale, reference=min)
-    assert code_of(scale, reference=torch.neg) != code_of(scale, reference=torch.abs)
-    assert code_of(scale, reference=LazyCallback(times(2))) == code_of(scale, reference=times(2))
-    assert code_of(scale, reference=LazyCallback(torch.neg)) != code_of(scale, reference=LazyCallback(torch.abs))
-    plain = Workload(scale, atune.Space(block=[16]), arguments={"n": 64})
-    larger = Workload(scale, atune.Space(block=[16]), arguments={"n": 128})
-    assert fingerprint(plain) != fingerprint(larger)
-    assert fingerprint(plain, problem=False) == fingerprint(larger, problem=False)
 
 
 def test_a_kernel_that_was_called_keeps_its_key() -> None:
@@ -602,9 +500,3 @@ def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         result = run_here(ResultCache(tmp_path / "file" / "results"))
     assert not result.cache_hit and result.journal is None
-
-
-def test_devices_are_asked_for_once() -> None:
-    target, [device] = discover("c", "all")
-    assert target == Target("c") and isinstance(device, DeviceInfo) and device.id == "cpu"
-    assert discover("c", ("all",)) == (target, [device])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import importlib
+import linecache
 import os
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.artifact import Lowered, Roles
@@ -100,15 +103,12 @@ def moded(mode: Mode = Mode.EXACT, block: int = 32) -> None:
         (Space(block=[16, 64]), {}, ""),
         (Space(block=[16, 64], where=lambda block: block != 33), {}, ""),
         (Space(block=[16, 64], where=lambda block: block != 32), {}, "lambda block: block != 32 refuses it"),
-        (Space(block=[16, 32], where=lambda block: block != 32), {}, "lambda block: block != 32 refuses it"),
-        (Space([{"block": 16}, {"block": 32}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
         (Space([{"block": 16}, {"block": 64}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
         (Space(lambda: [{"block": 16}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
         (Space(block=[16, 64], where=lambda block, N: block != 32 * N), {}, "block != 32 * N refuses it"),
         (Space(block=[16], where=[lambda block: True, lambda block: block != 32]), {}, "block != 32 refuses it"),
         (Space(block=[16, 64], where=lambda block: block < 48), {"default": {"block": 48}}, "block < 48 refuses it"),
         (Space(block=[16, 64], where=lambda block: {16: 1, 64: 1}[block]), {}, "{'block': 32} raised KeyError: 32"),
-        (Space(block=range(100, 200_000), where=lambda block: block > 99), {}, "block > 99 refuses it"),
         (Space(block=range(1, 200_000), where=lambda block: block != 32), {}, "block != 32 refuses it"),
         (Space(block=range(100, 200_000), where=lambda block: block != 33), {}, ""),
     ],
@@ -216,20 +216,19 @@ def test_a_default_with_other_names_than_the_space_is_refused(default: dict[str,
     assert str(caught.value).endswith(f"does not fit the space: {why}")
 
 
-def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("import no_such_module_anywhere\n")
-    with pytest.raises(
-        WorkloadError, match=r"bad\.py cannot be loaded: ModuleNotFoundError: .*no_such_module_anywhere"
-    ):
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        ("import no_such_module_anywhere", "ModuleNotFoundError: .*no_such_module_anywhere"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("import pytest\npytest.skip('no', allow_module_level=True)", "Skipped: no"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_named(tmp_path: Path, text: str, raised: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(WorkloadError, match=rf"bad\.py cannot be loaded: {raised}"):
         load(FileRef(str(tmp_path / "bad.py"), "WORKLOAD"))
-
-
-@pytest.mark.parametrize("raised", ["SystemExit: 3", "KeyboardInterrupt: ", "Skipped: no"])
-def test_a_file_that_ends_the_program_is_named(tmp_path: Path, raised: str) -> None:
-    text = {"SystemExit: 3": "raise SystemExit(3)", "KeyboardInterrupt: ": "raise KeyboardInterrupt"}
-    (tmp_path / "ends.py").write_text(text.get(raised, "import pytest\npytest.skip('no', allow_module_level=True)"))
-    with pytest.raises(WorkloadError, match=rf"ends\.py cannot be loaded: {raised}"):
-        load(FileRef(str(tmp_path / "ends.py"), "WORKLOAD"))
 
 
 def factory(value: Any, other: Any = None) -> Callable[..., Any]:
@@ -253,6 +252,15 @@ def from_source(text: str, **names: Any) -> Callable[..., Any]:
 CELL = "def f(N, block=1):\n    def inside():\n        return {body}\n    return inside\n"
 
 
+class Plan:
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+def print_of(kernel: Any) -> str:
+    return fingerprint(Workload(kernel, Space(block=[1]), arguments={"N": 1}))
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -262,6 +270,13 @@ CELL = "def f(N, block=1):\n    def inside():\n        return {body}\n    return
         (factory(factory(1)), factory(factory(2))),
         (factory({1, 2}), factory({1, 3})),
         (factory(None), factory(0)),
+        (factory(Plan(1)), factory(Plan(2))),
+        (factory(functools.partial(max, 1)), factory(functools.partial(max, 2))),
+        (factory(torch.zeros(2, 3)), factory(torch.zeros(3, 2))),
+        (factory(torch.zeros(2)), factory(torch.zeros(2, dtype=torch.float16))),
+        (factory(torch.float16), factory(torch.bfloat16)),
+        (factory(torch.nn.functional.softmax), factory(torch.nn.functional.multi_head_attention_forward)),
+        (factory(abs), factory(min)),
         (from_source(CELL.format(body="1")), from_source(CELL.format(body="2"))),
         (from_source(CELL.format(body="SIZE"), SIZE=1), from_source(CELL.format(body="SIZE"), SIZE=2)),
         (from_source(CELL.format(body="table[0]"), table=[1]), from_source(CELL.format(body="table[0]"), table=[2])),
@@ -269,8 +284,23 @@ CELL = "def f(N, block=1):\n    def inside():\n        return {body}\n    return
 )
 def test_the_fingerprint_follows_the_kernel(one: Any, other: Any) -> None:
     """Its source, what it closes over, and the globals that the functions inside it use."""
-    prints = [fingerprint(Workload(f, Space(block=[1]), arguments={"N": 1})) for f in (one, one, other)]
-    assert prints[0] == prints[1] != prints[2]
+    assert print_of(one) == print_of(one) != print_of(other)
+
+
+def test_classes_count_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object's methods are a part of it, and the class itself may be used."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    keys = []
+    for width in ("1", "1", "2 * 2"):
+        sys.modules.pop("plans", None)
+        (tmp_path / "plans.py").write_text(f"class Plan:\n    def width(self):\n        return {width}\n")
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        plans = importlib.import_module("plans")
+        keys.append((print_of(factory(plans.Plan())), print_of(factory(plans.Plan))))
+    assert keys[0] == keys[1]
+    assert keys[0][0] != keys[2][0] and keys[0][1] != keys[2][1]
 
 
 def annotated(A: Any, block: int = 1) -> Any:
