@@ -306,17 +306,3 @@ def test_a_failed_sync_is_never_followed_by_a_success(tmp_path: Path, monkeypatc
         with pytest.raises(JournalError):
             journal.append(EVENTS[1])
     assert len(calls) == 1
-
-
-def test_replay_imports_nothing_heavy(path: Path) -> None:
-    code = """
-import sys
-from atune.journal.reader import replay
-from atune.reporting.export import table
-table(replay(sys.argv[1]))
-print([m for m in ("tilelang", "torch", "structlog", "cloudpickle", "toy") if m in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
-    )
-    assert done.stdout == "[]\n", done.stderr

@@ -154,29 +154,21 @@ def problem(space: Any, **options: Any) -> Any:
         (lambda: problem([{"N": 1}, {"block": 2}], arguments={}), "config 1: {'block': 2} lacks 'N'"),
         (lambda: problem(Space(N=[1])), "'N' is an axis and a problem argument; give it in one place"),
         (lambda: problem(Space(block=[1, 1])), "{'block': 1} occurs twice, first as config 0"),
-        (lambda: problem([{"block": (1, 2)}, {"block": [1, 2]}]), "occurs twice, first as config 0"),
         (lambda: problem(Space(block=[1]), arguments={"N": len}), "argument 'N': <built-in function len>"),
         (
             lambda: Space(pass_configs=[3]),
             "axis 'pass_configs': pass_configs must be a dict, such as {'tl.enable_fast_math",
         ),
-        (lambda: Space(pass_configs={"tl.x": 1}), "such as pass_configs=[None, {'tl.enable_fast_math': True}]"),
-        (lambda: Space([{"a": 1, "pass_configs": 3}]), "Space: config 0: pass_configs must be a dict"),
         (lambda: Space(compile_flags=["-O2"]), "compile_flags must be a list of flags"),
         (lambda: Workload(kernel, [{"a": 1}], pass_configs=3), "Workload: pass_configs must be a dict"),
         (lambda: Workload(5, Space(a=[1])), "kernel must be a function that returns a PrimFunc, got 5"),  # type: ignore[arg-type]
         (lambda: Workload(kernel, Space(block=[1]), reference=5), "reference must be a function"),  # type: ignore[arg-type]
         (lambda: Workload(kernel, Space(block=[1]), rtol=-1.0), "rtol must be a number >= 0.0, got -1.0"),
         (
-            lambda: Workload(kernel, Space(block=[1]), max_mismatched_ratio=-0.1),
-            "max_mismatched_ratio must be a share, from 0 to 1",
-        ),
-        (
             lambda: Workload(kernel, Space(blok=[1])),
             "takes no argument 'blok'; it takes N, block, stages (did you mean",
         ),
         (lambda: Workload(kernel, {"blok": lambda: 1 / 0}), "takes no argument 'blok'"),
-        (lambda: Workload(kernel, [{"block": 1}, {"blok": 2}]), "config 1: the kernel takes no argument 'blok'"),
         (
             lambda: Workload(kernel, Space(block=[1]), arguments={"M": 1}),
             "a symbolic dimension (T.dynamic) has its",
@@ -185,7 +177,6 @@ def problem(space: Any, **options: Any) -> Any:
             lambda: Workload(kernel, Space(block=[1]), arguments={"n": 1}),
             "the kernel takes no argument 'n'; it takes N, block, stages (did you mean 'N'?)",
         ),
-        (lambda: parse_file_ref("/tmp"), "/tmp: it is a folder; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),
         (lambda: load(FileRef(__file__, "Nothing")), "the file has no 'Nothing'"),
