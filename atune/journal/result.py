@@ -268,8 +268,11 @@ class Result:
         self._replayed = replayed
         self.noise: tuple[str, ...] = run_noise(state, self.final)
         """The signs that the machine was not quiet, and what to do: a sentence each; empty without any."""
-        self._reference = self._pick_reference(state)
-        self._final_reference = state.final.reference if state.final is not None and self.final else None
+        final = state.final if self.final else None
+        device = final.device if final is not None else self.best.device if self.best is not None else ""
+        firsts = state.references
+        self._final_reference = None if final is None else final.reference
+        self._reference = self._final_reference or firsts.get(device) or next(iter(firsts.values()), None)
 
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
@@ -417,11 +420,6 @@ class Result:
         """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
         return {name: value for name, value in self.__dict__.items() if name != "kernel"}
 
-    def __copy__(self) -> Result:
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
-        return found
-
     def __str__(self) -> str:
         """Return what the command line prints of it."""
         return str(importlib.import_module("atune.reporting.summary").summary_text(self))
@@ -451,15 +449,6 @@ class Result:
         low, _, high = ratio_interval(timing, fast)
         ratio = timing.latency_ms / fast.latency_ms
         return min(low, ratio), ratio, max(high, ratio)
-
-    def _pick_reference(self, state: State) -> Timing | None:
-        device = self.best.device if self.best else ""
-        if state.final is not None and self.final:
-            if state.final.reference is not None:
-                return state.final.reference
-            device = state.final.device
-        known = state.references
-        return known.get(device) or next(iter(known.values()), None)
 
 
 class TuneResult(Result):

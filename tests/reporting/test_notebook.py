@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import pickle
@@ -46,7 +45,6 @@ def test_a_result_whose_kernel_was_loaded_pickles_without_it() -> None:
     again = pickle.loads(pickle.dumps(result))
     assert summary(again) == summary(result) and again.records == result.records
     assert "kernel" not in again.__dict__
-    assert copy.copy(result).kernel is result.kernel  # a copy in this process keeps it
 
 
 @pytest.mark.newest
