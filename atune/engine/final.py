@@ -152,6 +152,8 @@ class FinalStage:
         if (default := self._default()) is not None and self.state.first(default).may_win:
             contenders = list(dict.fromkeys([*contenders, default]))
         chosen = self._chosen(contenders)
+        if len(chosen) < 2:
+            return await self._recovered(wrong)
         await self._recover(chosen)
         chosen = [i for i in chosen if i in self.run.artifacts]
         contenders = [i for i in contenders if i in self.run.artifacts]

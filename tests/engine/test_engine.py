@@ -220,6 +220,12 @@ async def test_the_final_times_the_best_and_the_default() -> None:
     assert run.result.speedup_over_default is not None and run.result.speedup_over_default[0] > 1
 
 
+async def test_one_finalist_that_is_the_default_needs_no_final() -> None:
+    machine = FakeMachine(21, Script(latency_ms=valley(3)), default=3)
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=1))
+    assert not machine.finals and run.result.best_index == 3 and run.result.artifact is not None
+
+
 async def test_a_budget_in_candidates() -> None:
     machine = FakeMachine(30)
     run = await finish(machine, strategy="exhaustive", budget=7)
