@@ -79,23 +79,14 @@ def raw_key(
     names of numbers that a compiled kernel takes at run time: only their type counts.
     """
     parts: list[Any] = []
-    for i, value in enumerate(args):
+    for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
         kind = type(value)
         if kind is tensor:
-            parts += (value.dtype, value.shape, value.stride())
+            parts += (name, value.dtype, value.shape, value.stride())
         elif kind in _PLAIN:
-            parts += (kind, None if i in at_run_time else value)
+            parts += (name, kind, None if name in at_run_time else value)
         else:
-            parts.append(describe(value))
-    if kwargs:
-        for name, value in sorted(kwargs.items()):
-            kind = type(value)
-            if kind is tensor:
-                parts += (name, value.dtype, value.shape, value.stride())
-            elif kind in _PLAIN:
-                parts += (name, kind, None if name in at_run_time else value)
-            else:
-                parts += (name, describe(value))
+            parts += (name, describe(value))
     return tuple(parts)
 
 

@@ -199,6 +199,8 @@ class Winners:
         try:
             winner = await self._tune(call, refresh)
             self._keep(call.key_text, call.problem_text, winner)
+            if refresh or call.options.on_miss != "tune":
+                self._tuned()
             if winner.source == "tuned":
                 self._settled.add(call.problem_text)
             return winner, True
@@ -239,8 +241,6 @@ class Winners:
         finally:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
-        if refresh or call.options.on_miss != "tune":
-            self._tuned()
         return winner_of(result)
 
 
@@ -248,16 +248,8 @@ def winner_of(result: TuneResult) -> Winner:
     """Return the winner of a tuning."""
     source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
     tuned_for = None if result.header is None else result.header.arguments
-    return Winner(
-        result.best_config,
-        source,
-        result.latency_ms,
-        result.reference_ms,
-        tuned_for,
-        result.roles,
-        library=lambda: result.artifact,
-        read=lambda: result,
-    )
+    times = result.latency_ms, result.reference_ms
+    return Winner(result.best_config, source, *times, tuned_for, result.roles, lambda: result.artifact, lambda: result)
 
 
 def _library(kept: Artifact | None) -> Artifact | None:
