@@ -75,14 +75,6 @@ CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
 
 
-def _host(where: str, host: Any) -> str:
-    if not (isinstance(host, str) and host.strip()):
-        raise UsageError(f"{where} must be a text such as 'c', got {host!r}")
-    if host.split()[0] not in ("c", "llvm") and not host.lstrip().startswith("{"):
-        raise UsageError(f"{where} {host!r} is unknown: use 'c' or 'llvm'")
-    return host
-
-
 class CompileSettings(Settings, frozen=True, kw_only=True):
     """How candidates become artifacts."""
 
@@ -116,8 +108,9 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         "Use libraries that earlier runs built from the same code, and keep new ones.",
         flag="--store", page="cache.md#libraries",
     )] = True
-    target_host: Annotated[str | None, Option(
-        "TileLang's target for host code: ``c`` or ``llvm``.", check=_host, measured=True, unset="TileLang's choice",
+    target_host: Annotated[Annotated[str, Meta(pattern=r"^\s*((c|llvm)(\s|$)|\{)")] | None, Option(
+        "TileLang's target for host code: ``c`` or ``llvm``.", must="must be a target such as 'c' or 'llvm'",
+        measured=True, unset="TileLang's choice",
     )] = None
     layouts: Annotated[Count | None, Option(
         "Compile and measure the N best layouts of each configuration, of the axes that `atune.layout` declares.",

@@ -121,7 +121,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("CompileSettings", "flags", "-O1 -g", "must be a list of texts, such as ('-O2', '-g'), got '-O1 -g'"),
     ("CompileSettings", "store", "no", "CompileSettings: store must be True or False, got 'no'"),
     ("CompileSettings", "pass_configs", 3, "pass_configs must be a dict, such as {'tl.enable_fast_math': True}, got 3"),
-    ("CompileSettings", "target_host", "yes", "target_host 'yes' is unknown: use 'c' or 'llvm'"),
+    ("CompileSettings", "target_host", "yes", "target_host must be a target such as 'c' or 'llvm', got 'yes'"),
     ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
     ("BenchmarkSettings", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
     # the drop-in, under tilelang's names

@@ -90,7 +90,7 @@ def test_a_host_target_is_handed_to_the_engine_as_a_text(host: Any) -> None:
 
 def test_a_host_target_reaches_the_candidates() -> None:
     assert tuned(64, target_host={"kind": "c"}).tuning.measured == 2
-    with pytest.raises(UsageError, match="target_host 'no_such_host' is unknown: use 'c' or 'llvm'"):
+    with pytest.raises(UsageError, match="target_host must be a target such as 'c' or 'llvm', got 'no_such_host'"):
         tuned(64, target_host="no_such_host")
 
 
