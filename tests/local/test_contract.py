@@ -190,16 +190,6 @@ async def test_every_member_of_a_group_computes_its_own_output(scaled: Bench) ->
         assert await outputs(device, artifact) == [packed(scale)], scale
 
 
-async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
-    [lowered] = await scaled.lowered(4.0)
-    again = await scaled.compiler.run(LowerJob(scaled.candidate(4.0)))
-    assert isinstance(again, Lowered)
-    assert (again.index, again.code_key, again.merge_key) == (lowered.index, lowered.code_key, lowered.merge_key)
-    assert lowered.index == 3 and len(lowered.params) >= 1 and lowered.seconds >= 0
-    if scaled.kind == "cuda":
-        assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
-
-
 async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> None:
     artifact = await scaled.artifact(2.0)
     found = await scaled.compiler.run(CompareJob(scaled.candidate(2.0), artifact))

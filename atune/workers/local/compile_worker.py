@@ -22,7 +22,7 @@ from atune.errors import (
     WorkerTimeout,
     translated,
 )
-from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered
+from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered, Roles
 from atune.model.device import Target, parse_target
 from atune.model.folders import made_folder
 from atune.model.jobs import (
@@ -82,21 +82,14 @@ class LocalCompileWorker:
         self._libraries = 0
 
     async def run(self, job: Job[A]) -> A:
-        answer: Any
-        match job:
-            case LowerJob():
-                answer = await self._lower(job)
-            case ElaborateJob():
-                answer = await self._elaborate(job)
-            case RolesJob():
-                answer = await self._try(job, job.candidate.index, min(self._limit_s, ELABORATE_S))
-            case FindJob():
-                answer = await self._find(job.lowered)
-            case BuildJob():
-                answer = await self._build(job)
-            case CompareJob():
-                answer = await self._compare(job)
-        return cast(A, answer)
+        work: dict[type, Any] = {
+            LowerJob: self._lower, ElaborateJob: self._elaborate, RolesJob: self._roles,
+            FindJob: self._find, BuildJob: self._build, CompareJob: self._compare,
+        }  # fmt: skip
+        return cast(A, await work[type(job)](job))
+
+    async def _roles(self, job: RolesJob) -> Roles | Failure:
+        return await self._try(job, job.candidate.index, min(self._limit_s, ELABORATE_S))
 
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
         anew = job.anew or self.store.store is None
@@ -116,10 +109,10 @@ class LocalCompileWorker:
             answer = msgspec.structs.replace(answer, message=doubt, doubt=doubt)
         return _of_group(answer, len(job.candidates))
 
-    async def _find(self, lowered: Lowered) -> Artifact | None:
-        found = await self.store.find(lowered)
+    async def _find(self, job: FindJob) -> Artifact | None:
+        found = await self.store.find(job.lowered)
         if found is None:
-            self.service.saw(lowered, self.session.target)  # only its first call decides
+            self.service.saw(job.lowered, self.session.target)  # only its first call decides
         return found
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:

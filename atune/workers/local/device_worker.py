@@ -81,19 +81,10 @@ class LocalDeviceWorker:
         return self._worker is not None and self._worker.alive
 
     async def run(self, job: Job[A]) -> A:
-        answer: Any
-        match job:
-            case StartJob():
-                answer = await self._start()
-            case PrepareJob():
-                answer = await self._prepare(job)
-            case MeasureJob():
-                answer = await self._measure(job)
-            case FinalJob():
-                answer = await self._final(job)
-            case _:
-                raise TypeError(f"no device does {job.name}")
-        return cast(A, answer)
+        if isinstance(job, StartJob):
+            return cast(A, await self._start())
+        work: dict[type, Any] = {PrepareJob: self._prepare, MeasureJob: self._measure, FinalJob: self._final}
+        return cast(A, await work[type(job)](job))
 
     async def _start(self) -> Started:
         await self._stop()
