@@ -92,24 +92,18 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         async with background(cancel=False) as tasks:
             self._start()
             tasks.start_soon(self._listen)
-            well = failed = detached = False
+            detached = False
             try:
-                yield self
-                well = True
-            except Exception:
-                failed = True
-                raise
-            finally:
-                self._leaving = True
                 try:
-                    if well:
-                        detached = await self._detach()
-                    elif failed:
-                        with anyio.CancelScope(shield=True):
-                            detached = await self._detach(CANCEL_S)
-                finally:  # also if that was cancelled
-                    if not detached:
-                        await self._stop()
+                    yield self
+                except Exception:
+                    with anyio.CancelScope(shield=True):
+                        detached = await self._detach(CANCEL_S)
+                    raise
+                detached = await self._detach()
+            finally:  # also if that was cancelled
+                if not detached:
+                    await self._stop()
 
     async def spawn(
         self,
@@ -186,6 +180,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
         A server that still imports has no workers, and is parked, too. The workers have `within_s` to end.
         """
+        self._leaving = True
         if self._park is None or self._failure:
             return False
         async with anyio.create_task_group() as tasks:
@@ -332,6 +327,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     async def _stop(self) -> None:
         """End every process: first through the server, so that all are reaped, then by `_hammer`. Shielded and
         bounded."""
+        self._leaving = True
         with anyio.CancelScope(shield=True):
             try:
                 if self._ready.is_set():  # a server that still imports cannot listen
