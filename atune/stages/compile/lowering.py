@@ -212,7 +212,8 @@ def key_of(function: Any, how: How) -> str:
 @functools.cache
 def _way() -> tuple[Any, ...]:
     """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
-    return (FORMAT, metadata.version("z3-solver"))
+    solvers = metadata.distributions(name="z3-solver")  # not every tilelang has it
+    return (FORMAT, *(one.version for one in solvers))
 
 
 def store_key_of(code_key: str) -> str:
