@@ -36,22 +36,18 @@ from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
 from atune.workload.source_locations import place_in
 
-FIRST = 16
-"""Candidates that are tried in order. After that, one that was lowered meanwhile will do."""
-
 
 async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
-    """Set the roles of `run`: those in the code of the first of `candidates` that elaborates.
+    """Set the roles of `run`: those in the code of the first of `candidates` that elaborates, or of a lowered one.
 
     Raises `WorkloadError` if an output that is named is not there.
     """
-    for tried, candidate in enumerate(candidates):
-        lowered = run.lowered if tried >= FIRST else None
+    for candidate in candidates:
+        lowered = run.lowered
         answer = await worker.run(RolesJob(lowered or candidate))
         if isinstance(answer, Roles):
             run.roles = answer
-            break
-        if lowered is not None or run.stopping:
+        if isinstance(answer, Roles) or lowered is not None or run.stopping:
             break
     run.found_roles.set()
 

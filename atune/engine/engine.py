@@ -32,8 +32,6 @@ PROPOSALS_PER_WORKER = 2
 ARTIFACTS_PER_DEVICE = 64
 """Artifacts that may wait for each device. When there are more, compile workers wait."""
 
-Keep = Callable[[Artifact], Artifact]
-
 
 class Engine:
     """One run. `run` does everything; `stop` ends it early and keeps what was measured."""
@@ -44,7 +42,7 @@ class Engine:
         recorder: Recorder,
         settings: EngineSettings,
         *,
-        keep: Keep = lambda artifact: artifact,
+        keep: Callable[[Artifact], Artifact] = lambda artifact: artifact,
     ) -> None:
         self.machine, self.recorder, self.settings = machine, recorder, settings
         self.keep = keep

@@ -281,7 +281,7 @@ async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning
 
 async def test_what_cannot_be_resumed_is_refused_with_the_reason(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    with pytest.raises(JournalError, match="no such file"):
+    with pytest.raises(JournalError, match="No such file"):
         await resume(journal)
     await until(journal, nth(CandidateLowered, 3))
     with pytest.raises(UsageError, match="names no file"):
