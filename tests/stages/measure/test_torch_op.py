@@ -127,25 +127,6 @@ def test_gradients_are_not_lost_silently(one: Kernel, doubled: Any) -> None:
         assert torch.equal(one(A), A * 2) and torch.equal(doubled(A), A * 2)
 
 
-def test_a_backward_of_the_users_own(one: Kernel) -> None:
-    """It may use the operator itself, and what setup_context kept; traced by torch.compile too."""
-
-    def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        (A,) = ctx.saved_tensors
-        return op(grad.contiguous()) + 0 * A
-
-    op = one.as_op(fresh())
-    op.register_autograd(backward, setup_context=keep)
-    for call in (op, torch.compile(op, backend="aot_eager", fullgraph=True)):
-        A = numbers().requires_grad_()
-        call(A).sum().backward()
-        assert A.grad is not None and torch.equal(A.grad, torch.full((N,), 2.0))
-    torch.library.opcheck(op, (numbers().requires_grad_(),))
-
-
 def test_a_name_is_one_kernels(one: Kernel) -> None:
     name = fresh()
     op = one.as_op(name)
