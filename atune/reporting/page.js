@@ -74,7 +74,7 @@ function sortable(table) {
   });
   const label = document.createElement("label"), found = document.createElement("p");
   found.className = "soft"; found.setAttribute("aria-live", "polite");
-  label.textContent = "Show only rows with all of these words, such as winner or block=64";
+  label.textContent = "Show only rows with all of these words";
   const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
   box.before(label, found);
   const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
