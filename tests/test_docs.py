@@ -22,7 +22,7 @@ from programs import printed_by
 import atune
 import atune.sets
 from atune.engine.start import PARTS
-from atune.frontends.cli.main import _parser
+from atune.frontends.cli.main import make_parser
 from atune.frontends.decorator.options import PRESETS
 from atune.journal.events import SCHEMA, AnyEvent, encode
 from atune.journal.reader import parse_line
@@ -161,7 +161,7 @@ def test_every_public_name_is_documented_once() -> None:
 def help_of(*command: str) -> str:
     """Return the help of a command."""
     with redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
-        _parser().parse_args([*command, "--help"])
+        make_parser().parse_args([*command, "--help"])
     return shown.getvalue()
 
 

@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from pages import FENCED, PAGES, ROOT, write_files
 
-from atune.frontends.cli.main import _COMMANDS, _parser
+from atune.frontends.cli.main import _COMMANDS, make_parser
 
 BLOCK = re.compile(r"^```(sh|bash|shell|console)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 """Commands, and what they print where a page shows it right below."""
@@ -129,7 +129,7 @@ def blocks() -> Iterator[Block]:
 def of_help() -> Iterator[Block]:
     """Yield the examples at the end of each command's help, as one block each."""
     for name in ("", *(name for names in _COMMANDS.values() for name in names)):
-        chosen = parser = _parser(name)
+        chosen = parser = make_parser(name)
         if name:
             actions = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
             chosen = actions[0].choices[name]
@@ -170,7 +170,7 @@ def commands(block: Block, folder: Path) -> list[list[str]]:
 def of_atune(words: Sequence[str]) -> str:
     """Return why ``atune`` refuses these arguments; empty if it takes them."""
     try:
-        _parser(words[0]).parse_args(words)
+        make_parser(words[0]).parse_args(words)
     except SystemExit as end:
         return "" if end.code == 0 else f"exit {end.code}"
     except Exception as error:
@@ -258,8 +258,6 @@ def test_each_command_is_a_right_call(
     monkeypatch.chdir(tmp_path)
     for name in ("latest", "tuned.jsonl", "old.jsonl", *JOURNALS):  # reading a command asks whether they are there
         Path(name).touch()
-    if "--show-completion" in block.text:
-        pytest.importorskip("shtab")
     assert commands(block, tmp_path) and mistakes(block, tmp_path) == []
 
 
@@ -359,8 +357,6 @@ def test_the_blocks_of_a_page_run(page: str, desk: Path, tmp_path: Path) -> None
             continue
         if "sm_90a" in block.text and shutil.which("nvcc") is None:
             continue  # the block is still read; nothing else compiles for a GPU
-        if "--show-completion" in block.text:
-            pytest.importorskip("shtab")
         done = run(block.text, folder)
         assert done.returncode == STATUS.get(block.text, 0), f"{block.where}: {done.stdout}"
         if block.shown is not None:

@@ -391,7 +391,7 @@ def test_an_interrupt_that_python_wraps_while_it_makes_a_class_is_one(monkeypatc
     def wrapped(*_: object) -> int:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
-    monkeypatch.setattr("atune.frontends.cli.main._parser", wrapped)
+    monkeypatch.setattr("atune.frontends.cli.main.make_parser", wrapped)
     assert main(["tune"]) == 130
 
 

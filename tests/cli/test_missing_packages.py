@@ -58,7 +58,6 @@ def test_a_missing_package_is_no_bug(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("module", "package", "command"),
     [
-        ("shtab", "shtab", ("--show-completion", "bash")),
         ("ray", "ray", ("tune", GEMM, "--cluster", "auto")),
         ("sklearn", "scikit-learn", ("tune", GEMM, "--strategy", "forest")),
     ],

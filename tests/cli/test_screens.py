@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -216,13 +215,3 @@ def test_many_reasons_are_counted() -> None:
     lines = list(_compile_lines({**counts, "target": "c", "fallback": ""}, failures))
     assert lines[2] == "failures   1 failed to lower: reason a"
     assert lines[10].strip() == "3 more, for 3 other reasons" and len(lines) == 2 + 8 + 1 + 1
-
-
-def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["--show-completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    ask = 'COMP_WORDS=(atune {}); COMP_CWORD={}; _shtab_atune; echo "${{COMPREPLY[@]}}"'
-    asked = [ask.format("rep", 1), ask.format("tune --dry", 2), ask.format("cache l", 2)]
-    found = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines() == ["replay report", "--dry-run", "ls"]

@@ -10,7 +10,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
 from atune.frontends.cli.output import (
@@ -23,7 +23,6 @@ from atune.frontends.cli.output import (
     report_error,
 )
 from atune.frontends.cli.parsing import SHARED, Parser
-from atune.model.requirements import lacks
 from atune.version import __version__
 from atune.workers.system.terminal import Interrupts, discard, prepare
 
@@ -65,7 +64,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
     arguments: argparse.Namespace | None = None
     with Interrupts(keep=keep) as interrupts:
         try:
-            arguments = _parser(*argv[:1]).parse_args(argv)
+            arguments = make_parser(*argv[:1]).parse_args(argv)
             if getattr(arguments, "quiet", False) and arguments.verbose:
                 raise UsageError("--quiet: --verbose logs every event on stderr: leave one of them out")
             status: int = arguments.command(arguments, interrupts)
@@ -133,11 +132,7 @@ def show_kept(result: Result, arguments: argparse.Namespace) -> int:
         return OK if result.best is not None else NO_WINNER
 
 
-def _needs_shtab(shell: str) -> NoReturn:
-    raise lacks(f"a completion script for {shell}", "shtab")
-
-
-def _parser(word: str = "") -> Parser:
+def make_parser(word: str = "") -> Parser:
     """Return the parser of the command line. `word`: its first word.
 
     If that is a command, the others are left out; with ``--version`` all are.
@@ -145,12 +140,6 @@ def _parser(word: str = "") -> Parser:
     parser = Parser(prog="atune", description="Tune TileLang kernels.", epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     known = word == "--version" or any(word in names for names in _COMMANDS.values())
-    if not known:
-        text = "print a completion script"
-        try:
-            importlib.import_module("shtab").add_argument_to(parser, "--show-completion", help=text)
-        except ImportError:
-            parser.add_argument("--show-completion", type=_needs_shtab, metavar="SHELL", help=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = Parser(add_help=False)
     for option, text in SHARED.items():
