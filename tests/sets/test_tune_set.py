@@ -28,7 +28,7 @@ from atune.frontends.api.tune_set import SetResult, read_set
 from atune.frontends.cli.main import main
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
-from atune.journal.set_folder import TunedProblem, journals_in
+from atune.journal.set_folder import journals_in
 from atune.workers.processes.pool import ForkServer, Worker
 
 pytestmark = pytest.mark.timeout(170)
@@ -51,21 +51,19 @@ def measured(folder: Path) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[SetResult, list[Event], list[TunedProblem]]:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[SetResult, list[Event]]:
     events: list[Event] = []
-    rows: list[TunedProblem] = []
     folder = tmp_path_factory.mktemp("sets") / "set"
     result = atune.run_set(
-        f"{KERNELS}:SCALE", Problems(n=[256, 512, 1024]), journal=folder, on_event=events.append,
-        on_result=rows.append, **FAST,
+        f"{KERNELS}:SCALE", Problems(n=[256, 512, 1024]), journal=folder, on_event=events.append, **FAST,
     )  # fmt: skip
-    return result, events, rows
+    return result, events
 
 
 def test_each_problem_has_its_own_run_with_its_own_winner(tuned: Any) -> None:
-    result, _, rows = tuned
+    result, _ = tuned
     assert [row.problem.arguments for row in result] == [{"n": 256}, {"n": 512}, {"n": 1024}]
-    assert all(row.won for row in result) and sorted(map(id, rows)) == sorted(map(id, result))
+    assert all(row.won for row in result)
     for row in result:
         assert row.result.header.arguments == row.problem.arguments
         assert row.result.header.flops == row.problem.arguments["n"]
@@ -146,13 +144,11 @@ def test_a_folder_is_read_and_continued_and_nothing_is_measured_twice(tuned: Any
 
 
 def test_problems_with_the_same_code_are_compiled_once(tmp_path: Path) -> None:
-    rows: list[TunedProblem] = []
     sizes = Problems(rows=[100, 200, 300, 400])
-    found = atune.run_set(ANY, sizes, journal=tmp_path / "s", on_result=rows.append, **FAST)
-    assert len(rows) == 4
+    found = atune.run_set(ANY, sizes, journal=tmp_path / "s", **FAST)
     last = found[-1].result  # the last to begin; the first one's proof may end after it
     assert last is not None and last.stored == last.built == 2
-    assert {record.code_key for row in rows for record in row.result.records} == {  # type: ignore[union-attr]
+    assert {record.code_key for row in found for record in row.result.records} == {  # type: ignore[union-attr]
         record.code_key for record in last.records
     }
 
@@ -176,7 +172,7 @@ def test_a_mistake_of_all_problems_is_told_once(name: str, sizes: str, told: str
     assert main(command) == 2
     assert [told in line for line in capsys.readouterr().err.splitlines()] == [False, True]
     with pytest.raises(WorkloadError, match="takes no argument 'm'"):
-        atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", on_result=pytest.fail, **FAST)
+        atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", **FAST)
 
 
 def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path: Path) -> None:
@@ -264,13 +260,13 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
     file, text, folder = tmp_path / "edited.py", Path(KERNELS).read_text(), tmp_path / "s"
     file.write_text(text)
 
-    def edit(row: TunedProblem) -> None:
-        if file.read_text() == text:
+    def edit(event: Event) -> None:
+        if isinstance(event, RunFinished) and file.read_text() == text:
             file.write_text(text.replace("* 2\n", "* 2.0\n"))
 
     problems = Problems(n=[256, 512, 1024, 2048, 4096, 8192])
     with pytest.raises(JournalError, match="another version of the kernel: undo the change"):
-        atune.run_set(f"{file}:SCALE", problems, journal=folder, on_result=edit, **FAST)
+        atune.run_set(f"{file}:SCALE", problems, journal=folder, on_event=edit, **FAST)
     file.write_text(text)
     found = atune.run_set(f"{file}:SCALE", problems, journal=folder, **FAST)
     assert len(found.winners) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -152,10 +152,6 @@ class SetOptions(TuneOptions, total=False):
         "continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
     )]
-    on_result: Annotated[Callable[[TunedProblem], None] | None, Option(
-        "A plain function, called with each problem and its result as it ends.",
-        must="must be a function of a `TunedProblem`",
-    )]
     # fmt: on
 
 
@@ -182,10 +178,9 @@ async def tune_set(
     """
     refuse_unknown("tune_set", options, [*SetOptions.__annotations__])
     given: dict[str, Any] = dict(options)
-    own = {name: given.pop(name, None) for name in ("journal", "on_result")}
-    folder, on_result = own.values()
+    folder = given.pop("journal", None)
     completed("tune_set", given)
-    checked("tune_set", own, SetOptions)
+    checked("tune_set", {"journal": folder}, SetOptions)
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
@@ -193,7 +188,7 @@ async def tune_set(
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
     try:
-        return await _SetRun(workload, chosen, given, Path(folder), on_result).all()
+        return await _SetRun(workload, chosen, given, Path(folder)).all()
     except anyio.get_cancelled_exc_class() as error:
         if journals_in(Path(folder)):
             kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
@@ -223,10 +218,9 @@ class _SetRun:
         problems: Problems,
         options: dict[str, Any],
         folder: Path,
-        on_result: Callable[[TunedProblem], None] | None,
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
-        self._problems, self._folder, self._on_result = problems, folder, on_result
+        self._problems, self._folder = problems, folder
         self._shows, self._options = shows_progress(options), {**options, "progress": False}
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         timed = Budget.parse(options.get("budget")).seconds is not None  # they count also while it waits for a device
@@ -287,8 +281,6 @@ class _SetRun:
             except AtuneError as error:
                 self._errors[index] = error
             self._rows[index] = row = TunedProblem(self._problems[index], result, str(self._errors.get(index, "")))
-        if self._on_result is not None:
-            self._on_result(row)
         self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
 
     def _print(self, line: str) -> None:
