@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from atune.errors import JournalError, UsageError
+from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay
 from atune.journal.result import Result
-from atune.journal.writer import Journal, is_written
+from atune.journal.writer import Journal
 from atune.model.candidate import Problem, check_same_names
 from atune.model.folders import cache_folder, make_private_folder, whole_file
 
@@ -78,7 +78,7 @@ def entered(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Jour
             folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
             if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
                 raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
-            lock = stack.enter_context(_locked(folder))
+            lock = stack.enter_context(Journal.create(folder / LOCK))
             before = listed(folder).values() if is_set(folder) and journals_in(folder) else ()
             known = {one.key: one for one in (*before, *problems)}
             check_same_names([*known.values()], f"journal {folder}")
@@ -109,31 +109,12 @@ def _write(folder: Path, problems: Sequence[Problem]) -> None:
         Path(part).write_bytes(msgspec.json.format(msgspec.json.encode(problems)) + b"\n")
 
 
-def _locked(folder: Path) -> Journal:
-    """Return the lock of a set's folder. Raises `JournalError` while a run holds it, and `OSError`."""
-    try:
-        return Journal.create(folder / LOCK)
-    except JournalError as error:
-        if isinstance(error.__cause__, BlockingIOError):
-            text = f"the set {folder} is being written by another run: wait for it, or give another folder"
-            raise JournalError(text) from error
-        raise error.__cause__ or error from None
-
-
 def is_begun(journal: Path) -> bool:
     """Tell whether a problem's run has begun: its journal's first line is whole. Raises `OSError`."""
     if not journal.exists():
         return False
     with journal.open("rb") as file:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")
-
-
-def is_set_written(folder: Path) -> bool:
-    """Tell whether a run writes the set of a folder."""
-    try:
-        return is_written(folder / LOCK)
-    except FileNotFoundError:
-        return False
 
 
 def journals_in(folder: Path) -> list[Path]:

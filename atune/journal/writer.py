@@ -274,12 +274,12 @@ def _lock(fd: int, path: str) -> None:
 
 
 def is_written(path: Path) -> bool:
-    """Tell whether a run holds the lock of its journal at `path`. Raises `OSError`."""
-    with path.open("rb") as file:
-        try:
+    """Tell whether a run holds the lock of its journal, or its set's, at `path`. Raises `OSError`."""
+    try:
+        with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except (BlockingIOError, FileNotFoundError) as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

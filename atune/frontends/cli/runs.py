@@ -108,7 +108,7 @@ def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
 
     from atune.errors import AtuneError
     from atune.journal.reader import JournalReader
-    from atune.journal.set_folder import is_set_written, listed
+    from atune.journal.set_folder import LOCK, listed
     from atune.journal.state import State
     from atune.journal.writer import is_written
     from atune.workers.storage.result_cache import UNFINISHED, indexed
@@ -117,7 +117,7 @@ def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
     try:
         if path.is_dir():
             ended, problems = sum(one.status != UNFINISHED for one in known), len(listed(path))
-            state = FINISHED if ended == problems else _unfinished(is_set_written(path))
+            state = FINISHED if ended == problems else _unfinished(is_written(path / LOCK))
             return {"kernel": run.kernel, "problems": problems, "ended": ended, "state": state}
         if run.status == UNFINISHED:
             run = indexed(run.path, State.of(JournalReader(path)))  # the index has it as it began

@@ -60,13 +60,9 @@ class ArtifactStore:
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
         """Keep artifacts of one library, each under its code's key. Raises `OSError`."""
-        library: Path | None = None
         for key, artifact in built:
-            if library is None:
-                library = self._keep_library(artifact)
-            self._keep_source(artifact, library)
-            kept = msgspec.structs.replace(artifact, path=library.name, store_key=key)
-            _write(self._code(key), msgspec.json.encode(kept))
+            name = Path(self.keep(artifact).path).name
+            _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
 
     def put_lowered(self, lowered: Lowered) -> None:
         """Store the result of lowering a kernel whose library is stored here. Raises `OSError`."""
@@ -75,9 +71,12 @@ class ArtifactStore:
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
 
     def keep(self, artifact: Artifact) -> Artifact:
-        """Store a winner's library and source, and return the stored artifact. Raises `OSError`."""
+        """Store a library and its source, and return the stored artifact. Raises `OSError`."""
         library = self._keep_library(artifact)
-        self._keep_source(artifact, library)
+        source = Path(source_path(artifact.path, artifact.symbol))
+        kept = Path(source_path(str(library), artifact.symbol))
+        if source.exists() and not kept.exists():
+            _write(kept, source.read_bytes())
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
@@ -110,14 +109,6 @@ class ArtifactStore:
         else:
             _write(path, data)
         return path
-
-    def _keep_source(self, artifact: Artifact, library: Path) -> None:
-        source, kept = (
-            Path(source_path(artifact.path, artifact.symbol)),
-            Path(source_path(str(library), artifact.symbol)),
-        )
-        if source.exists() and not kept.exists():
-            _write(kept, source.read_bytes())
 
 
 # Compiler states in which cicc's code was compared with nvcc's
