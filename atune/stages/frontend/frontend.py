@@ -3,6 +3,7 @@ roles of parameters: which are outputs, and which inputs a kernel may write into
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -192,12 +193,8 @@ def eager_dimensions(
 
 def first_function(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> Any:
     """Return the PrimFunc of the first of `configs` that elaborates; None where none does."""
-    for config in configs:
-        try:
-            with frontend_lock:
-                return elaborate(kernel, arguments, config)
-        except Exception:
-            continue  # the engine records why, as this candidate's failure
+    with contextlib.suppress(WorkloadError):  # the engine records why, as this candidate's failure
+        return _first_result(configs, lambda config: elaborate(kernel, arguments, config), "nothing elaborates")
     return None
 
 
