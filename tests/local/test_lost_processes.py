@@ -53,7 +53,7 @@ async def finished(machine: Any, compile: CompileSettings = IN_PAIRS, act: Act |
         if act is not None:
             act(events)
 
-    run = Run(await tune(machine=machine, compile=compile, on_event=listen, **options), events)
+    run = Run(await tune(machine=machine, compile=compile, on_event=listen, **options), events, [])
     assert run.result.best_index == 0 and not run.of(BenchmarkFailed)
     return run
 
