@@ -40,9 +40,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW = 4
-"""Up to so many candidates, or one for each worker, nvcc compiles all. They hardly delay each other, and comparing a
-new compiler state would take as long again. On an H200 with 16 workers, when each winner was compared, runs of 10
-candidates ended 1.22 times as late with cicc as without, and runs of 15 candidates 1.01 times."""
+"""Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
+runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
+runs of 15 candidates 0.75 times."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
@@ -169,7 +169,7 @@ class LocalMachine:
         return found.target, list(found.devices)
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= max(FEW, self.most_workers()[0])  # a set shares what is parsed
+        few = self.shared is None and candidates <= FEW  # a set shares what is parsed
         self.use(PLAIN if few else self.found.no_cicc)
 
     def use(self, no_cicc: str) -> None:
