@@ -6,6 +6,7 @@ On the CPU target, and the guide's examples on a GPU, too.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,18 @@ def test_checks_and_inputs_are_those_of_a_workload() -> None:
     with pytest.warns(CompatWarning, match="manual_check_prog: is not called without ref_prog"):
         alone = workload_of(Place("c").scaled(manual_check_prog=close))
     assert (alone.reference, alone.check, alone.rtol, alone.max_mismatched_ratio) == (None, None, 1e-2, 0.01)
+
+
+@pytest.mark.parametrize("step", ["set_profile_args", "run"])
+def test_a_block_around_either_step_gives_its_tensors(step: str) -> None:
+    block, A = {step: set_autotune_inputs(torch.ones(64))}, torch.ones(64)
+    made = AutoTuner.from_kernel(scaled, [{"block": 16}]).set_compile_args(out_idx=[-1], target="c")
+    made.set_kernel_parameters(((64,), {}), {})
+    with block.get("set_profile_args", nullcontext()):
+        made.set_profile_args(ref_prog=doubled)
+    with block.get("run", nullcontext()):
+        inputs: Any = workload_of(made).inputs
+    assert inputs is not None and torch.equal(*inputs(), A)
 
 
 def workload_of(tuner: AutoTuner) -> atune.Workload:

@@ -367,8 +367,9 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         """Return this tuner's arguments as options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
         inputs: Callable[..., Any] | None = None
-        if self._captured is not None:
-            inputs = GivenTensors(list(self._captured))
+        captured = tilelang.capture.get_autotune_inputs() if self._captured is None else self._captured
+        if captured is not None:
+            inputs = GivenTensors(list(captured))
         elif profile.supply_prog is not None:
             inputs = supplied(profile.supply_prog)
         if profile.manual_check_prog is not None and profile.ref_prog is None:
