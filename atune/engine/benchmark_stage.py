@@ -227,6 +227,8 @@ class BenchmarkStage:
     def _settle(self, worker: DeviceWorker, artifact: Artifact, answer: Measurement | Failure) -> None:
         if isinstance(answer, Failure):
             self.failed(worker, answer)
+            if self.state.all_differ and not self.state.doubted:
+                self.run.stop("mismatched")
             return
         before, latency = self.state.best, answer.timing.latency_ms
         self.run.artifacts[answer.index] = artifact

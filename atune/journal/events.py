@@ -302,7 +302,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """Seconds of this part of the run; a resumed run has several."""
     reason: str
     """``exhausted``, ``budget`` or ``stopped``; ``unlowered`` where the first candidates all failed to lower, for one
-    reason; ``merged`` where journals were merged."""
+    reason; ``mismatched`` where the default and the first all differ from the reference; ``merged`` where journals were
+    merged."""
     kernel: Artifact | None = None
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     roles: Roles = Roles()

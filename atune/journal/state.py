@@ -32,7 +32,7 @@ from atune.journal.events import (
     SpaceSurveyed,
     Warned,
 )
-from atune.model.artifact import STORED, MachineFacts, StaticFacts
+from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE, Config, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
@@ -197,6 +197,10 @@ class State:
         self.entries: dict[int, Entry] = {}
         self.counts: Counter[str] = Counter()
         """Number of candidates by `Status`, without ``remaining``."""
+        self.kinds: Counter[str] = Counter()
+        """Number of failed candidates by the kind of their failure."""
+        self.doubted = False
+        """Whether a part ended because all candidates differed from the reference: the next ones try all."""
         self.lowered = self.built = 0
         """Numbers of lowered candidates, and of distinct codes with a library."""
         self._stored: set[int] = set()
@@ -286,6 +290,7 @@ class State:
                 self.warnings.append(event.message)
             case RunFinished():
                 self.finished, self.interrupted = event, None
+                self.doubted |= event.reason == "mismatched"
                 self._measuring.clear()
             case RunInterrupted():
                 self.finished, self.interrupted = None, event
@@ -348,6 +353,14 @@ class State:
     def measuring(self) -> dict[int, str]:
         """Candidates that are being measured, or were when the program died, with their device."""
         return dict(self._measuring)
+
+    @property
+    def all_differ(self) -> bool:
+        """Whether the default and the first candidates ran, and each differs from the reference: it may be wrong."""
+        default = None if self.header is None or self.header.default is None else self.outcome(self.header.default)
+        if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
+            return False
+        return self.kinds["mismatch"] >= ALIKE and not any(self.kinds[kind] for kind in RAN - {"mismatch"})
 
     @property
     def total(self) -> int:
@@ -443,6 +456,8 @@ class State:
         if entry.outcome is not None and entry.in_space:
             self.counts[status_of(entry)] += step
             self.unbuilt += 0 if entry.built else step
+            if isinstance(entry.outcome, BuildFailed | BenchmarkFailed):
+                self.kinds[entry.outcome.kind] += step
 
     def _rank(self, entry: Entry) -> None:
         """Update the ranking of `entry`, whose outcome or key may have changed."""

@@ -43,6 +43,11 @@ _WORDS = {
     "suspect": "may have ended the program",
 }
 
+RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
+"""Kinds of failures of candidates that a device has called."""
+ALIKE = 16
+"""So many equal failures tell that they are not the candidates' fault."""
+
 
 def what_failed(kind: str) -> str:
     """Return what candidates with this kind of failure did, in words. A kind of a later atune stands for itself."""

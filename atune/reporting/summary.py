@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from atune.journal.result import Ratio, Record, Result
-from atune.model.artifact import what_failed
+from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Target
 from atune.reporting.importance import axis_importance
@@ -117,8 +117,6 @@ LINE_CHARACTERS = 240
 """Of the line for a group, the screen shows at most this many."""
 MOST_GROUPS = 50
 """Groups that ``--json`` prints."""
-RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
-"""Kinds of failures of candidates that a device has called."""
 DETAIL_LINES = 3
 """Lines of the end of a compiler's or a worker's output that the screen shows."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
@@ -201,7 +199,7 @@ def first_failure_lines(result: Result, groups: Iterable[FailureGroup]) -> list[
     lines = example_lines(group)
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
-    return lines + _all_mismatch(result) + _for_cuda(result, group)
+    return _all_mismatch(result) + lines + _for_cuda(result, group)
 
 
 def example_lines(group: FailureGroup) -> list[str]:
@@ -221,10 +219,15 @@ def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
     command = f"atune tune {workload} --compile-only --target sm_90a"
     lines = ["this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"]
     lines.append(f"  {command}")
-    if result.reason == "unlowered" and result.journal is not None:
-        resume = f"atune resume {shlex.quote(printable(result.journal))}"
-        lines.append(f"the run ended after {group.count} equal failures; the others are tried by: {resume}")
-    return lines
+    return lines + _ended_early(result, "unlowered", group.count)
+
+
+def _ended_early(result: Result, reason: str, count: int) -> list[str]:
+    """Say how to go on with a run that ended for `reason`, after so many failures."""
+    if result.reason != reason or result.journal is None:
+        return []
+    resume = f"atune resume {shlex.quote(printable(result.journal))}"
+    return [f"the run ended after {count} equal failures; the others are tried by: {resume}"]
 
 
 def _all_mismatch(result: Result) -> list[str]:
@@ -232,9 +235,11 @@ def _all_mismatch(result: Result) -> list[str]:
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
+    what, first = "every candidate that ran differs from the reference", "reference"
     if any(record.message.startswith("the check ") for record in result.records):
-        return ["the check refuses every candidate that ran: look at the check, the kernel and the inputs"]
-    return ["every candidate that ran differs from the reference: look at the kernel, the reference and the inputs"]
+        what, first = "the check refuses every candidate that ran", "check"
+    what += f": look at the {first} first, then at the kernel and the inputs"
+    return [what, *_ended_early(result, "mismatched", len(ran))]
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:

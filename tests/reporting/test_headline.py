@@ -216,4 +216,4 @@ def test_a_check_that_refuses_every_candidate_is_named() -> None:
     for index in range(2):
         stream.proposed(index).failed(index, "the check raised ZeroDivisionError: division by zero")
     result = folded(stream.finished())
-    assert "the check refuses every candidate" in first_failure_lines(result, failure_groups(result.records))[-1]
+    assert "the check refuses every candidate" in first_failure_lines(result, failure_groups(result.records))[0]

@@ -18,6 +18,7 @@ import msgspec
 from atune.engine.interfaces import CompileHints, ignored
 from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
+from atune.model.artifact import ALIKE
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -45,9 +46,6 @@ runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 t
 runs of 15 candidates 0.70 times (bench/results/states)."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
-
-ALIKE = 16
-"""So many equal failures of lowering tell that a kernel is written for CUDA, where the CPU is all that there is."""
 
 
 @dataclass(frozen=True)
