@@ -177,7 +177,7 @@ def output_layout(
 
 
 def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of a number, a name, or sums and products of these; None if a name is unknown."""
+    """Return the value of a number, of a text in `sizes`, or of sums and products of these; None if it is unknown."""
 
     def of(node: ast.expr) -> int:
         match node:
@@ -189,10 +189,10 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
                 return _OPERATORS[type(op)](of(left), of(right))  # also of torch's symbolic sizes
         raise KeyError(size)
 
-    if not isinstance(size, str) or size.isidentifier():
-        return sizes.get(size) if isinstance(size, str) else size
+    if not isinstance(size, str):
+        return size
     try:
-        return of(ast.parse(size, mode="eval").body)
+        return sizes[size] if size in sizes else of(ast.parse(size, mode="eval").body)
     except (KeyError, SyntaxError):
         return None
 

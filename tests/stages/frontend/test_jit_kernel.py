@@ -17,14 +17,16 @@ from libraries import CALLS, CPU, config_for, gpu, measured, numbers, plain
 from returning_kernels import N
 
 from atune.errors import AtuneError
-from atune.model.artifact import Artifact, KernelParam
+from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.frontend import elaborate
 from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.loader import LoadError
 from atune.stages.measure.tensors import Outputs
 from atune.stages.tilelang import KernelParam as TheirParam
+from atune.workload.workload import Workload
 
 
 def tilelangs(kernel: Any, out_idx: Any, target: Target = CPU, **arguments: Any) -> Any:
@@ -187,6 +189,15 @@ def test_outputs_have_the_dtype_that_tilelang_gives_them(dtype: str) -> None:
     params = [KernelParam(dtype, (N,))] * 2
     _, out = Outputs(params, [1], "c").among([numbers()])
     assert out.dtype == TheirParam.from_buffer(buffer).torch_dtype() and out.shape == (N,)
+
+
+@pytest.mark.parametrize("size", ["m", "m * 2", "m % 2"])
+def test_a_size_that_an_input_has_is_known_as_it_stands(size: str) -> None:
+    params = [KernelParam("float32", (size,)), KernelParam("float32", (size, 3))]
+    assert Outputs(params, [1], "c").among([torch.zeros(10)])[1].shape == (10, 3)
+    work = Workload(lambda x: None, [{"x": 1}], inputs=[torch.zeros(10)])
+    made = KernelArguments(work, params, Roles(outputs=(1,)), "cpu")
+    assert [list(value.shape) for value in made.values] == [[10], [10, 3]]
 
 
 def test_atunes_own_callable_allocates_as_much() -> None:
