@@ -72,7 +72,8 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
             if isinstance(event, SpaceSurveyed):
                 counts = number == 0
             elif isinstance(event, CandidateAliased):  # where versions differ, another may have measured both
-                counts = all(getattr(one.outcome(event.index), "index", None) != event.index for one in others)
+                elsewhere = (one.outcome(event.index) for one in others)
+                counts = not any(isinstance(one, CandidateMeasured) and one.index == event.index for one in elsewhere)
             elif isinstance(event, Outcome):
                 counts = _counts(event, state, others)
             else:
@@ -98,10 +99,6 @@ def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)
     return last is not None and last.seq == event.seq and (measured or not elsewhere)
-
-
-_WORK = {"kernel, reference or check": "fingerprint", "problem": "arguments", "target": "target", "space": "space"}
-"""Fields of the header that must be the same, by what they are."""
 
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:

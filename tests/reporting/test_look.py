@@ -78,6 +78,14 @@ def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
     assert len(notes) == 1 and "in the 2 journals: 3; a measurement counts before a failure" in notes[0]
 
 
+def test_what_failed_in_one_journal_is_a_duplicate_where_another_measured_its_code(tmp_path: Path) -> None:
+    one = run(tmp_path / "1", [3, 5], code_key=lambda c: "same")
+    two = run(tmp_path / "2", [5, 6], fails={5: "mismatch"})
+    for journals in ([one, two], [two, one]):
+        found = [(r.config["x"], r.status) for r in merge(journals).records]
+        assert found == [(3, "measured"), (5, "duplicate"), (6, "measured")]
+
+
 def test_other_work_is_not_merged(tmp_path: Path) -> None:
     one, two = run(tmp_path / "1", [1]), tmp_path / "2"
     machine = FakeMachine(2, fingerprint="g" * 64)
