@@ -47,7 +47,7 @@ async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candi
         answer = await worker.run(RolesJob(lowered or candidate))
         if isinstance(answer, Roles):
             run.roles = answer
-        if isinstance(answer, Roles) or lowered is not None or run.stopping:
+        if isinstance(answer, Roles) or (lowered is not None and not answer.doubt) or run.stopping:
             break
     run.found_roles.set()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import msgspec
 import pytest
 
+from atune.engine.compile_stage import find_roles
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
@@ -28,8 +30,10 @@ from atune.journal.events import (
 )
 from atune.journal.reader import read, replay
 from atune.journal.writer import Journal
-from atune.model.artifact import Roles, StaticFacts
+from atune.model.artifact import Failure, Roles, StaticFacts
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
+from atune.model.jobs import RolesJob
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
@@ -124,6 +128,20 @@ async def test_roles_are_found_in_the_default(tmp_path: Path) -> None:
     assert (await resume(part, machine=fake())).roles == result.roles
     machine = fake(script=replaced(SCRIPT, fails={7: "lower", 0: "lower", 1: "lower"}))
     assert (await tune(machine=machine)).roles == Roles((0,)) and machine.examined == [7, 0, 1, 2]
+
+
+async def test_roles_are_looked_for_again_where_the_worker_was_lost_and_no_further_where_they_cannot_be_found() -> None:
+    candidates = [Candidate(i, str(i), {}) for i in range(3)]
+    for doubt, found, asked in (("killed", Roles((0,)), 2), ("", Roles(), 1)):
+        answers, jobs = [Failure(2, "worker_lost", "lost", doubt=doubt), Roles((0,))], list[Any]()
+
+        async def answer(job: Any, answers: list[Any] = answers, jobs: list[Any] = jobs) -> Any:
+            jobs.append(job)
+            return answers[len(jobs) - 1]
+
+        run = SimpleNamespace(lowered=candidates[2], roles=Roles(), stopping=False, found_roles=anyio.Event())
+        await find_roles(cast(Any, run), cast(Any, SimpleNamespace(run=answer)), candidates)
+        assert run.roles == found and run.found_roles.is_set() and jobs == [RolesJob(candidates[2])] * asked
 
 
 async def test_a_run_goes_on_with_one_device_fewer(tmp_path: Path) -> None:
