@@ -147,9 +147,9 @@ def test_a_failure_that_may_pass_is_not_known(cache: ResultCache) -> None:
     assert [entry.config for entry, _ in cache.known(key_of(run).work, CONFIGS).values()] == [{"block": 16}]
 
 
-@pytest.mark.parametrize("where", [None, 0.0, 0.5, 0.9])
+@pytest.mark.parametrize("where", [None, "a row", 0.0, 0.5, 0.9])
 def test_an_index_that_is_damaged_or_gone_is_made_again(
-    cache: ResultCache, where: float | None, tmp_path: Path
+    cache: ResultCache, where: float | str | None, tmp_path: Path
 ) -> None:
     for i in range(12):
         put(cache, events(1.0 + i, problem={"M": i}))
@@ -159,6 +159,8 @@ def test_an_index_that_is_damaged_or_gone_is_made_again(
         warnings.simplefilter("ignore", RuntimeWarning)
         if where is None:
             cache.path.unlink()
+        elif isinstance(where, str):
+            cache.path.write_bytes(cache.path.read_bytes().replace(b'{"path":', b'{"pat\xff":'))
         else:
             data = cache.path.read_bytes()
             cache.path.write_bytes(b"no index" * 99 if where == 0.0 else data[: int(len(data) * where)])

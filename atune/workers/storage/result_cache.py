@@ -436,9 +436,10 @@ class ResultCache:
                     self._fill(db)
                     with db:
                         return work(db)
-            except (sqlite3.Error, OSError, UnicodeError) as error:  # SQLite takes no name that is not UTF-8
+            except (sqlite3.Error, OSError, UnicodeError, msgspec.MsgspecError) as error:  # its names must be UTF-8
                 code = getattr(error, "sqlite_errorcode", None)
-                if attempt == 1 and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+                if attempt == 1 and (broken or isinstance(error, msgspec.MsgspecError)):
                     _warn(f"the index {self.path} was damaged ({error}), and is made again")
                     for name in (self.path, f"{self.path}-journal"):
                         Path(name).unlink(missing_ok=True)
