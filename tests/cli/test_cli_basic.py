@@ -26,6 +26,7 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.options import python_ways
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.session import session
 from atune.workers.storage.result_cache import ResultCache
 
 HERE = Path(__file__).parents[1]
@@ -275,6 +276,20 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "pip install 'no-such-package>=1,<2'" in out and out.count("it lacks no-such-package") == 2
+
+
+@pytest.mark.parametrize(("visible", "where"), [(None, ""), ("", " among CUDA_VISIBLE_DEVICES")])
+def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
+    visible: str | None, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(doctor, "SCRIPT", "")
+    assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
+    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): --target c takes the CPU"):
+        session.discover("cuda", ("all",))
 
 
 def test_help_and_version_are_quick_and_light() -> None:

@@ -150,5 +150,6 @@ def _target(kind: str, tried: str) -> Check:
     if failed:
         return Check(name, False, "a kernel of a few lines fails", failed)
     if tried == ARCH:
-        return Check(name, False, "cannot be tuned here; a kernel compiles", "it lacks a GPU: NVML finds none")
+        why = importlib.import_module("atune.stages.session.session").none_found()
+        return Check(name, False, "cannot be tuned here; a kernel compiles", f"it lacks a GPU: {why}")
     return Check(name, True, "can be tuned here: a kernel compiled and ran")

@@ -172,7 +172,7 @@ def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
     if "cpu" in wanted:
         raise TargetError("target cuda does not run on device 'cpu': use --target c, or --devices all")
     if not gpus:
-        raise TargetError("target cuda: no CUDA GPU is there (NVML finds none); `atune doctor` says what is missing")
+        raise TargetError(f"target cuda: no CUDA GPU is there ({none_found()}): --target c takes the CPU")
     ids = [g.id for g in gpus]
     if missing := [d for d in wanted if d != "all" and d not in ids]:
         raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
@@ -217,6 +217,11 @@ def visible_gpus() -> list[DeviceInfo]:
             chosen += match
         found = chosen
     return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(found)]
+
+
+def none_found() -> str:
+    """Return why `visible_gpus` lists none."""
+    return f"NVML finds none{' among CUDA_VISIBLE_DEVICES' * ('CUDA_VISIBLE_DEVICES' in os.environ)}"
 
 
 def _gpu(nvml: Any, handle: Any) -> DeviceInfo:
