@@ -231,7 +231,7 @@ class CompileFailed(AtuneError):
 
 
 class CacheMiss(AtuneError):
-    """No result is known for a call, and its kernel may not tune (`on_miss="error"`). Tune it, or ship a result."""
+    """No result is known for a call or a workload, and nothing may tune (`on_miss="error"`). Tune, or ship a result."""
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:

@@ -22,7 +22,7 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.forest import preload
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, chosen, make_strategy, may_be_forest, uses_prior
+from atune.engine.search.strategies import AUTO, PRIOR, RANDOM, chosen, make_strategy, may_be_forest, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
@@ -82,13 +82,11 @@ class EngineSettings:
             return self.strategy
         if header is not None:
             return header.strategy
-        return chosen(
-            spec.total,
-            self.budget.most(spec.total),
-            limited=self.budget.limited,
-            pipeline=self.pipeline,
-            prior=self.prior and figures is not None,
-        )
+        return self._auto(spec, prior=self.prior and figures is not None)
+
+    def _auto(self, spec: WorkloadSpec, *, prior: bool, library: bool | None = None) -> str:
+        most, limited = self.budget.most(spec.total), self.budget.limited
+        return chosen(spec.total, most, limited=limited, pipeline=self.pipeline, prior=prior, library=library)
 
     def header(
         self,
@@ -99,6 +97,8 @@ class EngineSettings:
         strategy: str,
     ) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
+        better = self._auto(spec, prior=strategy == PRIOR, library=True)
+        missed = self.strategy in (None, AUTO) and strategy in (PRIOR, RANDOM) and better != strategy
         return {
             "schema": SCHEMA,
             "workload": spec.name,
@@ -114,6 +114,7 @@ class EngineSettings:
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
                 **({} if self.prior else {"prior": "off"}),
+                **({"missed": better} if missed else {}),
                 **({"cache": self.cache} if self.cache else {}),
             },
             "versions": versions,

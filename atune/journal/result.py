@@ -301,6 +301,11 @@ class Result:
         return None if self.best is None else self.best.latency_ms
 
     @property
+    def strategy(self) -> str:
+        """The name of the strategy that ran; empty before the run began."""
+        return "" if self.header is None else self.header.strategy
+
+    @property
     def reference_ms(self) -> float | None:
         """The reference's median latency, ms, on the device of the final, else on the winner's."""
         return None if self._reference is None else self._reference.latency_ms

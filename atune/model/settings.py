@@ -84,7 +84,8 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         flag="--workers", metavar="N", unset="by the cores",
     )] = None
     group_size: Annotated[Count | None, Option(
-        "Candidates that are compiled into one library. 1 turns grouping off.", unset="the engine's choice",
+        "Candidates that are compiled into one library. 1 turns grouping off.",
+        flag="--group-size", metavar="N", unset="the engine's choice",
     )] = None
     compile_timeout_s: Annotated[Positive, Option(
         "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
@@ -124,7 +125,9 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     """How artifacts are checked and timed."""
 
     # fmt: off
-    n_warmup: Annotated[Natural, Option("Calls before the first sample.", measured=True)] = 3
+    n_warmup: Annotated[Natural, Option(
+        "Calls before the first sample.", flag="--warmup", metavar="N", measured=True,
+    )] = 3
     n_repeat: Annotated[Count, Option(
         "Samples of the first timing.", flag="--rep", metavar="N", measured=True,
     )] = 20

@@ -26,7 +26,8 @@ class Progress:
 
     `stream`: where to write (default: stderr). `interval_s`: least time between two lines elsewhere than on a terminal,
     by the run's clock. `budget`: the run's budget, needed for totals and for the time left (default: what the run's
-    header has). `since`: events from before this time count and are not shown; in seconds since 1970.
+    header has). `since`: events from before this time count and are not shown; in seconds since 1970. `seldom`: nobody
+    asked for it: show a line a minute and nothing else.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Progress:
         interval_s: float = 5.0,
         budget: Budget | None = None,
         since: float = 0.0,
+        *,
+        seldom: bool = False,
     ) -> None:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
-        self._interval_s = interval_s
+        self._interval_s, self._seldom = SELDOM_S if seldom else interval_s, seldom
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self._state = State()
         self._since, self._begun = since, False
@@ -59,7 +62,7 @@ class Progress:
             if self._rows:
                 self._write("")  # the result says all of it
             _ON_SCREEN.release()
-        elif self._begun:
+        elif self._begun and not self._seldom:
             self._show()
 
     def on_event(self, event: Event) -> None:
@@ -73,13 +76,14 @@ class Progress:
         if event.time < self._since:
             return
         self._begun = True
-        if isinstance(event, Warned):
+        if isinstance(event, Warned) and not self._seldom:
             self._warn(event.message)
         if isinstance(event, FinalStarted | FinalOrdered):
             self._final = f"final of {len(event.indices)}" if isinstance(event, FinalStarted) else ""
         # Thousands of events may come per second.
         interval_s = 0.1 if self._on_terminal else self._interval_s
-        if event.mono - self._shown_mono >= interval_s or isinstance(event, SHOWN_AT_ONCE):
+        at_once = isinstance(event, SHOWN_AT_ONCE) and not self._seldom
+        if event.mono - self._shown_mono >= interval_s or at_once:
             self._shown_mono = event.mono
             self._show()
 
@@ -161,6 +165,8 @@ class Progress:
             self._stream = None  # the result is still wanted
 
 
+SELDOM_S = 60.0
+"""Seconds between two lines that nobody asked for."""
 _SAID: set[str] = set()
 """What was shown, of what is shown once in a program."""
 _ON_SCREEN = threading.Lock()

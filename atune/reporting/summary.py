@@ -21,7 +21,7 @@ from atune.workload.source_locations import Place, place_in
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
-    "reference_ratio", "default_ratio", "ties", "warnings", "noise", "stages", "cache_hit",
+    "reference_ratio", "default_ratio", "ties", "strategy", "warnings", "noise", "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to the failures."""
 
@@ -59,11 +59,8 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
     """Return what the user may want to do something about: unchecked outputs, failures, noise, a run cut short."""
     lines = [Line(f"outputs    not checked: {why}", "attention")] if (why := why_unchecked(result)) else []
     failed = [group for group in groups if group.kind != PRUNED]
-    label = "failures"
-    for line in group_lines(failed):
-        lines.append(Line(f"{label:11}{line}", "attention"))
-        label = ""
-    lines += [Line(f"             {line}", "dim") for line in first_failure_lines(result, groups)]
+    for n, line in enumerate(group_lines(failed, example=first_failure_lines(result, failed))):
+        lines.append(Line(f"{'' if n else 'failures':11}{line}", "dim" if line.startswith(" ") else "attention"))
     said = result.noise if result.best else (*result.noise, result.about_default)
     warned = [text for text in result.warnings if text not in said]
     for label, texts in (("warnings", warned), ("noise", result.noise)):
@@ -78,6 +75,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what else is known: ties, the roofline, the axes that mattered, what was pruned and reused."""
     lines = ["known      from the result cache: nothing was run"] if result.cache_hit else []
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
+    lines += [f"strategy   {printable(strategy)}"] if (strategy := strategy_line(result)) else []
     if result.roofline:
         lines.append(f"roofline   {result.roofline.describe()}")
     if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
@@ -87,6 +85,14 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     return [Line(line, "dim") for line in lines]
+
+
+def strategy_line(result: Result) -> str:
+    """Return which strategy chose the candidates, and what it would have been; empty where all were tried."""
+    if result.header is None or result.strategy == "exhaustive":
+        return ""
+    missed = result.header.settings.get("missed")
+    return result.strategy + (f", because scikit-learn, which {missed} needs, is not installed" if missed else "")
 
 
 def next_lines(result: Result) -> list[Line]:
@@ -187,23 +193,24 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def first_failure_lines(result: Result, groups: Iterable[FailureGroup]) -> list[str]:
-    """Return what teaches of the largest of a result's `groups` that failed: an example, where it failed, and how to
-    see more.
+def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
+    """Return what teaches of the first of a result's `groups`: an example, where it failed, and how to see more.
 
     Empty where nothing failed.
     """
-    group = next((g for g in groups if g.kind != PRUNED), None)
-    if group is None:
+    if not groups or groups[0].kind == PRUNED:
         return []
-    lines = example_lines(group)
+    group, lines = groups[0], example_lines(groups)
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
     return _all_mismatch(result) + lines + _for_cuda(result, group)
 
 
-def example_lines(group: FailureGroup) -> list[str]:
-    """Return the first of a group: its configuration, and where it failed."""
+def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
+    """Return the first candidate of the first group: its configuration, and where it failed. Empty without a group."""
+    if not groups:
+        return []
+    group = groups[0]
     example = f"for example candidate {group.first.index}: {group.example}"
     return [example, *(f"  {line}" for line in evidence_lines(group.message, group.first.detail))]
 
@@ -249,11 +256,15 @@ def evidence_lines(message: str, detail: str) -> list[str]:
     return [printable(line)[:300] for line in (last if where is None else where.lines())]
 
 
-def group_lines(groups: Sequence[FailureGroup], limit: int = 8) -> list[str]:
-    """Return a line for each of the first `limit` groups, and one for the rest."""
+def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequence[str] = ()) -> list[str]:
+    """Return a line for each of the first `limit` groups, and one for the rest.
+
+    `example`: lines of the first group, which stand indented below its own.
+    """
     rest = sum(group.count for group in groups[limit:])
     more = [f"{rest} more, for {len(groups) - limit} other reasons"] if rest else []
-    return [*(shortened(group.line, LINE_CHARACTERS) for group in groups[:limit]), *more]
+    lines = [shortened(group.line, LINE_CHARACTERS) for group in groups[:limit]]
+    return [*lines[:1], *(f"  {line}" for line in example), *lines[1:], *more]
 
 
 DEFAULTS = "the kernel's defaults"
@@ -342,8 +353,12 @@ def default_line(result: Result) -> str:
     ratio = over_default(result)
     if ratio is None or result.default_ratio is None or result.default_ms is None:
         return ""
-    interval = "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}"
-    text = comparison(ratio, "the default configuration")
+    digits, text = 2, comparison(ratio, "the default configuration")
+    if "times" not in text:
+        digits, text = 4, f"{text}, {ratio[1]:.4f} times"
+    interval = (
+        "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}"
+    )
     why = printable((result.header and result.header.refused) or "its outputs were not checked")
     left = f", and is not returned, because {why}" if outside and "faster" not in text else ""
     return f"{text}{outside}{left} ({result.default_ms:.4g} ms{interval})"

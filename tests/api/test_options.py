@@ -108,7 +108,12 @@ def test_every_option_says_what_it_is(group: Any) -> None:
 
 
 def test_all_ways_to_tune_take_the_same_options() -> None:
-    assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {"journal", "cached", "warm"}
+    assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {
+        "journal",
+        "cached",
+        "on_miss",
+        "warm",
+    }
     for function in (atune.Tuner, atune.tune, atune.run):
         assert list(inspect.signature(function).parameters) == ["workload", *TuneOptions.__annotations__]
     for function in (atune.resume, atune.run_resume):

@@ -1,4 +1,4 @@
-"""What `run` and `tune` show by themselves: progress where somebody sees it, and nothing elsewhere."""
+"""What `run` and `tune` show by themselves: progress where somebody sees it, and a line a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -64,10 +64,23 @@ def test_what_ends_the_progress(option: str) -> None:
     assert printed.startswith("4 ") and shown == ""
 
 
-def test_elsewhere_nothing_is_shown() -> None:
-    command = [sys.executable, "-c", RUN.format(call="run(machine=FakeMachine(4))")]
-    done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("4 0\n", "")
+OFTEN = "import atune.reporting.progress as p; p.SELDOM_S = 0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "shows"),
+    [
+        (RUN.format(call="run(machine=FakeMachine(4))"), False),  # it ends within a minute
+        (OFTEN + RUN.format(call="run(machine=FakeMachine(4))"), True),
+        (OFTEN + RUN.format(call="run(machine=FakeMachine(4), progress=False)"), False),
+        (OFTEN + RUN.format(call="run(machine=FakeMachine(4), on_event=lambda event: None)"), False),
+    ],
+)
+def test_elsewhere_a_line_a_minute_is_shown(code: str, shows: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), timeout=60, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "4 0\n" and ("4/4 measured" in done.stderr) == shows == bool(done.stderr)
 
 
 def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -94,7 +94,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "default_ms": 4.0, "default_ratio": 4.0, "no_default": "",
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal,
-        "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False,
+        "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False, "strategy": "exhaustive",
         "warnings": [],
         "failures": [{
             "kind": "mismatch", "count": 1, "message": "wrong", "where": None,
@@ -130,20 +130,22 @@ def test_quiet_is_quiet_and_verbose_shows_events(engine: Any, workload: str, cap
 def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
-        "--target sm_90 --devices 1,0 --strategy random --seed 7 --budget 2m --workers 3 --compile-timeout 9.5"
-        " --timeout 8 --rep 5 --skip-check --quiet --no-cicc --no-store --cached"
-        " --layouts 2 --warm cache"
+        "--target sm_90 --devices 1,0 --devices 2 --strategy random --seed 7 --budget 2m --workers 3"
+        " --compile-timeout 9.5 --timeout 8 --rep 5 --skip-check --quiet --no-cicc --no-store --cached --on-miss error"
+        " --layouts 2 --warm cache --group-size 4 --warmup 6"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
     assert scripted.workload.origin == workload
     assert {k: given[k] for k in ("target", "devices", "strategy", "seed")} == {
-        "target": "sm_90", "devices": ("1", "0"), "strategy": "random", "seed": 7,
+        "target": "sm_90", "devices": ("1", "0", "2"), "strategy": "random", "seed": 7,
     }  # fmt: skip
     assert given["budget"].seconds == 120.0
-    assert given["compile"] == CompileSettings(workers=3, compile_timeout_s=9.5, cicc=False, store=False, layouts=2)
-    assert given["benchmark"] == BenchmarkSettings(n_repeat=5, benchmark_timeout_s=8.0, check=False)
-    assert given["warm"] == ["cache"] and given["cached"] is True
+    assert given["compile"] == CompileSettings(
+        workers=3, group_size=4, compile_timeout_s=9.5, cicc=False, store=False, layouts=2
+    )
+    assert given["benchmark"] == BenchmarkSettings(n_warmup=6, n_repeat=5, benchmark_timeout_s=8.0, check=False)
+    assert given["warm"] == ["cache"] and given["cached"] is True and given["on_miss"] == "error"
 
 
 def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
@@ -169,16 +171,21 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--strategy guess", "strategy 'guess' is unknown"),
         ("--target hip", "target 'hip' is not supported"),
         ("--devices 0,0", "device 0 is given twice"),
+        ("--devices 0 --devices 0", "device 0 is given twice"),
+        ("--on-miss default", "on_miss must be 'tune' or 'error', got 'default'"),
+        ("--execution-backend cython", "candidates always run by tvm_ffi: leave it out"),
+        ("--runs 3", "a command tunes once: repeat it"),
+        ("--with-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
+        ("--without-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
         ("--devices 0,x", "devices: give 'all', 'cpu' or device numbers such as [0, 1], got '0,x'"),
         ("--journal=", "path is empty"),
         ("--pipelin", "atune tune has no option --pipelin; did you mean atune.tune(…, pipeline=…) in Python?"),
         ("--budgte 5", "atune tune has no option --budgte; did you mean --budget? (see atune tune --help)"),
         ("--trials=5", "has no option --trials; did you mean --budget?"),
-        ("--group-size 1", "did you mean compile=CompileSettings(group_size=…) in Python?"),
         ("--benchmark-devices 0", "has no option --benchmark-devices; did you mean --devices?"),
         ("--no-benchmark-multi-gpu", "has no option --no-benchmark-multi-gpu; did you mean --devices?"),
-        ("--group-compile-size 4", "did you mean compile=CompileSettings(group_size=…) in Python?"),
-        ("--no-grouped-compile", "did you mean compile=CompileSettings(group_size=…) in Python?"),
+        ("--group-compile-size 4", "did you mean --group-size?"),
+        ("--no-grouped-compile", "did you mean --group-size?"),
         ("--no-pipeline", "did you mean atune.tune(…, pipeline=…) in Python?"),
         ("--no-cache-input-tensors", "did you mean benchmark=BenchmarkSettings(cache_inputs=…) in Python?"),
         ("--cpu-count 2", "did you mean --workers?"),

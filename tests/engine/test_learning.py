@@ -15,6 +15,7 @@ from atune.journal.events import CandidateProposed, Event
 from atune.journal.reader import read, replay
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.device import DeviceLimits
+from atune.reporting.summary import summary, summary_text
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +37,25 @@ async def test_without_a_name_a_budget_has_the_forest_and_none_has_all(tmp_path:
     for budget, name in ((20, "forest"), (None, "exhaustive"), (50, "exhaustive"), (5, "random")):
         result = await tune(machine=fake(), budget=budget)
         assert result.header is not None and result.header.strategy == name
+
+
+@pytest.mark.parametrize(
+    ("options", "ran", "said"),
+    [
+        ({}, "exhaustive", ""),
+        ({"budget": 4}, "random", "strategy   random\n"),
+        ({"budget": 20, "strategy": "random"}, "random", "strategy   random\n"),
+        ({"budget": 20, "pipeline": False}, "random", "strategy   random\n"),
+        ({"budget": 20}, "random", "strategy   random, because scikit-learn, which forest needs, is not installed\n"),
+    ],
+)
+async def test_the_summary_names_the_strategy_and_what_it_lacked(
+    options: dict[str, Any], ran: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atune.engine.search.forest.available", lambda: False)
+    result = await tune(machine=FakeMachine(40), **options)
+    assert summary(result)["strategy"] == ran and said in summary_text(result) + "\n"
+    assert said or "strategy" not in summary_text(result)
 
 
 async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and_told_all() -> None:

@@ -11,7 +11,7 @@ from cache_entries import events, key_of, put
 from event_streams import Stream, write
 
 from atune import resume, tune
-from atune.errors import UsageError
+from atune.errors import CacheMiss, UsageError
 from atune.frontends.api.warm_start import adviser
 from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
@@ -183,6 +183,15 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
     found = await tune(machine=FakeMachine(N), cached=True, journal=again)
     assert found.cache_hit and found.best_config == {"x": 21} and read(again) == read(journal)
     assert "from the result cache: nothing was run" in summary_text(found)
+    assert (await tune(machine=FakeMachine(N), cached=True, on_miss="error")).best_config == {"x": 21}
+    with pytest.raises(
+        CacheMiss, match="the result cache has no result of fake as it is now: tune it, without on_miss"
+    ):
+        await tune(machine=FakeMachine(N), cached=True, on_miss="error", budget=5, journal=tmp_path / "missed")
+    assert not (tmp_path / "missed").exists()
+    for cached in (None, False):
+        with pytest.raises(UsageError, match="is for cached=True"):
+            await tune(machine=FakeMachine(N), cached=cached, on_miss="error")
     measured = await tune(machine=FakeMachine(N), journal=tmp_path / "anew")
     assert not measured.cache_hit and proposals(tmp_path / "anew")[0] == 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from event_streams import Stream, write
 
+from atune.frontends.api.blocking import no_winner_message
 from atune.journal.events import BuildFailed
 from atune.journal.result import Result
 from atune.model.candidate import BASELINE
@@ -90,6 +91,25 @@ MOVED = Stream(total=1).ready(4.0).candidate(0, 5.0).final({0: [5.0] * 9 + [2.0]
 )
 def test_how_the_winner_compares_with_the_reference_is_said(result: Result, text: str, ratio: float | None) -> None:
     assert (latency_line(result), result.reference_ratio) == (text, ratio)
+
+
+def test_as_fast_as_the_default_has_the_digits_that_differ() -> None:
+    stream = Stream(total=2, default=1).candidate(0, 1.0).candidate(1, 1.0).final({0: [1.0], 1: [1.0008]}).finished()
+    assert default_line(folded(stream)) == (
+        "as fast as the default configuration, 1.0008 times (1.001 ms, 95 % interval 1.0008–1.0008)"
+    )
+
+
+@pytest.mark.parametrize("winner", [True, False])
+def test_the_example_of_a_failure_stands_below_its_own_kind(winner: bool) -> None:
+    stream = Stream(total=6).proposed(0).build_failed(0).proposed(1).build_failed(1).candidate(2)
+    for index in (3, 4, 5):
+        stream.proposed(index).lowered(index).pruned(index)
+    result = folded((stream.candidate(6, 1.0) if winner else stream).finished())
+    lines = (summary_text(result) if winner else no_winner_message(result)).splitlines()
+    at = next(n for n, line in enumerate(lines) if "for example candidate 0" in line)
+    assert "2 failed to compile" in lines[at - 1] and "gave wrong outputs" in lines[at + 3]
+    assert any("too much shared memory" in line for line in lines[at + 4 :])
 
 
 def test_ties_are_named_with_the_rule_that_chose() -> None:

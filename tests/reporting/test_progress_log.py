@@ -55,6 +55,12 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_five_seconds_at_most() 
     assert all("\x1b" not in line for line in lines)
 
 
+def test_what_nobody_asked_for_is_a_line_a_minute_and_nothing_else() -> None:
+    stream = run_of(100, step_s=0.5).add(Warned, message="the governor is powersave")  # 403 events in 200 s
+    assert [line[:14] for line in shown(stream, seldom=True)] == ["atune: [1 min ", "atune: [2 min ", "atune: [3 min "]
+    assert shown(run_of(100), seldom=True) == []
+
+
 def test_an_interrupted_run_shows_how_far_it_came() -> None:
     lines = shown(Stream(total=9).candidate(0, 1.0).proposed(1))
     best = "best 1 ms (first timing): block=0"

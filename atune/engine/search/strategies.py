@@ -124,16 +124,25 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     return MAKERS[name](searched)
 
 
-def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
+def chosen(
+    total: int,
+    budget: int | None,
+    *,
+    limited: bool,
+    pipeline: bool = True,
+    prior: bool = False,
+    library: bool | None = None,
+) -> str:
     """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
     `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `pipeline`: whether
-    outcomes come before all is proposed. `prior`: whether there is a prior.
+    outcomes come before all is proposed. `prior`: whether there is a prior. `library`: whether scikit-learn is
+    installed; None looks.
     """
     if not limited or (budget is not None and budget >= total):
         return EXHAUSTIVE
     few = budget is not None and budget <= (FEW_RANKED if prior else FEW)
-    if pipeline and not few and forest.available():
+    if pipeline and not few and (forest.available() if library is None else library):
         return FOREST
     return PRIOR if prior else RANDOM
 

@@ -182,8 +182,7 @@ def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifa
     if failed := failed_records(candidates, answers):
         groups = failure_groups(failed)
         lines = [f"{len(failed)} of {len(candidates)} configurations failed to compile:"]
-        lines += [f"  {line}" for line in group_lines(groups, 10)]
-        lines += [f"    {line}" for line in example_lines(groups[0])]
+        lines += [f"  {line}" for line in group_lines(groups, 10, example_lines(groups))]
         failures = [(candidates[i].config, one) for i, one in sorted(answers.items()) if isinstance(one, Failure)]
         raise CompileFailed("\n".join(lines), failures)
 

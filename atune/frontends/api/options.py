@@ -65,7 +65,7 @@ class EngineOptions(TypedDict, total=False):
     )]
     devices: Annotated[str | Sequence[str | int], Option(
         "Devices to measure on: all, cpu, or numbers of GPUs.",
-        default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
+        default="all", flag="--devices", metavar="all|cpu|0,1", action="repeat", group="where",
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, Option(
         "Run on the nodes of a Ray cluster: auto, or its address. Needs ``ray``. `devices` and "
@@ -124,9 +124,9 @@ class ListenOptions(TypedDict, total=False):
         "A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.",
     )]
     progress: Annotated[bool | None, Option(
-        "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, unless "
-        "`on_event` or `log` is given. A `Tuner` shows it for True alone.",
-        unset="where somebody sees it",
+        "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, and "
+        "elsewhere shows a line a minute, unless `on_event` or `log` is given. A `Tuner` shows it for True alone.",
+        unset="where somebody sees it, and elsewhere seldom",
     )]
     # fmt: on
 
@@ -149,6 +149,12 @@ class TuneOptions(RunOptions, total=False):
         "Return what the result cache has of the same work, and run nothing. None runs, and begins with the winner "
         "that it has; False ignores it.",
         unset="begin with its winner", flag="--cached", page="cache.md", group="search",
+    )]
+    on_miss: Annotated[Literal["tune", "error"], Option(
+        "Beside `cached`, where the result cache has no result of the work: tune, or fail (error). It then raises "
+        "`CacheMiss`.",
+        default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
+        group="search",
     )]
     warm: Annotated[Warm, Option(
         "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "

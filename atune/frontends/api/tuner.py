@@ -27,7 +27,7 @@ from atune.engine.search.strategies import check_given
 from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
-from atune.frontends.api.options import TuneOptions, completed, named, shows_progress
+from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.result import Result, TuneResult
@@ -152,7 +152,7 @@ def engine_settings(given: TuneOptions) -> EngineSettings:
         pipeline=given["pipeline"],
         accept=check_parts(given["accept"]),
         advise=adviser(given["warm"]),
-        recall=None if given["machine"] is not None and given["cached"] is None else recaller(given["cached"]),
+        recall=recaller(given["cached"], given["on_miss"], unless_asked=given["machine"] is None),
     )
 
 
@@ -196,7 +196,7 @@ class Tuner:
         self._journal_path = None if journal is None else Path(journal)
         logger = None if given["log"] is None else event_log(given["log"])
         self._listeners = tuple(listener for listener in (given["on_event"], logger) if listener is not None)
-        self._progress = given["progress"]
+        self._progress, self._seldom = given["progress"], False
         self._history = EventHistory()
         self._result: TuneResult | None = None
         self._error: BaseException | None = None
@@ -268,7 +268,7 @@ class Tuner:
             if self._progress:
                 from atune.reporting.progress import Progress
 
-                with Progress(budget=self._settings.budget, since=time.time()) as progress:
+                with Progress(budget=self._settings.budget, since=time.time(), seldom=self._seldom) as progress:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
@@ -370,7 +370,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    return await _finished(await _made(workload, {**named("tune", options), "progress": shows_progress(options)}))
+    return await _finished(await _made(workload, named("tune", options)))
 
 
 def tuner_on(
@@ -401,7 +401,7 @@ async def tune_apart(
 
     `begun`: what `ResultCache.begin` returned. `recall`: returns what is known of earlier runs.
     """
-    tuner = await _made(workload, {**options, "progress": shows_progress(options), "cached": False})
+    tuner = await _made(workload, {**options, "cached": False})
     tuner._settings = replace(tuner._settings, cache=use, recall=recall)
     tuner._cache = cache or tuner._cache
     if begun is not None:
@@ -432,6 +432,10 @@ def _importing() -> bool:
 
 async def _finished(tuner: Tuner) -> TuneResult:
     tuner._history.kept = False
+    if tuner._progress is None and not tuner._listeners:
+        from atune.reporting.progress import is_watched
+
+        tuner._progress, tuner._seldom = True, not is_watched()
     try:
         async with tuner:
             return await tuner.result()
@@ -459,7 +463,7 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    given = {**named("run", options), "progress": shows_progress(options)}
+    given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
     return run_blocking(_finished, Tuner(workload, **given))

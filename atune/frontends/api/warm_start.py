@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from atune.engine.start import Advise, Recall, Recalled
-from atune.errors import UsageError
+from atune.errors import CacheMiss, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Result
@@ -121,13 +121,21 @@ def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[
             yield Advice(f"{CACHE} {run.key}", first)
 
 
-def recaller(cached: bool | None) -> Recall | None:
-    """Return a function that looks for a run's work in the result cache, as `cached` says; None for False."""
-    return None if cached is False else partial(_recall, ResultCache(), bool(cached))
+def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall | None:
+    """Return a function that looks for a run's work in the result cache, as `cached` says; None for False.
+
+    `unless_asked`: whether it looks where `cached` is None, too. Raises `UsageError` for `on_miss` without `cached`.
+    """
+    if on_miss == "error" and not cached:
+        raise UsageError("on_miss='error' (--on-miss error) is for cached=True (--cached): give both")
+    looks = unless_asked if cached is None else cached
+    return partial(_recall, ResultCache(), bool(cached), on_miss) if looks else None
 
 
-def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: WorkloadSpec) -> Recalled:
+def _recall(cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarted, spec: WorkloadSpec) -> Recalled:
     """Return the result of the same work, if `all_of_it` is wanted and there is one, else the best winner as advice.
+
+    Raises `CacheMiss` where there is none and `on_miss` is ``error``.
 
     Runs of the same work with other settings of the search, another space, or another problem of the same key, have a
     winner for that, too.
@@ -138,6 +146,10 @@ def _recall(cache: ResultCache, all_of_it: bool, header: RunStarted, spec: Workl
     same = run is not None and run.parts is not None and same_problem(run.parts.tuned_for, header.arguments)
     if run is not None and same and (events := cache.events(run, header)):
         return Recalled(events, whole=run.path)
+    if on_miss == "error":
+        raise CacheMiss(
+            f"the result cache has no result of {spec.name} as it is now: tune it, without on_miss (--on-miss)"
+        )
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
     here = _keys(spec) if best_first else ()
     found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)

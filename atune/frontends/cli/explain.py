@@ -86,8 +86,8 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if machine.fallback:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
     if groups := failure_groups(found):
-        for line, group in zip(group_lines(groups), groups, strict=True):
-            print_message("\n  ".join([line, *example_lines(group)]))
+        for group in groups:
+            print_message("\n".join(group_lines([group], example=example_lines([group]))))
         if arguments.json:
             print_out(json.dumps({"failures": failures_data(found)}))
         return NO_WINNER

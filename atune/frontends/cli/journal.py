@@ -102,7 +102,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     options: dict[str, Any] = {}
     if arguments.budget is not None:
         options["budget"] = Budget.parse(arguments.budget)
-    options |= {name: value for name in ("cluster", "devices") if (value := getattr(arguments, name)) is not None}
+    given = {"cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
+    options |= {name: value for name, value in given.items() if value}
     if os.path.isdir(arguments.journal):
         from atune.frontends.api.tune_set import resume_set
         from atune.frontends.cli.tune import drive_set

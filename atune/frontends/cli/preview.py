@@ -106,5 +106,5 @@ def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator
     yield f"target     {found['target']}; nothing was measured"
     yield from [f"           {found['fallback']}"] if found["fallback"] else []
     groups = failure_groups(failures)
-    yield from (f"{'' if n else 'failures':11}{line}" for n, line in enumerate(group_lines(groups)))
-    yield from (f"             {line}" for line in (example_lines(groups[0]) if groups else ()))
+    lines = group_lines(groups, example=example_lines(groups))
+    yield from (f"{'' if n else 'failures':11}{line}" for n, line in enumerate(lines))

@@ -117,7 +117,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
     check_given(arguments.strategy)
     return {
         **checked("", given(TuneOptions), TuneOptions),
-        "devices": device_names(arguments.devices),
+        "devices": device_names(",".join(arguments.devices) or "all"),
         "budget": budget,
         "warm": [one if one == "cache" else find_journal(one) for one in arguments.warm],
         "journal": journal,
