@@ -115,10 +115,10 @@ class WorkloadOptions(SharedOptions, total=False):
 
     # fmt: off
     inputs: Annotated[Inputs, Option(
-        "Tensors for the kernel's input parameters, or a function that returns them. The function gets the arguments "
-        "of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters with dtypes "
-        "and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' shapes and "
-        "dtypes.",
+        "Tensors for the kernel's input parameters, or a function that returns them, or the only one. It gets the "
+        "arguments of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters "
+        "with dtypes and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' "
+        "shapes and dtypes.",
         check=check_inputs,
     )]
     arguments: Annotated[Mapping[str, Any] | None, Option(

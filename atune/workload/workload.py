@@ -180,6 +180,19 @@ def not_taken(name: str, parameters: Iterable[str]) -> str:
     return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}"
 
 
+def _expected(parameter: inspect.Parameter, value: Any) -> str:
+    """Return what a parameter says that it takes, by annotation or default, if `value` is none; empty otherwise."""
+    kind = (
+        parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "")
+    )
+    if kind == "int":
+        return "a whole number" if value is None or isinstance(value, (str, float)) else ""
+    number = kind == "float"
+    if (number and value is None) or (isinstance(value, str) and (number or type(parameter.default) in (int, float))):
+        return "a number"
+    return ""
+
+
 class Fit:
     """Checks that configurations fit the kernel's parameters, and finds the default among them."""
 
@@ -194,13 +207,17 @@ class Fit:
         self._fitting: set[tuple[str, ...]] = set()
         """Names of configurations that fit."""
         self._default_keys: dict[tuple[object, ...], str] = {}
-        for name in workload.arguments:
+        for name, value in workload.arguments.items():
             if name not in parameters and not self._takes_any:
-                symbolic = "; a symbolic dimension (T.dynamic) has its size from inputs"
+                other = "; a symbolic dimension (T.dynamic) has its size from inputs"
+                if meant(name, ["weight"]):
+                    other = "; 'weight' says how often a problem of a set occurs"
                 raise NoSuchWorkload(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
-                    f"{meant(name, parameters) or symbolic}"
+                    f"{meant(name, parameters) or other}"
                 )
+            if name in parameters and (must := _expected(parameters[name], value)):
+                raise WorkloadError(f"Workload {workload.name}: argument {name!r} must be {must}, got {value!r}")
 
     @property
     def names(self) -> set[str]:

@@ -59,7 +59,7 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
         (lambda: Problems(), "there is none"),
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
         (lambda: Problems([1]), "each problem is a dictionary"),
-        (lambda: Problems([{"M": 1}, {"N": 1}]), "N=1 and M=1 differ in the names"),
+        (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2: there is no 'M', which entry 1 has"),
         (lambda: Problems([{**PAIRS[1], "weight": 0}]), "the weight of M=2, N=8 must be above zero, got 0"),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
@@ -87,13 +87,41 @@ def test_wrong_problems_are_refused(make: Any, message: str) -> None:
         ("a.jsonl", '{"M": 1}\n\n{"M": 2\n', r"a.jsonl: .* line 2 column"),
         *((f"a.{kind}", "", f"a.{kind}: the file has no problem") for kind in ("jsonl", "csv")),
         ("a.csv", "M,N\n", "a.csv: the file has no problem"),
-        *(("a.csv", f"M,N\n1,8\n{row}\n", "entry 2 needs a value for each column") for row in ("2", "2,", "2,8,1")),
+        *(
+            ("a.csv", f"M,N\n1,8\n{row}\n", f"a.csv, entry 2 needs a value for each column, and has {has}")
+            for row, has in (("2", "none for N"), ("2,", "none for N"), ("2,8,1", "more"))
+        ),
+        ("a.csv", "M;N\n1;8\n", "a.csv, entry 1: 'M;N' is no argument's name; a table has commas"),
+        ("a.csv", "M,N\n1,8\nx,8\n", "a.csv, entry 2: M must be a number, got the text 'x'"),
+        ("a.json", '[{"M": "128"}]', "a.json, entry 1: M must be a number, got the text '128'"),
+        ("a.json", '[{"M": 1}, {"M": 2, "weight": "3"}]', "entry 2: weight must be a number, got the"),
+        ("a.json", '[{"M": 1}, {"M": 2, "weight": -3}]', "entry 2: the weight of M=2 must be above zero, got -3"),
+        ("a.json", '[{"M": 1, "wieght": 2}, {"M": 2}]', r"entry 2: there is no 'wieght', .* \(did you mean 'weight'"),
+        ("a.json", '[{"M": 1}, {"M": 2, "N": 8}]', "a.json, entry 1: there is no 'N', which entry 2 has"),
+        ("a.json", '[{"M": 1}, {"M": NaN}]', "a.json, entry 2: M: nan reads as None"),
     ],
 )
 def test_a_file_of_something_else_is_refused_with_the_place(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=message):
         Problems(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('[{"M": 32.0}, {"M": 64}]', [32, 64]),
+        ('[{"M": 0.5}, {"M": 2.0}]', [0.5, 2.0]),
+        ('[{"M": null}, {"M": 32.0}]', [None, 32]),
+        ('[{"M": "float16"}, {"M": "float32"}]', ["float16", "float32"]),
+        ('[{"M": true}, {"M": -1.0}]', [True, -1]),
+    ],
+)
+def test_numbers_of_a_file_are_whole_where_all_of_an_argument_are(text: str, values: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    found = [problem.arguments["M"] for problem in Problems(tmp_path / "a.json")]
+    assert [*map(repr, found)] == [*map(repr, values)]
+    assert repr(Problems([{"M": 1.0}])[0].arguments["M"]) == "1.0", "a program's numbers stay as they are"
 
 
 def test_sizes_of_the_command_line_are_numbers_or_text() -> None:

@@ -154,9 +154,9 @@ def test_problems_with_the_same_code_are_compiled_once(tmp_path: Path) -> None:
 
 
 def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> None:
-    result = atune.run_set(FREE, [{"n": 256}, {"n": "x"}, {"n": 512}], journal=tmp_path / "s", **FAST)
+    result = atune.run_set(FREE, [{"n": 256}, {"n": None}, {"n": 512}], journal=tmp_path / "s", **FAST)
     assert [row.won for row in result] == [True, False, True]
-    assert "failed     n='x': no candidate worked: 2 failed to lower: cannot make const" in str(result)
+    assert "failed     n=None: no candidate worked: 2 failed to lower: " in str(result)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,31 @@ def describing(*args: Any, **options: Any) -> Any:
     return describe(Workload(*args, **options))
 
 
+def loose(rows: int, scale: float = 1.0, columns=4, mode="fast", block=8) -> None:  # type: ignore[no-untyped-def]
+    """Says of some parameters what they take."""
+
+
+loose.__annotations__["scale"] = float  # as in a module whose annotations are evaluated; `rows` has a text
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "must"),
+    [
+        ("rows", [1, True, -1, {"$dynamic": "m"}], ["x", None, 8.5], "a whole number"),
+        ("scale", [1, 0.5], ["x", None], "a number"),
+        ("columns", [1, 0.5, None], ["x"], "a number"),
+        ("mode", ["slow", 1, None], [], ""),
+    ],
+)
+def test_arguments_are_what_the_kernel_says(name: str, right: list[Any], wrong: list[Any], must: str) -> None:
+    work = Workload(loose, Space(block=[1]), arguments={"rows": 4})
+    for value in right:
+        assert work.at({name: value}).arguments[name] == value
+    for value in wrong:
+        with pytest.raises(WorkloadError, match=f"argument {name!r} must be {must}, got {value!r}"):
+            work.at({name: value})
+
+
 def test_a_description_is_plain_data() -> None:
     spec = describing(kernel, Space(block=[16, 32], stages=[1, 2]), arguments={"N": 8}, reference=abs, out_idx=1)
     assert spec.configs[1] == {"block": 16, "stages": 2} and spec.default == 2
@@ -176,6 +201,10 @@ def problem(space: Any, **options: Any) -> Any:
         (
             lambda: Workload(kernel, Space(block=[1]), arguments={"n": 1}),
             "the kernel takes no argument 'n'; it takes N, block, stages (did you mean 'N'?)",
+        ),
+        (
+            lambda: Workload(kernel, Space(block=[1]), arguments={"wieght": 1}),
+            "it takes N, block, stages; 'weight' says how often a problem of a set occurs",
         ),
         (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),

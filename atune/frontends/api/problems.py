@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from atune.errors import SpaceError, UsageError
-from atune.model.candidate import Problem, check_same_names, describe_config, normalise
+from atune.model.candidate import Problem, describe_config, normalise
+from atune.workload.workload import meant
 
 WEIGHT = "weight"
 """The key, or column of a file, that says how often a problem occurs."""
@@ -43,20 +44,19 @@ class Problems(Sequence[Problem]):
     def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
         rows = _rows(given)
         values = {name: _values(value) for name, value in sizes.items()}
-        if twice := [name for name in values if any(name in row for row in rows)]:
+        if twice := [name for name in values if any(name in row for _, row in rows)]:
             both = f"each problem of the list or file has {twice[0]}, and {twice[0]}=… is given for all of them"
             raise UsageError(f"Problems: {both}: leave one out")
         points = [dict(zip(values, point, strict=True)) for point in product(*values.values())] if values else [{}]
         found: dict[str, Problem] = {}
-        for row in rows or ([{}] if values else []):
+        for where, row in rows or ([("Problems", {})] if values else []):
             for point in points:
-                one = _problem({**row, **point})
+                one = _problem({**row, **point}, where)
                 before = found.get(one.key)
                 found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
         self._problems = tuple(found.values())
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
-        check_same_names(self._problems, "Problems")
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -88,14 +88,14 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
     return found
 
 
-def _problem(row: Mapping[str, Any]) -> Problem:
+def _problem(row: Mapping[str, Any], where: str) -> Problem:
     arguments = dict(row)
     weight = arguments.pop(WEIGHT, 1.0)
-    number = float(weight) if isinstance(weight, Real) and not isinstance(weight, bool) else 0.0
+    number = float(weight) if _is_number(weight) else 0.0
     if not 0 < number < math.inf:
-        raise UsageError(f"Problems: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
+        raise UsageError(f"{where}: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
     try:
-        return Problem({name: normalise(value, f"Problems: {name}") for name, value in arguments.items()}, number)
+        return Problem({name: normalise(value, f"{where}: {name}") for name, value in arguments.items()}, number)
     except SpaceError as error:
         raise UsageError(str(error)) from error
 
@@ -105,8 +105,14 @@ def _values(value: Any) -> list[Any]:
     return list(value) if several else [value]
 
 
-def _rows(given: Any) -> list[Mapping[str, Any]]:
-    if isinstance(given, (str, os.PathLike)):
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the entries of a list or a file, each after its place for messages. Raises `UsageError`."""
+    in_file = isinstance(given, (str, os.PathLike))
+    if in_file:
         where, rows = f"problems {os.fspath(given)}", _read(Path(given))
         if not rows:
             raise UsageError(f"{where}: the file has no problem")
@@ -116,10 +122,30 @@ def _rows(given: Any) -> list[Mapping[str, Any]]:
         raise UsageError(f'{where}: give a list of dictionaries, such as [{{"M": 1}}, {{"M": 2}}], got {rows!r}')
     rows = [{**row.arguments, WEIGHT: row.weight} if isinstance(row, Problem) else row for row in rows]
     for number, row in enumerate(rows, 1):
+        entry = f"{where}, entry {number}"
         if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
-            entry = f"{where}, entry {number}"
             raise UsageError(f"{entry}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
-    return rows
+        if wrong := [name for name in row if not name.isidentifier()]:
+            raise UsageError(f"{entry}: {wrong[0]!r} is no argument's name; a table has commas between its columns")
+        for name in sorted((row.keys() ^ rows[0].keys()) - {WEIGHT}):
+            lacking, having = (1, number) if name in row else (number, 1)
+            lacks = f"{where}, entry {lacking}: there is no {name!r}, which entry {having} has"
+            raise UsageError(f"{lacks}{meant(name, [WEIGHT])}")
+    columns = {name: _column(where, name, [row.get(name) for row in rows], in_file) for row in rows for name in row}
+    return [(f"{where}, entry {n + 1}", {name: columns[name][n] for name in row}) for n, row in enumerate(rows)]
+
+
+def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any]:
+    """Return an argument's values. In a file where all numbers are whole, 32.0 is 32: pandas writes it where gaps are.
+
+    Raises `UsageError`, naming the entry, for a text that reads as a number, or where other entries have numbers.
+    """
+    numbers = any(map(_is_number, values))
+    for number, value in enumerate(values, 1):
+        if isinstance(value, str) and (numbers or _is_number(_cell(value))):
+            raise UsageError(f"{where}, entry {number}: {name} must be a number, got the text {value!r}")
+    whole = in_file and all(v.is_integer() and abs(v) < 2**53 for v in values if isinstance(v, float))
+    return [int(value) if whole and isinstance(value, float) else value for value in values]
 
 
 def _read(file: Path) -> Any:
@@ -128,7 +154,7 @@ def _read(file: Path) -> Any:
         text = file.read_text("utf-8-sig")  # spreadsheets begin their tables with a mark
         if file.suffix == ".csv":
             table = csv.DictReader(text.splitlines(), skipinitialspace=True)
-            return [_cells(row, number) for number, row in enumerate(table, 1)]
+            return [_cells(row, f"problems {file}, entry {number}") for number, row in enumerate(table, 1)]
         if file.suffix == ".jsonl":
             lines = [line for line in text.splitlines() if line.strip()]
             return json.loads("[" + "\n,".join(lines) + "]")
@@ -139,9 +165,10 @@ def _read(file: Path) -> Any:
         raise UsageError(f"problems {file}: {error}: give a .json, .jsonl or .csv file") from error
 
 
-def _cells(row: Mapping[Any, Any], number: int) -> dict[str, Any]:
+def _cells(row: Mapping[Any, Any], entry: str) -> dict[str, Any]:
     if None in row or not all(row.values()):
-        raise ValueError(f"entry {number} needs a value for each column, got {row!r}")
+        lacking = next((f"none for {name}" for name, cell in row.items() if not cell), "more")
+        raise UsageError(f"{entry} needs a value for each column, and has {lacking}")
     return {name: _cell(cell) for name, cell in row.items()}
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from atune.bundle.launch import size_of
 from atune.errors import InputsMissing, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam, Roles
+from atune.model.candidate import describe_config
 from atune.stages.measure.tensors import (
     bind_dimensions,
     bits_of,
@@ -47,6 +48,12 @@ class KernelArguments:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
+        for i, param in enumerate(params):
+            if any(isinstance(size, int) and size < 0 for size in param.shape or ()):
+                problem = f"Workload {work.name}: for {describe_config(work.arguments)}"
+                raise WorkloadError(
+                    f"{problem}, parameter {i} has the shape {list(param.shape or ())}: no size may be negative"
+                )
         self.out_idx = tuple(sorted(i % n for i in roles.outputs))
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.writes = roles.writes
@@ -117,7 +124,8 @@ class KernelArguments:
             check_arguments([param], [value], device, i)
             bind_dimensions([param], [value], self._sizes)
         except (TypeError, ValueError) as error:
-            raise WorkloadError(f"Workload {self._work.name}: inputs do not fit: {error}") from None
+            own = "; where configurations differ in it, inputs=lambda parameters: … gets what each one takes"
+            raise WorkloadError(f"Workload {self._work.name}: inputs do not fit: {error}{own}") from None
         return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
@@ -233,7 +241,8 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         wanted = {p.name for p in parameters}
         named = {"parameters": in_params} if "parameters" in wanted else {}
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
-        return list(work.inputs(**named))
+        given = work.inputs(**named)
+        return list(given) if getattr(given, "shape", None) is None else [given]
     except BaseException as error:
         message = f"Workload {work.name}: inputs raised {name_and_message(error)}"
         raise WorkloadError(located(message, error)) from error

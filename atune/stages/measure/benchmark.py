@@ -38,6 +38,8 @@ class _Device:
     timer: Timer
     observer: Observer | None = None
     arguments: KernelArguments | None = None
+    prepared: tuple[KernelParam, ...] = ()
+    """Parameters for which the workload's inputs and reference are known to work."""
 
 
 _device = _Device()
@@ -76,7 +78,7 @@ def prepare(payload: bytes) -> bytes:
             f"Workload {workload().name}: the memory of {session().device} does not suffice for the inputs and the "
             f"reference: make the problem smaller, or end other programs there ({in_one_line(error)})"
         ) from error
-    reference = None
+    _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None:
         reference = _timing(_samples(_timed_reference(), session().benchmark, None))
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
@@ -94,8 +96,10 @@ def measure(payload: bytes) -> bytes:
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
         result = Failure(artifact.index, "load", in_one_line(error), whole_message(error))
-    except UsageError:
-        raise  # the workload's mistake, not this candidate's
+    except UsageError as error:
+        if artifact.params == _device.prepared:
+            raise  # the workload's mistake, not this candidate's
+        result = Failure(artifact.index, "launch", message_of(error))
     except BaseException as error:
         check_machine(error, but=OWN)
         result = Failure(artifact.index, kind_of(error), in_one_line(error), whole_message(error))

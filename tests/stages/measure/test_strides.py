@@ -84,6 +84,19 @@ def test_strides_that_the_kernel_does_not_take_are_named() -> None:
     assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
 
 
+def test_a_negative_size_is_named_with_the_problem() -> None:
+    work = Workload(lambda x, n: None, [{"x": 1}], arguments={"n": -5})
+    with pytest.raises(WorkloadError, match=r"for n=-5, parameter 1 has the shape \[-5, 8\]: no size may be negative"):
+        KernelArguments(work, (OUT, KernelParam("float32", (-5, 8))), OUTPUT, "cpu")
+
+
+def test_inputs_may_return_one_tensor() -> None:
+    given = torch.arange(32.0).view(4, 8)
+    work = Workload(lambda x: None, [{"x": 1}], inputs=lambda: given)
+    made = KernelArguments(work, (KernelParam("float32", (4, 8)), OUT), OUTPUT, "cpu")
+    assert torch.equal(made.values[0], given)
+
+
 @pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("name", "row"), [("DRAWN", None), ("GIVEN", 11)])
 def test_strided_kernels_are_tuned_and_used(name: str, row: int | None, target: str) -> None:
@@ -97,3 +110,10 @@ def test_strided_kernels_are_tuned_and_used(name: str, row: int | None, target: 
     if row is None and stride != 8:
         with pytest.raises(ValueError, match=r"the kernel takes float32 \[6, 8\], with strides"):
             result.kernel(a.contiguous())
+
+
+def test_a_configuration_that_the_inputs_do_not_fit_fails_alone() -> None:
+    result = atune.run(f"{KERNELS}:FIRST", target="c", benchmark=FEW)
+    assert result.best_config == {"pad": 3} and result.failed == 1
+    assert "inputs do not fit: parameter 0" in result.failures[0].message
+    assert "inputs=lambda parameters: …" in result.failures[0].message
