@@ -45,6 +45,11 @@ def no_bytes(payload: bytes) -> bytes:
     return "text"  # type: ignore[return-value]
 
 
+def say(payload: bytes) -> bytes:
+    print(payload.decode())
+    return b""
+
+
 def crash(payload: bytes) -> bytes:
     print("last words \udcff")
     os.write(2, b"\xff raw")

@@ -66,6 +66,7 @@ EXAMPLES = {
     "strategy.py": r"3 [\d.]+ (?=.*\n4 [\d.]+ )(?=.*\n2 [\d.]+ ).*\{'block_M': ",
     "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
     "logged.py": "nightly",
+    "debug.py": "the reference's: True",
     "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
 }
 """The files of the pages, and what each prints."""

@@ -236,6 +236,7 @@ class CompileStage:
                 facts=answer.facts,
                 seconds=answer.seconds,
                 deferred=why_last(answer.facts),
+                printed=answer.printed,
             )
             await self._follow(worker, answer, self._judge(answer))
         elif self._repeats(worker, [candidate.index], answer.doubt):
@@ -306,7 +307,7 @@ class CompileStage:
             await self._deliver(artifact)
 
     def _fail(self, worker: CompileWorker, failure: Failure) -> None:
-        why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail}
+        why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail, "printed": failure.printed}
         self.emit(BuildFailed, worker=worker.name, index=failure.index, **why)
         self.run.outcomes.settled(failure.index)
         if failure.kind == "lower" and place_in(failure.detail) is None:

@@ -25,7 +25,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     These fields mean the same in all events that have them. `index`, `indices`: candidates, by their number in the
     space. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: wall seconds of the step in its worker.
     `timing`: its samples, µs, and their median, ms. `kind`: why a candidate failed. `message`, `reason`: one sentence
-    for people. `detail`: the last lines that the compiler, the device or the worker wrote.
+    for people. `detail`: the last lines that the compiler, the device or the worker wrote. `printed`: what the user's
+    functions printed.
 
     Plain data without cycles, which the garbage collector need not look at: a run may have millions.
     """
@@ -127,6 +128,7 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
     seconds: float
     deferred: str = ""
     """Why the screen put it last in line; empty when it did not."""
+    printed: str = ""
 
 
 class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
@@ -169,6 +171,7 @@ class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
     kind: FailureKind
     message: str
     detail: str = ""
+    printed: str = ""
 
 
 class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
@@ -250,6 +253,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     """Input parameters that the kernel writes into, restored before each timed call."""
     set_up: tuple[int, ...] = ()
     """Input parameters that the workload's `setup` changed."""
+    printed: str = ""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -260,6 +264,7 @@ class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
     kind: FailureKind
     message: str
     detail: str = ""
+    printed: str = ""
 
 
 class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):

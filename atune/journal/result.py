@@ -116,6 +116,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
     instead: int | None = None
     """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
+    printed: str = ""
+    """What the kernel's function, the inputs, the reference, the check and the kernel printed: its first lines, each
+    once."""
 
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
@@ -150,6 +153,7 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
         source_key=entry.source_key,
         machine=first.machine,
         instead=instead,
+        printed=entry.printed + getattr(first.outcome, "printed", ""),
     )
 
 

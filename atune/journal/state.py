@@ -54,6 +54,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     config: Config = {}
     code_key: str = ""
     source_key: str = ""
+    printed: str = ""
     facts: StaticFacts | None = None
     machine: MachineFacts | None = None
     lowered: bool = False
@@ -253,7 +254,7 @@ class State:
                 entry = self._made(event.index)
                 self.lowered += not entry.lowered and entry.in_space
                 entry.lowered, entry.code_key, entry.facts = True, event.code_key, event.facts
-                entry.source_key = event.source_key
+                entry.source_key, entry.printed = event.source_key, event.printed
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():

@@ -68,6 +68,8 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     detail: str = ""
     doubt: str = ""
     kill_s: float = 0.0
+    printed: str = ""
+    """As in `Record`."""
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -252,6 +254,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """As in `Artifact`."""
     kept_as: str = ""
     """Key of the library with which the artifact store keeps this."""
+    printed: str = ""
+    """As in `Record`."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 

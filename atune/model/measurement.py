@@ -71,6 +71,8 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     """Positions of input parameters that the kernel writes into. They were restored before each timed call."""
     set_up: tuple[int, ...] = ()
     """Positions of those that the workload's `setup` changed."""
+    printed: str = ""
+    """As in `Record`."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):

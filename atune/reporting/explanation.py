@@ -200,9 +200,10 @@ def story_lines(story: Story) -> Iterator[str]:
         yield f"source     atune explain {shlex.quote(printable(str(result.journal)))} {record.index} --source"
     if story.compiler:
         yield f"compiler   {printable(story.compiler)}"
-    if lines := record.detail.rstrip().splitlines():
-        yield "written"
-        yield from (f"  {printable(line)}" for line in lines)
+    for name, text in (("printed", record.printed), ("written", record.detail)):
+        if lines := text.rstrip().splitlines():
+            yield name
+            yield from (f"  {printable(line)}" for line in lines)
     yield "events"
     for event in story.events:
         yield f"  {event.mono:9.3f} s  {type(event).__struct_config__.tag}  {printable(event.worker)}"

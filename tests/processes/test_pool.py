@@ -17,7 +17,7 @@ from fork_servers import fork_server
 from processes import in_groups
 
 from atune.errors import MachineError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
-from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.pool import PRINTED_CHARACTERS, ForkServer
 from atune.workers.processes.server import ForkServerProcess, shutdown
 
 HERE = Path(__file__).parents[1]
@@ -179,6 +179,30 @@ async def test_crash_names_the_signal_and_keeps_the_output(run_dir: str) -> None
         other = await server.spawn("test")
         with pytest.raises(WorkerLost, match="exited with status 7"):
             await other.call("pool_targets:end", b"7")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("", "\n"),
+        ("one\ntwo\none", "one\ntwo\n"),
+        ("x" * (PRINTED_CHARACTERS + 1), f"{'x' * PRINTED_CHARACTERS}…\n"),
+        ("\n".join(map(str, range(100_000))), "\n".join(map(str, range(500)))[:PRINTED_CHARACTERS]),
+    ],
+    ids=["nothing", "each line once", "a long line", "many lines"],
+)
+async def test_what_a_call_printed_is_kept_in_part_until_the_next(said: str, kept: str, run_dir: str) -> None:
+    async with fork_server(run_dir) as server:
+        worker = await server.spawn("test")
+        await worker.call("pool_targets:noise", b"")
+        await worker.call("pool_targets:say", said.encode())
+        assert worker.printed.startswith(kept) and len(worker.printed) <= PRINTED_CHARACTERS + 2
+        await worker.call("pool_targets:echo", b"")
+        assert worker.printed == ""
+        await worker.call("pool_targets:say", b"before")
+        with pytest.raises(WorkerLost):
+            await worker.call("pool_targets:crash", b"")
+        assert worker.printed == ""
 
 
 async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str) -> None:

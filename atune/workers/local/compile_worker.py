@@ -94,6 +94,7 @@ class LocalCompileWorker:
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
         anew = job.anew or self.store.store is None
         lowered = await self._try(LowerJob(job.candidate, anew=anew), job.candidate.index)
+        lowered = msgspec.structs.replace(lowered, printed="" if self._worker is None else self._worker.printed)
         if isinstance(lowered, Failure) or lowered.blob or anew:
             return lowered
         kept = await self.store.find(lowered)

@@ -68,6 +68,8 @@ class LocalDeviceWorker:
         self._inputs: PrepareJob | None = None
         """What made the inputs. A new process makes them at once."""
         self._prepared = False
+        self._printed = ""
+        """What inputs and reference printed when they were made."""
         self._used = False
         """Whether a candidate has run in this process."""
         self._device = info.uuid or info.id
@@ -98,6 +100,8 @@ class LocalDeviceWorker:
             await self._prepare(PrepareJob(job.artifact.params, job.roles, timed=False))
         used, self._used = self._used, True
         answer = await self._measured(job)
+        printed = self._printed + ("" if self._worker is None else self._worker.printed)
+        answer = msgspec.structs.replace(answer, printed=printed)
         if isinstance(answer, Failure):
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
@@ -160,6 +164,7 @@ class LocalDeviceWorker:
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
         assert self._worker is not None
+        self._printed = self._worker.printed
         await self.workers.agree(self._worker, prepared.loaded_as)
         self._prepared, self._inputs = True, msgspec.structs.replace(job, timed=False)
         return prepared

@@ -49,6 +49,8 @@ START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 the user's file or to make a device's context. It is far above what a slow machine needs."""
 
 TAIL_BYTES = 4096
+READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
+"""Of what a call printed, so much is read, and so much of its lines is kept."""
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 REAP_S = 1.0
@@ -358,6 +360,8 @@ class Worker:
         self.name, self.stderr = name, stderr
         self.pid = 0
         """The process, and its group."""
+        self.printed = ""
+        """What the last call printed: its first lines, each once."""
         self._server, self._number = server, number
         self._sock, self._mark = sock, mark
         self._calls = 0
@@ -396,6 +400,7 @@ class Worker:
         if not self.alive:
             raise self._lost(f"{self.name} is gone: {self.how_ended}")
         self._busy = True
+        self.printed = ""
         self._calls += 1
         try:
             deadline = Deadline(timeout_s)
@@ -422,7 +427,9 @@ class Worker:
             if not self.alive:
                 self._close()
         with suppress(FileNotFoundError):
-            self._mark = self.stderr.stat().st_size
+            before, self._mark = self._mark, self.stderr.stat().st_size
+            if self._mark > before:
+                self.printed = read_printed(self.stderr, before)
         if kind:
             raise RemoteError(message.decode(errors="replace"), body.decode(errors="replace"), kind.decode())
         return body
@@ -525,6 +532,15 @@ def _ends(pid: int) -> bool:
     except OSError:
         return True
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
+
+
+def read_printed(path: Path, start: int) -> str:
+    """Return the first lines of a log from `start` on, each once: a reference that is timed may print it often."""
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = file.read(READ_BYTES).decode(errors="replace").splitlines()
+    text = "".join(f"{line}\n" for line in dict.fromkeys(lines))
+    return text if len(text) <= PRINTED_CHARACTERS else f"{text[:PRINTED_CHARACTERS]}…\n"
 
 
 def read_tail(path: Path, start: int = 0) -> str:

@@ -1,0 +1,66 @@
+"""What the kernel's function, the inputs and the reference print: kept with each candidate, and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atune.frontends.cli.main import main
+from atune.journal.reader import replay
+
+FILE = """
+import tilelang.language as T
+import torch
+
+import atune
+
+
+def scale(n: int, factor: int = 2):
+    print("elaborating", factor)
+    if not factor:
+        raise ValueError("no factor")
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(n):
+                B[i] = A[i] * factor
+
+    return main
+
+
+def inputs(n):
+    print("making inputs")
+    return [torch.randn(n)]
+
+
+def reference(A):
+    print("\\033[31mreference of", tuple(A.shape))
+    return 2 * A
+
+
+WORKLOAD = atune.Workload(scale, atune.Space(factor=[2, 3, 0]), arguments={"n": 64}, inputs=inputs, reference=reference)
+"""
+OF_ALL = ["making inputs", "\033[31mreference of (64,)"]
+PRINTED = [
+    ("measured", ["elaborating 2", *OF_ALL]),
+    ("failed", ["elaborating 3", *OF_ALL]),
+    ("failed", ["elaborating 0"]),
+]
+"""The status of each candidate, and what its functions print: the reference is called often, and tells it once."""
+
+
+def test_prints_are_kept_with_each_candidate_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "printing.py").write_text(FILE)
+    journal = str(tmp_path / "j")
+    assert main(["tune", f"{tmp_path}/printing.py", "--target", "c", "--verbose", "--journal", journal]) == 0
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    records = {record.index: record for record in replay(journal).records}
+    for index, (status, lines) in enumerate(PRINTED):
+        assert (records[index].status, records[index].printed.splitlines()) == (status, lines)
+        assert "".join(one.get("printed", "") for one in logged if one.get("index") == index).splitlines() == lines
+        assert main(["show", journal, str(index)]) == 0
+        shown = capsys.readouterr().out
+        assert "\nprinted\n" + "".join(f"  {line}\n".replace("\033", " ") for line in lines) in shown
