@@ -29,19 +29,19 @@ def test_an_eager_kernel_is_the_operator_of_the_calls_winner(tuned: Any) -> None
     """It takes the call's tensors and no others; asked again it is the same one."""
     kernel = tuned(shift)
     A = torch.randn(256)
-    op = kernel.compile(A).as_op("atune_decorated::shift")
-    assert kernel.compile(n=256).as_op("atune_decorated::shift") is op
+    op = kernel.as_op("atune_decorated::shift", A)
+    assert kernel.as_op("atune_decorated::shift", n=256) is op
     torch.library.opcheck(op, (A,))
     around = torch.compile(lambda A: torch.ops.atune_decorated.shift(A * 2) - 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(around(A), A * 2 + 1 - 1)
     with pytest.raises(UsageError, match="another kernel's"):
-        kernel.compile(torch.randn(128)).as_op("atune_decorated::shift")
+        kernel.as_op("atune_decorated::shift", torch.randn(128))
 
 
 def test_a_kernel_that_writes_into_what_it_gets_declares_it(tuned: Any) -> None:
     kernel = tuned(add)
     A, B, C = torch.randn(8, 16), torch.randn(8, 16), torch.zeros(8, 16)
-    op = kernel.compile(A, B, C).as_op("atune_decorated::add")
+    op = kernel.as_op("atune_decorated::add", A, B, C)
     assert str(op._opoverload._schema) == "atune_decorated::add(Tensor p0, Tensor p1, Tensor(a2!) p2) -> ()"
     torch.compile(lambda *given: op(*given), backend="aot_eager", fullgraph=True)(A, B, C)
     assert torch.equal(C, A + B)

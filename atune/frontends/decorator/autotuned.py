@@ -266,6 +266,10 @@ class Autotuned(TunedKernel):
         call = self.call_of(args, kwargs)
         return made(call) if call.explicit else self.chosen(call)[1]
 
+    def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Return the kernel of a call as the `torch.library` operator `name`, such as ``mylib::gemm``."""
+        return self.compile(*args, **kwargs).as_op(name)
+
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
         """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.
 
