@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from atune.bundle.launch import PLAIN, Plan, check_device, check_machine, contiguous, plan, prepare, torch_dtype
+from atune.bundle.launch import (
+    PLAIN,
+    Plan,
+    check_device,
+    check_machine,
+    contiguous,
+    disagreement,
+    plan,
+    prepare,
+    torch_dtype,
+)
 from atune.bundle.manifest import (
     BundledKernel,
     BundleError,
@@ -223,6 +233,8 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
     if 0 not in shape and not _bind([w for w, _ in kept], [got for _, got in kept], sizes):
         wanted = "a contiguous tensor" if param.strides is None else f"a tensor with strides {list(param.strides)}"
         raise WrongArguments(f"the kernel takes {wanted}; got one with strides {list(strides)}")
+    if wrong := disagreement(sizes):
+        raise WrongArguments(f"{_described(tensor)} disagrees with {before or 'itself'}: {wrong}")
 
 
 def _bind(wanted: Sequence[int | str], found: Sequence[int], sizes: dict[str, int]) -> bool:

@@ -197,6 +197,14 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
+def disagreement(sizes: Mapping[str, int]) -> str:
+    """Return which sum or product in `sizes` has another value than its names there give it; empty for none."""
+    names = {name: value for name, value in sizes.items() if name.isidentifier()}
+    right = {text: size_of(text, names) for text in sizes if text not in names}
+    wrong = [text for text, value in right.items() if value not in (None, sizes[text])]
+    return f"{wrong[0]} is {sizes[wrong[0]]}, and must be {right[wrong[0]]}" if wrong else ""
+
+
 def this_cpu() -> dict[str, Any]:
     """Return this machine's architecture, its CPU's name, and the sets of instructions that compilers take from it."""
     try:

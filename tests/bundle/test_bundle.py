@@ -204,6 +204,8 @@ def test_declared_strides_and_sizes_that_are_computed(tmp_path: Path) -> None:
     assert torch.equal(total[:, 0], wide[:, :5].sum(1)) and torch.equal(found(wide)[:, 0], wide.sum(1))
     with pytest.raises(WrongArguments, match=r"with strides \['stride', 1\]; got one with strides \[1, 3\]"):
         found(torch.ones(5, 3).t())
+    with pytest.raises(WrongArguments, match=r"1: float32 \[3, 2\] disagrees .* n - n \+ 1 is 2, and must be 1"):
+        found(wide, torch.ones(3, 2))
 
 
 def test_an_output_whose_size_no_input_tells(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from atune.bundle.launch import disagreement
 from atune.errors import AtuneError, UsageError
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.stages import tilelang
@@ -77,10 +80,14 @@ def checked(artifact: Artifact) -> Callable[..., None]:
 
     The C function takes bare pointers: a wrong tensor would be read out of bounds.
     """
-    launch = load(artifact)
+    launch, params = load(artifact), artifact.params
+    shapes = [msgspec.structs.replace(param, strides=None) for param in params]
+    computed = any(isinstance(size, str) and not size.isidentifier() for one in shapes for size in one.shape or ())
 
     def call(*arguments: Any) -> None:
-        check_arguments(artifact.params, arguments, device_type(artifact.target))
+        check_arguments(params, arguments, device_type(artifact.target))
+        if computed and (wrong := disagreement(bind_dimensions(shapes, arguments))):
+            raise ValueError(f"the tensors disagree: {wrong}")
         launch(*arguments)
 
     return call
