@@ -21,7 +21,7 @@ from atune.workload.workload import Workload, describe
 pytestmark = pytest.mark.anyio
 WORK = FileRef("/nowhere.py", "WORK")
 SM_90, CPU = Target("cuda", "sm_90a"), Target("c")
-NO_GPU = TargetError("target cuda: no CUDA GPU is there")
+NO_GPU, NO_GCC = TargetError("target cuda: no CUDA GPU is there"), TargetError("g++ is missing")
 
 
 def kernel(x: int) -> None:
@@ -75,8 +75,9 @@ async def found_by(*answers: Discovery | TargetError, nvcc: bool = True) -> tupl
         ((node(SM_90), node(SM_90)), True, [], ""),
         ((node(SM_90, "H200"), node(CPU, "EPYC")), False, ["node-0/0"], f"node node-1 is left out: {NO_NVCC}"),
         ((NO_GPU, node(SM_90, "H200")), True, ["node-1/0"], f"node node-0 only compiles: {NO_GPU}"),
+        ((NO_GCC, node(CPU, "EPYC")), True, ["node-1/0"], f"node node-0 is left out: {NO_GCC}"),
     ],
-    ids=["one model measures", "without a GPU a node compiles", "none measures", "without nvcc", "asked for a GPU"],
+    ids=["one model", "without a GPU a node compiles", "none measures", "without nvcc", "asked for a GPU", "no g++"],
 )
 async def test_what_nodes_measure_with(answers: Any, nvcc: bool, devices: list[str], warning: str) -> None:
     assert await found_by(*answers, nvcc=nvcc) == (devices, [warning] if warning else [])

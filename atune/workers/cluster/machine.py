@@ -401,10 +401,13 @@ class ClusterMachine:
             why = without.get(node.name)
             if why is None and node.found.target == target:
                 return
-            await node.discover(self._fingerprint, target.arch or target.kind, ())
-            if not node.found.nvcc:
+            lacks = str(why) if target.kind == "c" else ""  # it has no g++
+            if not lacks:
+                await node.discover(self._fingerprint, target.arch, ())
+                lacks = "" if node.found.nvcc else NO_NVCC
+            if lacks:
                 self.nodes.remove(node)
-                node.lost = f"node {node.name} is left out: {NO_NVCC}"
+                node.lost = f"node {node.name} is left out: {lacks}"
                 node.agent.kill()
                 self._warn(node.lost)
             elif why is not None:
