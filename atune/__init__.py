@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     # Kernels that tune themselves
     from atune.frontends.decorator.autotuned import autotune as autotune
+    from atune.frontends.decorator.autotuned import clear_cache as clear_cache
     from atune.frontends.decorator.autotuned import tunings as tunings
 
     # Results
@@ -66,7 +67,7 @@ _HOME = {
     "atune.frontends.api.problems": ("Problems",),
     "atune.frontends.api.tune_set": ("run_set", "tune_set"),
     "atune.workers.processes.server": ("shutdown", "warm"),
-    "atune.frontends.decorator.autotuned": ("autotune", "tunings"),
+    "atune.frontends.decorator.autotuned": ("autotune", "clear_cache", "tunings"),
     "atune.errors": ("NoWinner",),
     "atune.journal.reader": ("replay",),
     "atune.journal.result": ("TuneResult",),

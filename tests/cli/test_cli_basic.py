@@ -23,7 +23,7 @@ from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
-from atune.journal.writer import Journal
+from atune.journal.writer import Journal, write_journal
 from atune.model.options import python_ways
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.session import session
@@ -450,3 +450,19 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
             _, err = process.communicate(timeout=10)
         assert process.returncode == 130, (step, err)
         assert "Traceback" not in err and "interrupted" in err
+
+
+@pytest.mark.parametrize(("age_s", "told"), [(60, False), (-60, True)])
+def test_a_finished_run_says_that_its_file_was_written_since(
+    tmp_path: Path, capsys: Any, age_s: int, told: bool
+) -> None:
+    file, journal = tmp_path / "gone on.py", tmp_path / "j.jsonl"
+    file.write_text("")
+    header, *rest = Stream(total=1).candidate(0, 1.0).finished().events
+    write_journal(str(journal), [replace(header, origin=f"{file}:W"), *rest])
+    written = journal.stat().st_mtime - age_s
+    os.utime(file, (written, written))
+    assert main(["resume", str(journal)]) == 0
+    err = capsys.readouterr().err
+    assert f"the run of {journal} is finished" in err
+    assert (f"{file} was written since: atune tune '{file}' tunes it as it is now" in err) == told

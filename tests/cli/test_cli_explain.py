@@ -34,6 +34,14 @@ def test_the_report_of_a_kernel_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert [one["width"] for one in loops] == [4, 4]
 
 
+def test_a_decorated_kernel_is_explained_for_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--arg", "M=64", "--arg", "N=64", "--arg", "K=32"]
+    command = ["explain", str(ROOT / "examples" / "decorated_cpu.py"), "--config", "block_M=8", "--json", *sizes]
+    assert main([*command, "--target", "c", "--source"]) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["config"] == {"block_M": 8} and printed["target"] == "c" and "kernel" in printed["source"]
+
+
 def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "rows=no", "--json"]) == 1
     out, err = capsys.readouterr()
@@ -51,6 +59,8 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
         ([WEIGHTED, "--config", "a=1,a=2"], "a is given twice"),
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
         ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
+        ([JOURNAL, "--arg", "N=1"], "give the candidate's INDEX"),
+        ([WEIGHTED, "--arg", "N=1,2"], "--arg N: explain takes one problem: give it one value"),
         ([JOURNAL, "12345"], f"has no candidate 12345; those it has: atune replay {JOURNAL} --table"),
     ],
 )

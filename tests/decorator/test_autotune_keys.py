@@ -292,6 +292,7 @@ def test_clear_cache(tuned: Any, engine: Engine) -> None:
     assert not kernel.tune(128).cache_hit
     assert other.tune(torch.zeros(64)).cache_hit and tuned(shift).tune(torch.zeros(64)).cache_hit
     assert len(engine.runs) == 4
+    assert atune.clear_cache() >= 2 and not kernel.tune(128).cache_hit and not other.tune(torch.zeros(64)).cache_hit
 
 
 def test_without_a_result_cache(tuned: Any, engine: Engine) -> None:

@@ -15,6 +15,7 @@ from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
 from atune.frontends.cli.parsing import Parser, add_command, add_options
 from atune.frontends.cli.runs import add_journal, find_journal
+from atune.frontends.cli.tune_options import ProblemOptions
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
 
@@ -45,6 +46,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help=text)
     text = "the configuration; give it twice to compare two [default: the kernel's defaults]"
     parser.add_argument("--config", action="append", default=[], metavar="a=1,b=2", help=text)
+    add_options(parser, [options_of(ProblemOptions)["arg"]])
     add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
     add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
@@ -136,6 +138,9 @@ async def _compiled(
 
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
+    import msgspec
+
+    from atune.frontends.api.problems import parse_sizes
     from atune.frontends.api.resume import origin_of
     from atune.journal.reader import is_journal, replay
     from atune.model.device import parse_target
@@ -144,8 +149,10 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
 
     what, target = arguments.what if ".py" in arguments.what else find_journal(arguments.what), "auto"
     if is_journal(what) or os.path.isdir(what):  # of a folder, reading says which journal to give
-        if arguments.config:
-            raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
+        if arguments.config or arguments.arg:
+            raise UsageError(
+                "--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX"
+            )
         result = replay(what)
         if not arguments.index and result.best is None:
             raise UsageError(f"{what} has no winner: give a candidate's INDEX")
@@ -157,6 +164,10 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
         if arguments.index:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
         ref = parse_file_ref(what, "atune explain")
+        sizes = parse_sizes(arguments.arg, "--arg")
+        if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
+            raise UsageError(f"--arg {several}: explain takes one problem: give it one value")
+        ref = msgspec.structs.replace(ref, arguments={name: value for name, (value,) in sizes.items()})
         configs = [*map(parse_config, arguments.config)] or [{}]
     if len(configs) > MOST:
         raise UsageError(f"{len(configs)} configurations: give one, or two to compare")

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +120,11 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
     if done:
-        print_message(
-            f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind=""
-        )
+        file = state.header.origin.rpartition(":")[0] if state.header is not None else ""
+        newer = os.path.isfile(file) and os.path.getmtime(file) > os.path.getmtime(arguments.journal)
+        text = f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result"
+        anew = f". {printable(file)} was written since: atune tune {shlex.quote(printable(file))} tunes it as it is now"
+        print_message(text + (anew if newer else ""), kind="")
     named = arguments.workload or (state.header.origin if state.header is not None and not done else "")
     if named:  # printed first, because resuming runs that file
         print_message(f"resuming {named}, {state.settled} of {state.total} candidates done", kind="")

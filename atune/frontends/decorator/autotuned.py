@@ -407,6 +407,11 @@ class TunedTable(tuple[Tuned, ...]):
         return aligned(rows)
 
 
+def clear_cache() -> int:
+    """Call `clear_cache` of every kernel under `autotune` in this program. Returns the number of results removed."""
+    return sum(kernel.clear_cache() for kernel in list(_all))
+
+
 def tunings() -> TunedTable:
     """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
     found = [
