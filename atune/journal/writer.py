@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import stat
 import threading
 import zlib
@@ -17,7 +18,7 @@ from typing import Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from atune.errors import JournalError, UsageError
+from atune.errors import AtuneError, JournalError, MachineError, UsageError
 from atune.journal.events import AnyEvent, Event, encode
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_journal
 from atune.model.folders import cache_folder, make_private_folder, whole_file
@@ -45,7 +46,7 @@ class Journal:
         """Length of a torn last line that the next append cuts off."""
         self._written = self._synced = 0
         self._syncing: anyio.Event | None = None
-        self._broken: JournalError | None = None
+        self._broken: AtuneError | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
@@ -101,7 +102,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
 
-        Raises `JournalError` if it cannot be written; earlier lines stay whole.
+        Raises `JournalError` if it cannot be written, and `MachineError` if the disk is full; earlier lines stay whole.
         """
         if self._broken is not None:
             raise self._broken
@@ -126,7 +127,7 @@ class Journal:
     async def sync(self) -> None:
         """Return once everything appended so far is on the disk. Concurrent callers share one sync.
 
-        The sync runs in a thread, which ends on its own if a caller is cancelled. Raises `JournalError` if it fails.
+        The sync runs in a thread, which ends on its own if a caller is cancelled. Raises as `append` does.
         """
         wanted = self._written
         while self._synced < wanted:
@@ -176,6 +177,10 @@ class Journal:
             except OSError:
                 pass  # the next reader then cuts off the torn line
         self._broken = cannot(doing, self.path, error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # no mistake in the call
+            resume = f"atune resume {shlex.quote(self.path)}"
+            text = f"cannot {doing} the journal {self.path}: the disk is full: free some space, then {resume} goes on"
+            self._broken = MachineError(text)
         raise self._broken from error
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from atune.engine.search.interface import Searched
 from atune.engine.search.strategies import MAKERS, Exhaustive
-from atune.errors import JournalError
+from atune.errors import JournalError, MachineError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader, read
@@ -113,7 +113,7 @@ async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
 
     monkeypatch.setattr("atune.journal.writer.os.write", full)
     machine = FakeMachine(500)
-    with pytest.raises(JournalError, match="the disk is full: free some space or give another path"):
+    with pytest.raises(MachineError, match=f"the disk is full: free some space, then atune resume {path} goes on$"):
         await tune(machine=machine, journal=path)
     assert machine.closed == 1
     reader = JournalReader(path)

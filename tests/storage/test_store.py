@@ -132,6 +132,16 @@ def test_it_is_cut_back_to_its_size_and_spares_what_was_used_within_a_day(tmp_pa
     assert ArtifactStore(folder, max_bytes=0).evict() == 2 and libraries["k0"].exists()
 
 
+def test_nothing_is_kept_where_the_disk_is_almost_full(
+    tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is for journals."""
+    monkeypatch.setattr("atune.workers.storage.artifact_store.space_is_short", lambda folder: True)
+    with pytest.raises(OSError, match="No space left on device"):
+        ArtifactStore(tmp_path / "store").put([("k" * 64, artifact(built, "a"))])
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
 def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:
     """Writers of the same and of different libraries, readers, and one that evicts: never a wrong answer."""
     folder = tmp_path / "store"

@@ -16,6 +16,7 @@ Several processes may use it at once. Files appear whole, by renaming. Lookups c
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import time
@@ -26,6 +27,7 @@ import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
 from atune.model.folders import artifacts_folder, cache_folder, make_private_folder, store_file, whole_file
+from atune.workers.system.resources import space_is_short
 
 MAX_BYTES = 4 << 30
 """Most bytes of the store after an eviction."""
@@ -166,5 +168,7 @@ def _state_file(tools: str, use: str) -> Path:
 
 def _write(path: Path, data: bytes) -> None:
     make_private_folder(str(path.parent))
+    if space_is_short(str(path.parent)):  # what is left is for journals
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     with whole_file(path) as part:
         Path(part).write_bytes(data)
