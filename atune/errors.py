@@ -139,7 +139,11 @@ class WorkloadError(UsageError):
 
 
 class NoSuchWorkload(WorkloadError):
-    """The file cannot be loaded, or its kernel takes no such argument, so that no problem of a set can be tuned."""
+    """The file cannot be loaded, or has no such workload, so that no problem of a set can be tuned."""
+
+
+class UnknownArgument(NoSuchWorkload):
+    """The kernel takes no such argument of the problem, so that no problem of a set can be tuned."""
 
 
 class InputsMissing(WorkloadError):

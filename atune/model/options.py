@@ -332,3 +332,10 @@ def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) ->
         return [ways[option] for option in alike if option in known] or [ways[option] for option in alike]
     near = [] if name in MEANT else get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
     return [ways[option] for option in near]
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for the name that is most like `name`; empty where none is."""
+    lowered = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), list(lowered), n=1)
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import linecache
 import math
 import random
 import reprlib
@@ -17,6 +18,7 @@ import msgspec
 from atune.errors import SpaceError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config, check_reserved, config_key, normalise
 from atune.model.layouts import LayoutAxis
+from atune.model.options import meant
 
 Constraint = Callable[..., Any]
 LARGE = 100_000
@@ -138,11 +140,11 @@ class Space:
             return Listed(_series(UserCallback(self._configs, arguments, lambda values: "configs").ask({})), where)
         return Listed(self._configs, where)
 
-    def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
-        """Return the error for a space without configurations."""
+    def empty(self, arguments: Mapping[str, Any], refused: Iterable[str] = ()) -> SpaceError:
+        """Return the error for a space without configurations. `refused`: how many each constraint refused."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        return SpaceError(f"Space is empty: {why}{f' for {problem}' if problem else ''}")
+        return SpaceError("\n  ".join([f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]))
 
     @property
     def computed(self) -> bool:
@@ -243,12 +245,22 @@ class UserCallback:
         try:
             return self._function(**wanted)
         except Exception as error:
+            place = _defined(self._function)
             if missing := [name for name in self._names if name in self._required and name not in available]:
-                there = ", ".join(available) or "nothing"
-                raise SpaceError(
-                    f"Space: {self._what(values)} needs {', '.join(missing)}; available: {there}"
-                ) from None
-            raise SpaceError(f"Space: {self._what(values)} raised {type(error).__name__}: {error}") from error
+                there = f"{', '.join(available) or 'nothing'}{meant(missing[0], available)}"
+                needs = f"needs {', '.join(missing)}; available: {there}"
+                raise SpaceError(f"Space: {self._what(values)} {needs}{place}") from None
+            raised = f"raised {type(error).__name__}: {error}"
+            raise SpaceError(f"Space: {self._what(wanted)} {raised}{place}") from error
+
+
+def _defined(function: Any) -> str:
+    """Return where a function is defined, as lines of a traceback; empty where that is unknown."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    source = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f'\n  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}\n    {source}'.rstrip()
 
 
 class Points(ABC):
@@ -262,6 +274,8 @@ class Points(ABC):
 
     def __init__(self, where: Sequence[UserCallback]) -> None:
         self._where = where
+        self.refused = [0] * len(where)
+        """How many configurations each constraint refused first."""
 
     @property
     @abstractmethod
@@ -296,7 +310,10 @@ class Points(ABC):
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
         """Return the first constraint that refuses a configuration; None if none does."""
-        return next((number for number, question in enumerate(self._where) if not question.ask(raw)), None)
+        first = next((number for number, question in enumerate(self._where) if not question.ask(raw)), None)
+        if first is not None:
+            self.refused[first] += 1
+        return first
 
     def given(self) -> Iterator[Config]:
         """Yield every configuration in order, as it was given, without checking constraints."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
+import io
 import linecache
 import os
 import sys
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -21,10 +22,11 @@ from typing import Any
 import msgspec
 
 from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
+from atune.model.options import meant
 from atune.workload.fingerprint import fingerprint, function_of, is_autotuned, parts_of, show
 from atune.workload.packing import Packed, pack, refusal, unpack
 from atune.workload.source_locations import located
-from atune.workload.workload import Workload, meant, tuned_by_calls
+from atune.workload.workload import Workload, tuned_by_calls
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
@@ -235,6 +237,18 @@ def _decoded(source: bytes) -> str:
         return source.decode(errors="replace")
 
 
+class _Kept(io.StringIO):
+    """What a file writes on stderr while it is loaded; stderr gets it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stderr, self.fileno = sys.stderr, sys.stderr.fileno  # type: ignore[method-assign]
+
+    def write(self, text: str) -> int:
+        self._stderr.write(text)
+        return super().write(text)
+
+
 def _run_file(path: str) -> ModuleType:
     name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
@@ -252,12 +266,15 @@ def _run_file(path: str) -> ModuleType:
         text = Path(path).read_bytes()
         code = compile(text, path, "exec", dont_inherit=True)
         show({path: _decoded(text)})
-        exec(code, module.__dict__)
+        with redirect_stderr(kept := _Kept()):
+            exec(code, module.__dict__)
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, (SpaceError, WorkloadError)):
-            raise
+            raise type(error)(located(str(error), error)) from error
         hint = _RELATIVE if isinstance(error, ImportError) and "relative import" in message_of(error) else ""
+        wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
+        hint = f"; it wrote: {wrote}" if wrote else hint
         message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
         raise NoSuchWorkload(located(message, error)) from error
     return module

@@ -12,13 +12,12 @@ import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Unpack
 
 import msgspec
 
-from atune.errors import ArgumentMissing, NoSuchWorkload, SpaceError, WorkloadError
+from atune.errors import ArgumentMissing, SpaceError, UnknownArgument, WorkloadError
 from atune.model.candidate import (
     BASELINE,
     COMPILE_FLAGS,
@@ -31,7 +30,7 @@ from atune.model.candidate import (
     normalise,
     space_hash,
 )
-from atune.model.options import checked, complete, documents, refuse_unknown
+from atune.model.options import checked, complete, documents, meant, refuse_unknown
 from atune.model.space import LARGE, Space
 from atune.workload.fingerprint import (
     fingerprint,
@@ -167,13 +166,6 @@ def check_names(workload: Workload) -> None:
         fit.check_known(names, f"Workload {workload.name}{place}")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question for the name that is most like `name`; empty where none is."""
-    lowered = {one.lower(): one for one in known}
-    near = get_close_matches(name.lower(), list(lowered), n=1)
-    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
-
-
 def not_taken(name: str, parameters: Iterable[str]) -> str:
     """Return that a kernel takes no argument `name`, but `parameters`, and what to do."""
     known = list(parameters)
@@ -212,7 +204,7 @@ class Fit:
                 other = "; a symbolic dimension (T.dynamic) has its size from inputs"
                 if meant(name, ["weight"]):
                     other = "; 'weight' says how often a problem of a set occurs"
-                raise NoSuchWorkload(
+                raise UnknownArgument(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or other}"
                 )
@@ -432,7 +424,11 @@ class Candidates:
                 self._default = index
             yield candidate
         if not seen:
-            raise self.workload.space.empty(self.workload.arguments)
+            where = self.workload.space.where
+            refused = zip(self.points.refused, map(constraint_text, where), strict=True)
+            raise self.workload.space.empty(
+                self.workload.arguments, [f"{n:,} refused by {text}" for n, text in refused]
+            )
 
     def _drawn(self) -> Iterator[Config | None]:
         points, found = self.points, set[int]()
@@ -487,7 +483,7 @@ class Candidates:
         try:
             first = self.points.refusing(raw)
         except SpaceError as error:
-            return str(error)
+            return str(error).partition("\n")[0]
         return "" if first is None else f"the constraint {constraint_text(where[first])} refuses it"
 
     def _remarks(self) -> tuple[str, ...]:
@@ -549,14 +545,13 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
     Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
     """
     points, until = workload.space.points(workload.arguments), time.monotonic() + most_s
-    refused, looked_at = [0] * len(workload.space.where), 0
+    looked_at = 0
     for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
         if looked_at == most or time.monotonic() > until:
             break
         looked_at += 1
-        if (first := points.refusing(raw)) is not None:
-            refused[first] += 1
-    exact, admitted = looked_at == points.size, looked_at - sum(refused)
+        points.admits(raw)
+    exact, admitted = looked_at == points.size, looked_at - sum(points.refused)
     if exact and admitted:
         candidates_of(workload)  # raises if a candidate does not fit the kernel
     return SpaceSurvey(
@@ -566,7 +561,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
         looked_at=looked_at,
         admitted=admitted,
         exact=exact,
-        refusals=tuple(map(Refusals, map(constraint_text, workload.space.where), refused)),
+        refusals=tuple(map(Refusals, map(constraint_text, workload.space.where), points.refused)),
     )
 
 

@@ -159,3 +159,11 @@ class JITKernel:
 def test_what_was_made_of_a_kernel_function_is_refused_in_its_place(kernel: Any, name: str) -> None:
     with pytest.raises(WorkloadError, match=rf"got {name}: do not call the function$"):
         atune.Workload(kernel, {"block": [16]})
+
+
+def test_a_method_is_refused_where_it_is_decorated() -> None:
+    with pytest.raises(UsageError, match=r"scaled is a method: put @atune\.autotune above a function"):
+
+        class Layer:
+            @atune.autotune(space={"block": [16, 64]})
+            def scaled(self, n: int, block: int = 16) -> None: ...

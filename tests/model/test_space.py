@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import linecache
 import pickle
 from collections import namedtuple
 from collections.abc import Iterator
@@ -122,7 +123,27 @@ def broken() -> Iterator[dict[str, int]]:
 def test_mistakes_are_named(make: Any, message: str) -> None:
     with pytest.raises(SpaceError) as caught:
         configs(make())
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value).partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("space", "told", "line"),
+    [
+        (Space(alpha=[1], where=[lambda: True, lambda beta: beta]), "needs beta; available: N, alpha", None),
+        (Space(alpha=[1], where=lambda alhpa: alhpa), "available: N, alpha (did you mean 'alpha'?)", None),
+        (Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError", "def boom(a: int) -> bool:"),
+        (Space(a=[1], where=lambda a, N: N % a / 0), "constraint on {'a': 1, 'N': 5} raised Zero", None),
+        (Space(a=lambda N: [N / 0]), "axis 'a' raised ZeroDivisionError", None),  # type: ignore[arg-type, return-value]
+        (Space(lambda M: [{"a": M}]), "configs needs M; available: N", None),
+    ],
+)
+def test_a_function_that_fails_is_named_by_its_line(space: Space, told: str, line: str | None) -> None:
+    with pytest.raises(SpaceError) as caught:
+        list(space.walk({"N": 5}))
+    message, place, source = str(caught.value).split("\n")
+    number = int(place.partition(" line ")[2].partition(",")[0])
+    assert told in message and place.startswith(f'  File "{__file__}", line ')
+    assert source.strip() == linecache.getline(__file__, number).strip() and (line or told[:20]) in source
 
 
 @pytest.mark.parametrize("value", [object(), 1j, b"x", {1: 2}, {1, 2}, print])

@@ -10,7 +10,7 @@ import pytest
 from set_kernels import SCALE
 
 from atune import Problems
-from atune.errors import AtuneError, UsageError
+from atune.errors import UnknownArgument, UsageError
 from atune.frontends.api.problems import parse_sizes
 from atune.model.candidate import Problem
 
@@ -133,5 +133,5 @@ def test_a_workload_for_another_problem_keeps_all_else() -> None:
     other = SCALE.at({"n": 512})
     assert (other.arguments, other.flops, SCALE.arguments, SCALE.flops) == ({"n": 512}, 512, {"n": 256}, 256)
     assert SCALE.at({"n": 256}) is SCALE and other.kernel is SCALE.kernel and other.space is SCALE.space
-    with pytest.raises(AtuneError, match="takes no argument 'm'"):
+    with pytest.raises(UnknownArgument, match="takes no argument 'm'"):
         SCALE.at({"m": 1})

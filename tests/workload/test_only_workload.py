@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.errors import WorkloadError
+from atune.errors import SpaceError, WorkloadError
 from atune.workload.pickling import FileRef, chosen, load, parse_file_ref
 from atune.workload.workload import describe
 
@@ -69,3 +69,21 @@ def test_a_wrong_argument_is_told_what_was_meant(tmp_path: Path) -> None:
     file = written(tmp_path, "BAD = atune.Workload(kernel, atune.Space(block=[16]), arguments={'NN': 4})")
     with pytest.raises(WorkloadError, match=r"takes no argument 'NN'.*\(did you mean 'N'\?\)"):
         describe(load(parse_file_ref(file)))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("BAD = atune.Workload(kernel, atune.Space(blok=[16]))", "takes no argument 'blok'"),
+        ("BAD = atune.Workload(kernel, atune.Space(block=[]))", "axis 'block' has no values"),
+        ("BAD = atune.Workload(kernel, atune.Space(block=[16]), inputs=5)", "inputs must be a list of tensors"),
+        ("import sys; print('give --n', file=sys.stderr); sys.exit(2)", "SystemExit: 2; it wrote: give --n"),
+    ],
+)
+def test_a_mistake_of_a_file_is_shown_with_its_line(line: str, told: str, tmp_path: Path) -> None:
+    file = written(tmp_path, line)
+    with pytest.raises(WorkloadError if "sys" in line or "inputs" in line else SpaceError) as caught:
+        load(parse_file_ref(file))
+    message, place, source, *_ = str(caught.value).split("\n")
+    number = Path(file).read_text().splitlines().index(line) + 1
+    assert told in message and place == f'  File "{file}", line {number}, in <module>' and source.strip() == line

@@ -562,3 +562,14 @@ def test_a_workload_and_a_space_show_what_made_them() -> None:
     assert repr(Space([{"block": 1}, {"block": 2}])) == "Space(2 configurations)"
     assert repr(Space(blocks)) == "Space(blocks)"
     assert len(repr(Space(block=list(range(1000))))) < 50
+
+
+def test_an_empty_space_says_which_constraint_refused_how_many() -> None:
+    space = Space(block=[16, 32, 64], where=[lambda block: block > 16, lambda block, N: block > N])
+    with pytest.raises(SpaceError) as caught:
+        describing(kernel, space, arguments={"N": 128})
+    assert str(caught.value).splitlines() == [
+        "Space is empty: no configuration satisfies the constraints for N=128",
+        "  1 refused by lambda block: block > 16",
+        "  2 refused by lambda block, N: block > N",
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from atune.errors import SpaceError, UsageError
 from atune.model.candidate import Problem, describe_config, normalise
-from atune.workload.workload import meant
+from atune.model.options import meant
 
 WEIGHT = "weight"
 """The key, or column of a file, that says how often a problem occurs."""
