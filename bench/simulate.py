@@ -29,7 +29,7 @@ import msgspec
 from recording import Recording, read_recording
 
 from atune.engine.search.devices import Figures
-from atune.engine.search.interface import AHEAD, Guarded, Searched, Strategy
+from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.prior import columns, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
 from atune.journal.events import SpaceSurveyed
@@ -103,13 +103,13 @@ def simulate_run(
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
-    ahead = AHEAD * workers if learns(strategy.name) else most
+    learning = learns(strategy.name)
     order: list[int] = []
     settled: list[int] = []
     curve: list[float] = []
     best, over, more = math.inf, False, True
     while (more or machine.outstanding) and not over:
-        while more and machine.outstanding < strategy.limit(ahead):
+        while more and not (learning and strategy.full(machine.outstanding, workers)):
             index = strategy.ask() if len(order) < most else None
             if index is None:
                 more = False

@@ -16,7 +16,7 @@ from atune.engine.interfaces import CompileWorker
 from atune.engine.run_state import Outcome
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.search.interface import AHEAD, Guarded, latency_or_reason
+from atune.engine.search.interface import Guarded, latency_or_reason
 from atune.engine.search.prior import columns
 from atune.engine.search.strategies import EXHAUSTIVE, learns
 from atune.engine.start import Plan, Start
@@ -89,7 +89,6 @@ class ProposeStage:
         self._strategy = start.strategy
         """None until it is made, which may wait until the space is surveyed."""
         self._learns = not isinstance(plan.given, str) or learns(plan.given)
-        self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._pending = deque[Outcome]()
 
@@ -136,7 +135,8 @@ class ProposeStage:
     async def _turn(self, strategy: Guarded) -> None:
         """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
         self.tell()
-        while self._learns and not self._run.stopping and len(self._outstanding) >= strategy.limit(self._most):
+        workers = self._scheduled.workers
+        while self._learns and not self._run.stopping and strategy.full(len(self._outstanding), workers):
             if not self._scheduled.held:
                 self._scheduled.held = True
                 self._run.wake()

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import anyio.to_thread
 import pytest
 from own_strategy import Own
 
 from atune import resume, tune
+from atune.engine.search.forest import BATCH, KNOWN_PER_OUTSTANDING, OUTCOMES
 from atune.errors import StrategyError, UsageError
 from atune.journal.events import CandidateProposed, Event
 from atune.journal.reader import read, replay
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.device import DeviceLimits
 from atune.reporting.summary import summary, summary_text
-from atune.testing import FakeMachine, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -58,17 +60,50 @@ async def test_the_summary_names_the_strategy_and_what_it_lacked(
     assert said or "strategy" not in summary_text(result)
 
 
-async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and_told_all() -> None:
+async def test_a_strategy_of_the_users_own_is_asked_ahead_what_fills_a_group_and_told_all() -> None:
     own = Own()
     script = {"code_key": lambda c: "same" if c["tile"] == 16 and c["stages"] == 4 else str(c), "fails": {3: "timeout"}}
     await tune(machine=fake(3, **script), strategy=own)
     assert own.asked == list(range(50)) and sorted(own.outcomes) == own.asked
-    assert own.most == 6
+    assert own.most == 16
     assert (
         own.outcomes[3] == (None, "timeout")
         and own.outcomes[9] == (None, "duplicate")
         and own.outcomes[8][0] == latency(CONFIGS[8])
     )
+
+
+class AsForest(Own):
+    """Lets as many be outstanding as the forest does with its budget."""
+
+    @property
+    def most_outstanding(self) -> int:
+        first = min(BATCH, (self.searched.budget or BATCH) // OUTCOMES)
+        return max(first, len(self.outcomes) // KNOWN_PER_OUTSTANDING)
+
+
+CPU = Script(lower_s=0.04, library_s=0.75, compile_s=0.12, measure_s=0.04)
+CUDA = Script(lower_s=0.05, library_s=0.4, compile_s=0.35, measure_s=0.15)
+"""Times as of a product on the CPU and on a GPU."""
+
+
+@pytest.mark.parametrize(("script", "workers", "budget"), [(CPU, 1, 20), (CUDA, 1, 20), (CUDA, 16, 24), (CUDA, 16, 60)])
+async def test_learning_takes_a_fifth_longer_at_most(
+    script: Script, workers: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups stay large, and the device is kept busy. The strategy answers at once, in no thread."""
+
+    async def at_once(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", at_once)
+    walls_s = []
+    for strategy in (AsForest(), "random"):
+        machine = FakeMachine(120, script, workers=workers, clock=FakeClock())
+        await tune(machine=machine, strategy=strategy, budget=budget)
+        assert machine.clock is not None
+        walls_s.append(machine.clock.now)
+    assert walls_s[0] <= 1.2 * walls_s[1]
 
 
 async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> None:

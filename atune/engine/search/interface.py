@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-AHEAD = 2
-"""How many candidates for each compile worker a learning strategy may have outstanding."""
+AHEAD, FULL = 2, 16
+"""A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
+ROOM = 3
+"""Once so many are outstanding, the strategy is asked again when this part of a group may be asked for."""
 DUPLICATE = "duplicate"
 """The reason of a candidate that compiles to the same code as another: that one has the latency. It did not fail."""
 
@@ -97,9 +99,19 @@ class Guarded:
         self.strategy, self.name = strategy, strategy.name
         self._known, self._first, self._last = known, deque(dict.fromkeys(first)), iter(last)
         self._begun, self._asked, self._ended = frozenset(self._first), set[int](), False
+        self._full = False
+
+    def full(self, outstanding: int, workers: int) -> bool:
+        """Tell whether to wait with asking while so many are outstanding.
+
+        Then it is full until many may be asked for at once, because small groups take longer to compile.
+        """
+        limit = self.limit(max(FULL, AHEAD * workers))
+        room = max(1, min(FULL, limit) // ROOM) if self._full else 1
+        self._full = outstanding + room > limit
+        return self._full
 
     def limit(self, most: int) -> int:
-        """Return how many candidates may be outstanding now, `most` at most."""
         try:
             own = getattr(self.strategy, "most_outstanding", most)
             return max(1, min(most, operator.index(own)))
