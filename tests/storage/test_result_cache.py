@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -170,6 +172,36 @@ def test_an_index_that_is_damaged_or_gone_is_made_again(
     after = {run.path: run for run in cache.runs()}
     assert after.keys() - before.keys() <= {str(cache.journals / "torn.jsonl")}
     assert all(after[path] == run for path, run in before.items())
+
+
+def test_an_index_that_another_process_made_again_meanwhile_stays(
+    cache: ResultCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = put(cache, events(1.0))
+    cache.add(journal.rename(tmp_path / "outside"))  # of which the cache's own journals tell nothing
+    whole = cache.path.read_bytes()
+    cache.path.write_bytes(b"no index" * 99)
+    theirs = SimpleNamespace(LOCK_EX=0, flock=lambda *_: cache.path.write_bytes(whole))
+    monkeypatch.setattr(result_cache, "fcntl", theirs)
+    assert str(tmp_path / "outside") in {run.path for run in cache.runs()}
+
+
+def test_processes_that_find_a_damaged_index_at_once_all_use_it(cache: ResultCache) -> None:
+    for i in range(3):
+        put(cache, events(1.0, problem={"M": i}))
+    ask = f"from atune.workers.storage.result_cache import ResultCache as C\nc = C({str(cache.folder)!r})\n"
+    ask += "for _ in iter(input, ''):\n    print(len(c.runs()), flush=True)"
+    command = [sys.executable, "-W", "ignore", "-c", ask]
+    with ExitStack() as stack:
+        pipe = subprocess.PIPE
+        several = [stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) for _ in range(3)]
+        for number in range(40):
+            cache.path.write_bytes(b"no index" * 99)
+            for one in several:
+                print("again", file=one.stdin, flush=True)
+            assert [one.stdout and one.stdout.readline() for one in several] == ["3\n"] * 3, f"time {number}"
+        for one in several:
+            print(file=one.stdin, flush=True)
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "other bytes"])

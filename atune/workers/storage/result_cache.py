@@ -11,13 +11,14 @@ cache's own journals. If the folder cannot be used, runs go on without it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -67,6 +68,7 @@ are tried again."""
 Status = Literal["finished", "refreshed", "unfinished", "partial", "uncached"]
 """What became of a run. ``refreshed``: it was asked for though its result was known. ``partial``: it has no winner of
 the whole search that its header asks for. ``uncached``: its caller uses no cache."""
+_DAMAGE = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB
 UNFINISHED = "unfinished"
 ANSWERS = ("finished", "refreshed")
 """Of runs that answer a look-up."""
@@ -428,25 +430,36 @@ class ResultCache:
 
     def _use(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Run `work` in one transaction. If the index cannot be used, warn and return `otherwise`."""
-        for attempt in (1, 2):
-            try:
-                make_private_folder(str(self.folder))
-                with contextlib.closing(sqlite3.connect(self.path, timeout=30.0, isolation_level=None)) as db:
-                    db.execute("PRAGMA synchronous = OFF")  # what is lost is made again
-                    self._fill(db)
-                    with db:
+        damage: Exception | None = None
+        with contextlib.ExitStack() as stack:
+            for attempt in (1, 2, 3):
+                try:
+                    make_private_folder(str(self.folder))
+                    if attempt == 2:  # one process makes it again, and the others then find it
+                        guard = stack.enter_context(open(self.folder / ".guard", "w"))
+                        fcntl.flock(guard, fcntl.LOCK_EX)
+                    elif attempt == 3:
+                        _warn(f"the index {self.path} was damaged ({damage}), and is made again")
+                        Path(part := f"{self.path}.part").unlink(missing_ok=True)
+                        with self._opened(part):  # elsewhere: others may still have the damaged one open
+                            Path(f"{self.path}-journal").unlink(missing_ok=True)
+                        os.replace(part, self.path)
+                    with self._opened(self.path) as db, db:
                         return work(db)
-            except (sqlite3.Error, OSError, UnicodeError, msgspec.MsgspecError) as error:  # its names must be UTF-8
-                code = getattr(error, "sqlite_errorcode", None)
-                broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-                if attempt == 1 and (broken or isinstance(error, msgspec.MsgspecError)):
-                    _warn(f"the index {self.path} was damaged ({error}), and is made again")
-                    for name in (self.path, f"{self.path}-journal"):
-                        Path(name).unlink(missing_ok=True)
-                    continue
-                _warn(f"the result cache {self.folder} cannot be used: {error}")
-                break
+                except (sqlite3.Error, OSError, UnicodeError, msgspec.MsgspecError) as error:  # its names must be UTF-8
+                    damage, code = error, getattr(error, "sqlite_errorcode", None)
+                    damaged = isinstance(error, msgspec.MsgspecError) or code in _DAMAGE
+                    if not damaged or attempt == 3:
+                        _warn(f"the result cache {self.folder} cannot be used: {error}")
+                        break
         return otherwise
+
+    @contextlib.contextmanager
+    def _opened(self, path: str | Path) -> Generator[sqlite3.Connection, None, None]:
+        with contextlib.closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as db:
+            db.execute("PRAGMA synchronous = OFF")  # what is lost is made again
+            self._fill(db)
+            yield db
 
     def _fill(self, db: sqlite3.Connection) -> None:
         """Make a new index from the cache's journals. One process makes it, and the others wait."""
