@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -265,6 +266,15 @@ def test_folders_go_both_ways(tmp_path: Path) -> None:
     older = AutotuneResult.load_from_disk(str(tmp_path / "cache" / "theirs"), with_outputs)
     assert older is not None and torch.equal(older.kernel(A), A * 2)
     assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
+
+
+def test_code_of_another_user_is_loaded_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
+    tilelangs_result(kernel).save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr(os, "getuid", lambda: (tmp_path / "saved").stat().st_uid + 1)
+    with pytest.raises(ArgumentError, match="belongs to another user"):
+        AutotuneResult.load_from_disk(tmp_path / "saved", ON_CPU)
+    assert AutotuneResult.load_from_disk(tmp_path / "saved", ON_CPU, trusted=True) is not None
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

@@ -103,16 +103,22 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
             os.rename(staged, path)
 
     @classmethod
-    def load_from_disk(cls, path: Path | str, compile_args: Any) -> AutotuneResult | None:
+    def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
         """Return the result in `path`, written by tilelang or by atune, or None if there is no complete one.
 
         ``auto`` in `compile_args` stands for the target and the adapter that atune saved. Warns of a folder that cannot
         be used. Folders without ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the
-        code in the folder: load only folders that you trust.
+        code in the folder, so that `ArgumentError` refuses other users' files unless they are `trusted`.
         """
         path = Path(path)
         if not path.exists():
             return None
+        others = [one for one in (path, *path.glob("*")) if one.stat().st_uid != os.getuid()]
+        if others and not trusted:
+            raise ArgumentError(
+                f"{others[0]} belongs to another user, and loading it runs its code: "
+                "load_from_disk(…, trusted=True) loads it"
+            )
         saved, lacking, found = _saved(path), "", None
         for name in {"target", "execution_backend"} & saved.keys():
             if getattr(compile_args, name) == "auto":
