@@ -13,6 +13,8 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from atune.journal.result import Result
     from atune.model.artifact import Failure
     from atune.model.candidate import Config
@@ -238,9 +240,14 @@ class CacheMiss(AtuneError):
     """No result is known for a call or a workload, and nothing may tune (`on_miss="error"`). Tune, or ship a result."""
 
 
-def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the line that called atune: it is the user's, and so is what to do about the warning."""
-    frame, level = sys._getframe(1), 2
+def calling() -> tuple[FrameType, int]:
+    """Return the frame that called atune, which is the user's, and how many levels it is above the caller's."""
+    frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "atune":
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    return frame, level
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line that called atune: it is the user's, and so is what to do about the warning."""
+    warnings.warn(message, category, stacklevel=calling()[1])

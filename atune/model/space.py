@@ -250,8 +250,7 @@ class UserCallback:
                 there = f"{', '.join(available) or 'nothing'}{meant(missing[0], available)}"
                 needs = f"needs {', '.join(missing)}; available: {there}"
                 raise SpaceError(f"Space: {self._what(values)} {needs}{place}") from None
-            raised = f"raised {type(error).__name__}: {error}"
-            raise SpaceError(f"Space: {self._what(wanted)} {raised}{place}") from error
+            raise SpaceError(f"Space: {self._what(wanted)} raised {type(error).__name__}: {error}{place}") from error
 
 
 def _defined(function: Any) -> str:

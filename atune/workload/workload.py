@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.errors import ArgumentMissing, SpaceError, UnknownArgument, WorkloadError
+from atune.errors import ArgumentMissing, SpaceError, UnknownArgument, WorkloadError, calling
 from atune.model.candidate import (
     BASELINE,
     COMPILE_FLAGS,
@@ -83,6 +83,8 @@ class Workload:
         self.flops, self.bytes = (amount(name, each, problem) for name, each in self.amounts.items())
         checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
         self.kernel = kernel
+        frame, _ = calling()
+        self._made_at = f'\n  File "{frame.f_code.co_filename}", line {frame.f_lineno}'  # no part of its identity
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments = self._plain(problem)
@@ -107,6 +109,10 @@ class Workload:
         """Return arguments as plain data. Raises `SpaceError` for a value that is none."""
         where = {name: f"Workload {self.name}: argument {name!r}" for name in problem}
         return {normalise(name, where[name]): normalise(value, where[name]) for name, value in problem.items()}
+
+    def located(self, message: str) -> str:
+        """Return `message`, and below it the user's line that made the workload, unless it names another."""
+        return message if "\n  File " in message else message + self._made_at
 
     def at(self, arguments: Mapping[str, Any]) -> Workload:
         """Return this workload for another problem, in which `arguments` replace its own of the same names.

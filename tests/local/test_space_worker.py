@@ -115,3 +115,23 @@ async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path:
     result = await tune(f"{KERNELS}:TUNABLE", target="c", budget=Budget(candidates=4), strategy="random")
     assert result.measured + result.duplicates == 4 and result.total == 100_000
     assert all(record.config["a"] <= record.config["b"] for record in result.records)
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ("[{'block': 64}, 5]", "config 1 is 5; a config is a dict of arguments"),
+        ("[{'block': 64}, {'block': 64}]", "occurs twice, first as config 0"),
+        ("atune.Space(block=[64], where=lambda block: block > 64)", "refused by lambda block: block > 64"),
+        ("atune.Space(block=[64], where=lambda block: block / 0)", "raised ZeroDivisionError"),
+    ],
+)
+async def test_a_mistake_of_the_space_is_shown_with_the_line_of_the_file(space: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "work.py"
+    file.write_text(f"import atune\ndef kernel(block): ...\n\nW = atune.Workload(kernel, {space})\n")
+    machine = LocalMachine(parse_file_ref(str(file)), target="c")
+    async with machine.open():
+        with pytest.raises(SpaceError) as caught:
+            await machine.describe()
+    message, _, place = str(caught.value).partition("\n  File ")
+    assert told in message and place.startswith(f'"{file}", line 4') and "\n  File" not in place

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import TargetError
+from atune.errors import SpaceError, TargetError, WorkloadError
 from atune.model.candidate import Candidate, Config
 from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, default_limits, parse_target
 from atune.stages import tilelang
@@ -112,10 +112,13 @@ def list_space(payload: bytes) -> bytes:
     """Continue to list the space: msgpack of (seed, deadline) → the next `SpacePart`."""
     seed, deadline_s = msgspec.msgpack.decode(payload, type=tuple[int, float])
     with _telling(deadline_s):
-        if _space.candidates is None:
-            _space.candidates = Candidates(_space.workload, seed)
-            _space.listed = _space.candidates.listed()
-        return msgspec.msgpack.encode(_next_part(_space.candidates))
+        try:
+            if _space.candidates is None:
+                _space.candidates = Candidates(_space.workload, seed)
+                _space.listed = _space.candidates.listed()
+            return msgspec.msgpack.encode(_next_part(_space.candidates))
+        except (SpaceError, WorkloadError) as error:
+            raise type(error)(_space.workload.located(str(error))) from error
 
 
 def _next_part(candidates: Candidates) -> SpacePart:
