@@ -167,11 +167,11 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET, weights: Sequenc
 
     Each choice is the one with which the fewest problems are left without a configuration; of several the one with the
     least weighted regret, then the smallest key. `weights`: how often each problem occurs. Raises `UsageError` for a
-    regret below zero.
+    regret below zero, and for weights that do not fit.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
-    often = weights or [1.0] * len(matrix.problems)
+    often = _often(matrix, weights)
     chosen: list[int] = []
     now = [math.inf] * len(matrix.problems)
     while math.inf in now:
@@ -182,6 +182,15 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET, weights: Sequenc
     rows = sorted(chosen)
     serves = [[matrix.regret[row][column] for row in rows].index(least) for column, least in enumerate(now)]
     return Cover(tuple(dict(matrix.configs[row]) for row in rows), tuple(serves), tuple(now))
+
+
+def _often(matrix: RegretMatrix, weights: Sequence[float] | None) -> Sequence[float]:
+    """Return a weight for each problem, 1 without `weights`. Raises `UsageError` for those that do not fit."""
+    n = len(matrix.problems)
+    often = [1.0] * n if weights is None else weights
+    if len(often) != n or not all(0 < weight < math.inf for weight in often):
+        raise UsageError(f"weights: give a number above zero for each of the {n} problems, got {weights!r}")
+    return often
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
@@ -263,8 +272,9 @@ def dispatch_rule(
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
     left out; one that is alone with its other arguments cannot be. `space`: what `pick` asks, where constraints or
-    axes take a size.
+    axes take a size. Raises `UsageError` for weights that do not fit.
     """
+    often = _often(matrix, weights)
     first, *others = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in others)))
     used = sorted(set(matrix.winners))
@@ -281,10 +291,9 @@ def dispatch_rule(
     costs = [matrix.regret[row][column] for row, column in picked]
     known = [(cost, column) for cost, (_, column) in zip(costs, picked, strict=True) if cost is not None]
     measured = [cost for cost, _ in known]
-    often = [1.0 if weights is None else weights[column] for _, column in known]
     return replace(
         rule,
-        regret=statistics.fmean(measured, often) if measured else None,
+        regret=statistics.fmean(measured, [often[column] for _, column in known]) if measured else None,
         worst_regret=max(measured, default=None),
         tested=len(measured),
         unmeasured=len(costs) - len(measured),

@@ -96,6 +96,13 @@ def test_a_cover_says_who_serves_what() -> None:
         cover(matrix, -0.01)
 
 
+@pytest.mark.parametrize("weights", [[], [1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf]])
+@pytest.mark.parametrize("ask", [cover, dispatch_rule])
+def test_weights_that_do_not_fit_are_refused(ask: Any, weights: list[float]) -> None:
+    with pytest.raises(UsageError, match="weights: give a number above zero for each of the 2 problems"):
+        ask(matrix_of([[0.0, 0.1], [0.1, 0.0]]), weights=weights)
+
+
 def apart(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, int, int]:
     return round(sum(abs(math.log2(one[n] / other[n])) for n in ("M", "K")), 9), one["K"], one["M"]
 
