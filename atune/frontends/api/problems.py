@@ -129,9 +129,9 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
             raise UsageError(f"{entry}: {wrong[0]!r} is no argument's name; a table has commas between its columns")
         for name in sorted((row.keys() ^ rows[0].keys()) - {WEIGHT}):
             lacking, having = (1, number) if name in row else (number, 1)
-            lacks = f"{where}, entry {lacking}: there is no {name!r}, which entry {having} has"
-            raise UsageError(f"{lacks}{meant(name, [WEIGHT])}")
-    columns = {name: _column(where, name, [row.get(name) for row in rows], in_file) for row in rows for name in row}
+            raise UsageError(f"{where}, entry {lacking} has no {name!r}, as entry {having} has{meant(name, [WEIGHT])}")
+    names = {name for row in rows for name in row}
+    columns = {name: _column(where, name, [row.get(name) for row in rows], in_file) for name in names}
     return [(f"{where}, entry {n + 1}", {name: columns[name][n] for name in row}) for n, row in enumerate(rows)]
 
 

@@ -119,9 +119,7 @@ class TunableKernel:
         self.__name__: str = getattr(function, "__name__", "kernel")
         self.signature = inspect.signature(function)
         if next(iter(self.signature.parameters), "") == "self":
-            raise UsageError(
-                f"{self.__name__} is a method: put @atune.autotune above a function, which methods may call"
-            )
+            raise UsageError(f"{self.__name__} is a method: put @atune.autotune above a function")
         self._eager: bool | None = None if self.is_jit else False
 
     def data(self, value: Any, where: str) -> Any:

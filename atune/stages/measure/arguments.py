@@ -48,12 +48,10 @@ class KernelArguments:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
-        for i, param in enumerate(params):
-            if any(isinstance(size, int) and size < 0 for size in param.shape or ()):
+        for i, shape in enumerate([list(param.shape or ()) for param in params]):
+            if any(isinstance(size, int) and size < 0 for size in shape):
                 problem = f"Workload {work.name}: for {describe_config(work.arguments)}"
-                raise WorkloadError(
-                    f"{problem}, parameter {i} has the shape {list(param.shape or ())}: no size may be negative"
-                )
+                raise WorkloadError(f"{problem}, parameter {i} has the shape {shape}: no size may be negative")
         self.out_idx = tuple(sorted(i % n for i in roles.outputs))
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.writes = roles.writes
