@@ -206,6 +206,15 @@ def test_hints(tuned: Any, engine: Engine) -> None:
     assert options["compile"].flags == ("-O1",) and workload.pass_configs == {"a": 1}
 
 
+def test_a_hint_may_depend_on_the_target(tuned: Any, engine: Engine) -> None:
+    hints = {"factor": lambda target: {"c": 3}[target], "compile_flags": lambda target: [f"-D{target}"]}
+    tuned(hints=hints).tune(64)
+    [(workload, options)] = engine.runs
+    assert workload.arguments == {"n": 64, "factor": 3} and options["compile"].flags == ("-Dc",)
+    with pytest.raises(SpaceError, match="compile_flags"):
+        tuned(hints={"compile_flags": lambda target: 1}).tune(64)
+
+
 def test_a_hint_that_is_an_axis_too_is_a_mistake(tuned: Any, engine: Engine) -> None:
     for space in ({"block": [1]}, atune.Space(block=[1])):
         with pytest.raises(SpaceError, match="'block' is a hint and an axis"):

@@ -157,8 +157,8 @@ class TuneOptions(RunOptions, total=False):
         group="search",
     )]
     warm: Annotated[Warm, Option(
-        "Begin with the best of an earlier journal of this kernel, or of the result cache (cache). From Python it may "
-        "be a result, too, or a list.",
+        "Start from the best configurations of an earlier journal of this kernel; `cache` takes those of the result "
+        "cache. From Python it may be a result, too, or a list.",
         flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
     )]
     # fmt: on

@@ -39,7 +39,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     add_journal(parser)
     text = "the candidate [default: the winner, or else the first that failed]"
     parser.add_argument("index", type=int, nargs="?", metavar="INDEX", help=text)
-    text = "Show what a configuration compiles to; its layouts, registers and occupancy; of two, what differs"
+    text = "Show what a configuration compiles to: layouts, registers, occupancy. Give two to see what differs"
     parser = add_command(commands, shown, "explain", _explain, text)
     parser.add_argument("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
     text = "candidates of the journal [default: its winner]"

@@ -17,7 +17,7 @@ import msgspec
 from atune.errors import SpaceError, UsageError
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
-from atune.frontends.decorator.options import Options, as_space, refuse_clash
+from atune.frontends.decorator.options import Options, as_space, check_hints, refuse_clash
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
 from atune.model.device import Target, parse_target
@@ -151,7 +151,9 @@ class Call:
     def __init__(
         self, owner: TunableKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self.owner, self.options, self.hints, stage = owner, options, options.hints, owner.frontend
+        self.owner, self.options, stage = owner, options, owner.frontend
+        self.hints = {name: self._hint(value) for name, value in options.hints.items()}
+        check_hints(self.hints)
         self.given = Arguments(owner.signature, args, kwargs)
         self.space = self._space()
         self.tunables = tunables_of(self.space)
@@ -184,6 +186,10 @@ class Call:
         self.problem_text = text_of(self.problem)
         self.launch: Call = self
         """The call that its winner is for; it has other arguments under `tune_on`."""
+
+    def _hint(self, value: Any) -> Any:
+        """Return a hint's value for the call's target."""
+        return value(self.target.arch or self.target.kind) if inspect.isfunction(value) else value
 
     def _space(self) -> Space:
         """Return the call's space. A function for the space gets the caller's own arguments. Raises `SpaceError`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Required
@@ -56,7 +57,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     hints: Annotated[Mapping[str, Any] | None, Option(
         "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
-        "configuration. A hint must not be an axis too.",
+        "configuration. A hint must not be an axis too. A function as the value gets the target (``sm_90a``, ``c``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, Option(
@@ -131,7 +132,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     cache, key, hints = options["cache"], options["key"], dict(options["hints"] or {})
     if key is not None and options["do_not_specialize"]:
         raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
-    _check_hints(hints)
+    check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
     if options["log"] is not None:
         event_log(options["log"])
     space, where = options["space"], options["where"]
@@ -169,7 +170,7 @@ def lazy_callback(callback: Any) -> Any:
     return LazyCallback(callback) if callable(callback) else callback
 
 
-def _check_hints(hints: Mapping[str, Any]) -> None:
+def check_hints(hints: Mapping[str, Any]) -> None:
     """Raise `SpaceError` for a wrong `pass_configs` or `compile_flags`. Flags may be a text, too."""
     for name in sorted(hints.keys() & RESERVED):
         if not (name == COMPILE_FLAGS and isinstance(hints[name], str)):
