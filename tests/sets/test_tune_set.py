@@ -170,7 +170,8 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
 def test_a_mistake_of_all_problems_is_told_once(name: str, sizes: str, told: str, tmp_path: Path, capsys: Any) -> None:
     command = ["tune", f"{KERNELS}:{name}", "--target", "c", "--arg", sizes, "--journal", str(tmp_path / "s")]
     assert main(command) == 2
-    assert [told in line for line in capsys.readouterr().err.splitlines()] == [False, True]
+    first, error, *places = capsys.readouterr().err.splitlines()
+    assert told in error and not any(told in line for line in (first, *places)) and len(places) <= 1
     with pytest.raises(WorkloadError, match="takes no argument 'm'"):
         atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", **FAST)
 
