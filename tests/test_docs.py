@@ -67,6 +67,7 @@ EXAMPLES = {
     "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
     "logged.py": "nightly",
     "debug.py": "the reference's: True",
+    "dynamic.py": r"True\n",
     "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
 }
 """The files of the pages, and what each prints."""
