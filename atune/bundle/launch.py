@@ -153,13 +153,18 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
 
 
-@functools.cache
+_DTYPES: dict[str, Any] = {}
+"""Known answers of `torch_dtype`. `torch.compile` warns of `functools.cache`."""
+
+
 def torch_dtype(name: str) -> Any:
     """Return torch's dtype for TileLang's `name`; None if torch has none."""
-    import torch
+    if name not in _DTYPES:
+        import torch
 
-    names = {"float8_e4m3": "float8_e4m3fn", "uint1": "bool"}
-    return getattr(torch, names.get(name, name), None)
+        names = {"float8_e4m3": "float8_e4m3fn", "uint1": "bool"}
+        _DTYPES[name] = getattr(torch, names.get(name, name), None)
+    return _DTYPES[name]
 
 
 def output_layout(

@@ -175,7 +175,8 @@ def check_names(workload: Workload) -> None:
 def not_taken(name: str, parameters: Iterable[str]) -> str:
     """Return that a kernel takes no argument `name`, but `parameters`, and what to do."""
     known = list(parameters)
-    return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}"
+    why = "; a cluster's size is the kernel's own, T.Kernel(…, cluster_dims=…)" if name == "num_ctas" else ""
+    return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}{why}"
 
 
 def _expected(parameter: inspect.Parameter, value: Any) -> str:

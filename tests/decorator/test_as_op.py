@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def test_an_eager_kernel_is_the_operator_of_the_calls_winner(tuned: Any) -> None
     assert torch.equal(around(A), A * 2 + 1 - 1)
     with pytest.raises(UsageError, match="another kernel's"):
         kernel.as_op("atune_decorated::shift", torch.randn(128))
+
+
+def test_a_plain_call_breaks_the_graph_without_a_warning(tuned: Any) -> None:
+    kernel, A = tuned(shift), torch.randn(256)
+    kernel(A)
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(torch.compile(lambda A: kernel(A * 2) - 1, backend="aot_eager")(A), A * 2 + 1 - 1)
 
 
 def test_a_kernel_that_writes_into_what_it_gets_declares_it(tuned: Any) -> None:

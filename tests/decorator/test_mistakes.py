@@ -40,6 +40,10 @@ def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tune
         (3, "space: give axes, a list of configurations or a function that returns them, got 3"),
         ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
         ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
+        (
+            {"num_ctas": [1, 2]},
+            "it takes A, by, block; a cluster's size is the kernel's own, T.Kernel(…, cluster_dims=…)",
+        ),
     ],
     ids=without_addresses,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ def device_type(target: str) -> str:
     return "cpu" if target == "c" else "cuda"
 
 
-@functools.cache
 def torch_dtype(name: str) -> Any:
     """Return torch's dtype for a TileLang dtype name, such as ``bfloat16`` or ``float8_e4m3fn``."""
     dtype = launch.torch_dtype(name)
