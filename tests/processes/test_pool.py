@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -84,7 +85,10 @@ def descriptors() -> int:
 
 
 def zombies_of(parent: int) -> list[str]:
-    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat")]
+    stats = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may end meanwhile
+            stats.append(path.read_text())
     return [stat for stat in stats if stat[stat.rindex(")") + 2 :].split()[:2] == ["Z", str(parent)]]
 
 
