@@ -137,7 +137,7 @@ class Forgetful(Own):
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (lambda: Own(wrong_at=20), r"ask\(\) returned 0 a second time"),
+        (lambda: Own(wrong_at=40), r"ask\(\) returned 0 a second time"),
         (Forgetful, r"tell\(.*\) raised ValueError: no memory of that"),
     ],
     ids=["twice the same", "tell raises"],
