@@ -112,6 +112,7 @@ class Guarded:
         return self._full
 
     def limit(self, most: int) -> int:
+        """Return how many candidates may be outstanding now, `most` at most."""
         try:
             own = getattr(self.strategy, "most_outstanding", most)
             return max(1, min(most, operator.index(own)))
