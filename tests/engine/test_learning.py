@@ -11,7 +11,7 @@ import pytest
 from own_strategy import Own
 
 from atune import resume, tune
-from atune.engine.search.forest import BATCH, KNOWN_PER_OUTSTANDING, OUTCOMES
+from atune.engine.search.forest import BATCH, KNOWN_PER_OUTSTANDING, OUTSTANDING
 from atune.errors import StrategyError, UsageError
 from atune.journal.events import CandidateProposed, Event
 from atune.journal.reader import read, replay
@@ -78,7 +78,7 @@ class AsForest(Own):
 
     @property
     def most_outstanding(self) -> int:
-        first = min(BATCH, (self.searched.budget or BATCH) // OUTCOMES)
+        first = min(BATCH, int((self.searched.budget or BATCH) * OUTSTANDING))
         return max(first, len(self.outcomes) // KNOWN_PER_OUTSTANDING)
 
 

@@ -40,8 +40,8 @@ EARLY, EARLY_BATCH = 64, 2
 of each `BATCH` is drawn at random."""
 LEAST = 4
 """At least so many are drawn before the forest decides, and may be outstanding, however small the budget is."""
-OUTCOMES = 3
-"""A small budget divided by this many may be outstanding. Fewer leave compile workers small groups, which are slow."""
+OUTSTANDING = 0.3
+"""Share of a small budget that may be outstanding. Less leaves compile workers small groups, which are slow."""
 MOST_SCORED = 8192
 """Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
 LIKELY = 0.5
@@ -84,7 +84,7 @@ class Forest:
 
         With a prior more: its first candidates are worth compiling at once.
         """
-        first = BATCH if self.budget is None else max(LEAST, min(BATCH, self.budget // OUTCOMES))
+        first = BATCH if self.budget is None else max(LEAST, min(BATCH, int(self.budget * OUTSTANDING)))
         first = RANKED if self.ranked else first
         return max(first, len(self._settled) // KNOWN_PER_OUTSTANDING)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
 ROOM = 3
-"""Once so many are outstanding, the strategy is asked again when this part of a group may be asked for."""
+"""Once so many are outstanding, the strategy is asked again when this part of a worker's share has outcomes."""
 DUPLICATE = "duplicate"
 """The reason of a candidate that compiles to the same code as another: that one has the latency. It did not fail."""
 
@@ -107,7 +107,7 @@ class Guarded:
         Then it is full until many may be asked for at once, because small groups take longer to compile.
         """
         limit = self.limit(max(FULL, AHEAD * workers))
-        room = max(1, min(FULL, limit) // ROOM) if self._full else 1
+        room = max(1, min(FULL, limit // workers) // ROOM) if self._full else 1
         self._full = outstanding + room > limit
         return self._full
 
