@@ -1,16 +1,20 @@
 """The experiments of tilelang's pull request 2159 on atune's engine: pipeline, groups, several GPUs, and all at once.
 
-    python bench/seed000.py --space roller20@2 --out bench/results/seed000
-    python bench/seed000.py --space gemm288 --resume --out bench/results/seed000
-    python bench/seed000.py --devices 0,1 --only devices,all --out bench/results/seed000_2
+    python bench/seed000.py --space roller20@2 --devices 0 --limit 245 --resume --out DIR
+    python bench/seed000.py --space gemm288@32 --devices 0,1 --only all --limit 245 --resume --out DIR
 
 `nothing` measures once all is compiled, compiles each candidate alone, measures on one device and does without cicc.
-The experiments `pipeline`, `groups` and `devices` turn on that one feature. `all` has each of them, as atune does by
-default. Each run is a fresh process with empty caches, and the ways take turns. End to end are the seconds from the
-start of the process to the result. Compile and benchmark seconds are those in which a worker
-compiled and a device measured, as `atune tune --json` has them, without the final.
+The experiments `pipeline`, `groups` and `devices` turn on that one feature. `all` turns on all three: with groups of 4,
+as the pull request does, and then with automatic groups and cicc, as atune does by default.
 
-`--limit` ends in time with what is done; `--resume` goes on from there. Three kinds of seconds are drawn in figure.svg.
+As there, a product has M = N = K = 4096, and each timing 3 calls of warm-up and 20 samples. Inputs are made for each
+candidate, and nothing is compared with a reference. `@2` is the pull request's `--cpu-count 2`.
+
+Each run is a fresh process with empty caches, and the ways take turns. End to end are the seconds from the start of the
+process to the result. Compile and benchmark seconds are those in which a worker compiled and a device measured, as
+`atune tune --json` has them, without the final. figure.svg draws the three.
+
+`--limit` ends in time with what is done; the same command with `--resume` goes on from there.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ NOTHING = "nothing"
 STAGES = {"end to end": "result_s", "compile": "compile_wall_s", "benchmark": "benchmark_wall_s"}
 """Kinds of seconds, and where a run has them."""
 COLOURS = ("#3b76ea", "#c2620a", "#15803d")
+COMMON: dict[str, Any] = {"n_warmup": 3, "benchmark_timeout_s": 180.0, "check": False, "cache_inputs": False}
+"""The pull request's --warmup 3 --timeout 180 --skip-check --no-cache-input-tensors."""
 WARM_BUDGET = 4
 """Candidates of a tuning that is run before all and thrown away: the first one reads packages from the disk."""
 
@@ -91,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default="", help="experiments: of pipeline, groups, devices, all")
     made.add_argument("--devices", default="", metavar="0,1", help="GPUs, by default all there are")
     made.add_argument("--budget", default="", metavar="N", help="candidates, by default all")
-    made.add_argument("--rounds", type=int, default=1)
+    made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--target", choices=["cuda", "c"], default="cuda")
     made.add_argument("--timeout", type=float, default=300.0, help="seconds for one tuning; then all of it is killed")
     made.add_argument("--limit", type=float, default=290.0, help="seconds for everything; what is done is told")
@@ -125,7 +131,10 @@ def ways(devices: Sequence[str]) -> dict[str, list[Variant]]:
         "pipeline": [way("pipeline", devices[:1], "--pipeline")],
         "groups": [way(f"groups of {n}", devices[:1], "--group-size", str(n)) for n in (2, 4)]
         + [way("groups automatic", devices[:1], "--group-size", "0")],
-        "all": [way("all", devices, "--pipeline", "--group-size", "0", "--cicc")],
+        "all": [
+            way("all, groups of 4", devices, "--pipeline", "--group-size", "4"),
+            way("all", devices, "--pipeline", "--group-size", "0", "--cicc"),
+        ],
     }
     return found if len(devices) < 2 else {"devices": [way(f"{len(devices)} devices", devices)], **found}
 
@@ -167,7 +176,7 @@ def tune(arguments: Sequence[str]) -> None:
         cached=False,
         journal=given.journal,
         compile=atune.CompileSettings(group_size=given.group_size or None, cicc=given.cicc),
-        benchmark=atune.BenchmarkSettings(n_repeat=given.rep),
+        benchmark=atune.BenchmarkSettings(n_repeat=given.rep, **COMMON),
         progress=False,
     )
     print(json.dumps(summary(result)))
@@ -363,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not devices:
         raise SystemExit("there is no GPU: give --target c")
     variants = chosen(options.only, devices)
-    settings = {name: getattr(options, name) for name in ("target", "rep", "budget")} | {"devices": devices}
+    settings = {name: getattr(options, name) for name in ("target", "rep", "budget")} | {"devices": devices, **COMMON}
     runs = earlier(options, settings) if options.resume else []
     result = {
         "command": " ".join(["python", "bench/seed000.py", *(sys.argv[1:] if arguments is None else arguments)]),

@@ -19,6 +19,7 @@ TWO = {
     "groups of 2": "--devices 0 --group-size 2",
     "groups of 4": "--devices 0 --group-size 4",
     "groups automatic": "--devices 0 --group-size 0",
+    "all, groups of 4": "--devices 0,1 --pipeline --group-size 4",
     "all": "--devices 0,1 --pipeline --group-size 0 --cicc",
 }
 
@@ -43,3 +44,4 @@ def test_nothing_is_tuned_without_any_feature(tmp_path: Path, capsys: pytest.Cap
     assert isinstance(header, RunStarted)
     assert (header.settings["pipeline"], header.settings["compile"]["group_size"]) == (False, 1)
     assert header.settings["compile"]["cicc"] is False
+    assert {name: header.settings["benchmark"][name] for name in seed000.COMMON} == seed000.COMMON
