@@ -17,7 +17,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from spaces import FOLDER, SPACES, opened
 
 from atune import replay
 from atune.engine.search.devices import figures_of
-from atune.engine.search.prior import estimates
+from atune.engine.search.prior import choices
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import whole_file
@@ -43,7 +43,8 @@ SHARE = 0.05
 """Of the candidates, within which the goal for matrix products is to be met."""
 NEAR = 1.02
 HEAD = ["space", "seen", "candidates", "within 2 %", "best at", "to 2 %", "at worst", "share", "by 5 %", "chance",
-        "chance by 5 %", "rho"]  # fmt: skip
+        "chance by 5 %", "rho", "first choice", "best of three"]  # fmt: skip
+CHOICES = 3
 
 
 @contextmanager
@@ -74,10 +75,10 @@ def facts_of(name: str) -> dict[int, StaticFacts]:
 
 
 def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
-    """Return the prior's estimate for each candidate of a recording, in milliseconds; `device`: the recording's."""
+    """Return the prior's estimate for each candidate that can run, in milliseconds; `device`: the recording's."""
     result = recorded(name)
     figures = figures_of(device or result.devices[0])
-    return estimates(facts_of(name), figures)
+    return dict(choices(facts_of(name), figures))
 
 
 def read(name: str) -> tuple[int, float]:
@@ -140,6 +141,9 @@ class Judged(NamedTuple):
     chance_by_share: float
     rho: float
     """Spearman's rank correlation of estimates and latencies."""
+    first_choice: float
+    """Speed of what `atune pick` chooses, as a share of the best; 0 where it fails. `best_of_three`: of its first."""
+    best_of_three: float
 
 
 def judge(scores: Mapping[int, float], latencies: Mapping[int, float | None], seeds: int) -> Judged:
@@ -155,6 +159,7 @@ def judge(scores: Mapping[int, float], latencies: Mapping[int, float | None], se
         places.append(next(n for n, index in enumerate(order, 1) if measured.get(index) == best))
         firsts.append(next(n for n, index in enumerate(order, 1) if index in near))
     both = [index for index in measured if index in scores]
+    picked = [best / measured[i] if i in measured else 0.0 for i in sorted(scores, key=scores.__getitem__)[:CHOICES]]
     return Judged(
         candidates=count,
         near=len(near),
@@ -165,6 +170,8 @@ def judge(scores: Mapping[int, float], latencies: Mapping[int, float | None], se
         chance=(count + 1) / (len(near) + 1),
         chance_by_share=1 - math.comb(count - len(near), most) / math.comb(count, most),
         rho=statistics.correlation(ranks([scores[i] for i in both]), ranks([measured[i] for i in both])),
+        first_choice=picked[0],
+        best_of_three=max(picked),
     )
 
 
@@ -196,7 +203,14 @@ def cells(name: str, one: Judged) -> list[str]:
         f"{one.chance:.0f}",
         f"{one.chance_by_share:.0%}",
         f"{one.rho:.2f}",
+        f"{one.first_choice:.1%}",
+        f"{one.best_of_three:.1%}",
     ]
+
+
+def mean(shares: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    return statistics.geometric_mean(share or 1e-9 for share in shares)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -224,6 +238,10 @@ def main(arguments: list[str] | None = None) -> None:
         judged = judge(scores_of(name), latencies, options.seeds)
         results[name] = {"shaped": name in SHAPED, **judged._asdict()}
         rows.append(cells(name, judged))
+    for seen, among in (("all", names), ("first seen after", [name for name in names if name not in SHAPED])):
+        if among:
+            means = (mean(results[name][key] for name in among) for key in ("first_choice", "best_of_three"))
+            rows.append(["mean", seen, *[""] * (len(HEAD) - 4), *(f"{one:.1%}" for one in means)])
     report(options, "prior", rows, json.loads(json.dumps(results)))
 
 

@@ -166,6 +166,21 @@ def crowded(occupancy: int = 1) -> Any:
     return main
 
 
+def turned(padding: int = 0) -> Any:
+    """A tile's rows are written, and its columns read."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, M), "float16"), Y: T.Tensor((M, M), "float16")):
+        with T.Kernel(M // 64, M // 64, threads=128) as (bx, by):
+            tile = T.alloc_shared((64, 64 + padding), "float16")
+            for i, j in T.Parallel(64, 64):
+                tile[i, j] = X[by * 64 + i, bx * 64 + j]
+            for j, i in T.Parallel(64, 64):
+                Y[bx * 64 + j, by * 64 + i] = tile[i, j]
+
+    return main
+
+
 def workload(kernel: Any, **axes: Any) -> atune.Workload:
     return atune.Workload(kernel, atune.Space(**axes))
 
@@ -179,4 +194,5 @@ ANY_ROWS = workload(of_any_rows, tile=[64])
 ANY_LENGTH = workload(of_any_length, tile=[64])
 BY_THREAD = workload(by_thread, step=[1])
 BY_VALUE = workload(by_value, tile=[128])
+TURNED = workload(turned, padding=[0, 2, 8])
 GUARDED = workload(guarded, tile=[100])

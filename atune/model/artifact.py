@@ -138,6 +138,8 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Whether its first operand is in registers, not in shared memory."""
     feeds: bool = False
     """Whether its result is the first operand of a product, and stays in registers until then."""
+    sum_bits: int = 32
+    """Bits of an element of its result."""
 
     @property
     def flops(self) -> float:

@@ -117,6 +117,31 @@ def test_a_product_that_warps_cannot_divide_cannot_run(arch: str, shape: dict[st
     assert math.isfinite(prior.estimate(facts, by_arch(arch)) or math.nan)
 
 
+@pytest.mark.parametrize(
+    ("shape", "of_product", "runs"),
+    [
+        ({"m": 192, "n": 256, "threads": 384, "stages": 2}, {"policy": 1}, False),  # 154 registers, and 512 threads
+        ({"m": 192, "n": 256, "threads": 384, "stages": 0}, {"policy": 1}, True),  # without producers 384
+        ({"m": 192, "n": 256, "threads": 384, "stages": 2}, {"policy": 1, "sum_bits": 16}, True),
+        ({"m": 64, "n": 768, "threads": 384, "stages": 2}, {"policy": 2}, False),  # the same of columns
+        ({"m": 384, "n": 128, "threads": 384, "stages": 2}, {"policy": 1}, True),  # two instructions, of 64 rows each
+        ({"m": 128, "n": 512, "threads": 256, "stages": 2}, {"policy": 1}, True),  # it spills
+        ({"m": 192, "n": 192, "threads": 384, "stages": 2}, {"policy": 1, "in_registers": True}, True),
+        ({"m": 192, "n": 200, "threads": 384, "stages": 2}, {"policy": 1}, True),
+        ({"m": 192, "n": 200, "threads": 384, "stages": 2}, {"policy": 1, "in_registers": True}, False),
+    ],
+)
+def test_sums_of_an_instruction_that_ptxas_has_no_registers_for_cannot_run(
+    shape: dict[str, int], of_product: dict[str, int], runs: bool
+) -> None:
+    facts = product(**shape, k=32)
+    assert facts.work is not None
+    gemm = msgspec.structs.replace(facts.work.gemms[0], **of_product)
+    facts = msgspec.structs.replace(facts, smem_bytes=0, work=msgspec.structs.replace(facts.work, gemms=(gemm,)))
+    assert prior.can_run(facts, figures()) == runs
+    assert [index for index, _ in prior.choices({0: facts, 1: product()}, figures())].count(0) == runs
+
+
 @pytest.mark.parametrize(("m", "feeds", "runs"), [(64, True, False), (64, False, True), (128, True, True)])
 def test_a_product_that_feeds_another_needs_whole_rows_in_each_warp(m: int, feeds: bool, runs: bool) -> None:
     facts = product(m=m, n=128, threads=256, stages=1)

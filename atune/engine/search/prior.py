@@ -43,6 +43,11 @@ OTHER_REGISTERS = 56
 """32-bit registers of a thread that hold addresses and the like, in addition to fragments."""
 MOST_REGISTERS = 255
 """A thread has at most (CUDA C++ Programming Guide)."""
+OF_A_PRODUCT = 26
+"""Registers of a thread that a wgmma instruction takes beside its sums; four more if its first operand is in registers.
+ptxas demands them (CUDA 13.0, «C7602 Insufficient registers»)."""
+MOST_COLUMNS = 256
+"""A wgmma instruction has at most (PTX ISA)."""
 LOST = 4.0
 """How much longer everything takes, at least, where one fragment alone does not fit in registers."""
 SHARPNESS = 4
@@ -53,6 +58,12 @@ def estimates(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[int, f
     """Return an estimate in milliseconds for each candidate of which enough is known."""
     found = {index: estimate(one, figures) for index, one in facts.items()}
     return {index: ms for index, ms in found.items() if ms is not None}
+
+
+def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[int, float]]:
+    """Return the candidates that can run and are known enough, with their estimates, the best first."""
+    fit = {index: one for index, one in sorted(facts.items()) if can_run(one, figures)}
+    return sorted(estimates(fit, figures).items(), key=lambda choice: choice[1])
 
 
 def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
@@ -107,7 +118,7 @@ def residency(facts: StaticFacts, work: BlockWork, figures: Figures) -> int:
     """Return how many blocks an SM holds at once."""
     threads, sm = facts.threads or 1, figures.sm
     if threads > work.threads:  # producers and consumers share out the registers among themselves
-        registers = sm.registers // threads // 8 * 8 if threads < 1024 else 64
+        registers = most_registers(threads, figures)
     else:
         registers = min(MOST_REGISTERS, held(facts, work) + OTHER_REGISTERS)
     most = (
@@ -117,6 +128,11 @@ def residency(facts: StaticFacts, work: BlockWork, figures: Figures) -> int:
         sm.blocks,
     )
     return max(1, min(most))
+
+
+def most_registers(threads: int, figures: Figures) -> int:
+    """Return how many registers each of a block's threads may have: ptxas gives them in steps of eight."""
+    return min(MOST_REGISTERS, figures.sm.registers // threads // 8 * 8)
 
 
 def held(facts: StaticFacts, work: BlockWork) -> int:
@@ -154,7 +170,10 @@ def load_of(work: BlockWork, threads: int, figures: Figures) -> Load:
 
 
 def can_run(facts: StaticFacts, figures: Figures) -> bool:
-    """Tell whether a block of a kernel fits on the device, and warps can divide its products, and can chain them."""
+    """Tell whether a block fits on the device, warps can divide and chain its products, and registers hold their sums.
+
+    Only sums of one wgmma instruction must be in registers; others are spilled.
+    """
     work, limits = facts.work, figures.limits
     pairs = ((facts.smem_bytes, limits.smem_bytes), (facts.threads, limits.threads))
     if any(count is not None and most is not None and count > most for count, most in pairs):
@@ -166,6 +185,11 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
         # The next product takes whole rows, which no warp has where several share them: layout inference fails.
         if not found or (gemm.feeds and found[-1][1] > 1):
             return False
+        if grouped(gemm, work.threads, figures):
+            columns = min(MOST_COLUMNS, gemm.n // split(gemm, work.threads, figures)[1])
+            taken = columns * gemm.sum_bits // 64 + OF_A_PRODUCT + (4 if gemm.in_registers else 0)
+            if taken > most_registers(facts.threads or work.threads, figures):
+                return False
     return True
 
 

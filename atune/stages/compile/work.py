@@ -30,6 +30,8 @@ IN_REGISTERS = frozenset({
 """Operations on tiles that move nothing between global memory and the block."""
 SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
                      "sigmoid", "erf"})  # fmt: skip
+WARP = 32
+"""Threads of a warp, and banks of shared memory, a word of 32 bits wide each (CUDA C++ Programming Guide)."""
 THREAD = frozenset({"tl.launch_thread_idx"})
 HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
 """Parts of the names of intrinsics whose work is unknown here."""
@@ -235,9 +237,11 @@ class _Reader:
         in_registers = str(first.scope()).startswith("local")
         if in_registers and (feeding := self.sums.get(first.data)) is not None:
             self.gemms[feeding] = msgspec.structs.replace(self.gemms[feeding], feeds=True)
-        self.sums[region(call.args[2])[0].data] = len(self.gemms)
+        sums = region(call.args[2])[0]
+        self.sums[sums.data] = len(self.gemms)
         policy = policy if isinstance(policy, int) else 0
-        self.gemms.append(msgspec.structs.replace(gemm, policy=policy, in_registers=in_registers))
+        more = {"policy": policy, "in_registers": in_registers, "sum_bits": bits_of(sums.dtype)}
+        self.gemms.append(msgspec.structs.replace(gemm, **more))
         self.steps = max(self.steps, place.times)
 
     def _copy(self, call: Any, place: _Place) -> None:
@@ -280,7 +284,32 @@ class _Reader:
         if self.own & variables:
             raise Unknown("what each thread does by itself")
         n_bytes = place.times * place.elements(variables) * bits_of(buffer.dtype) / 8
+        if str(buffer.scope()).startswith("shared"):
+            n_bytes *= self.waste(buffer, indices, place.parallel)
         self._moved(buffer, indices, n_bytes, place, store)
+
+    def waste(self, buffer: Any, indices: Any, parallel: Mapping[Any, int]) -> float:
+        """Return how many times its bytes an access to shared memory costs, because of bank conflicts.
+
+        A warp's threads have successive iterations. Those whose words are in one bank take turns. Successive elements
+        are moved together, without a conflict.
+        """
+        import numpy as np
+
+        lanes = np.arange(WARP)
+        values = dict.fromkeys((one for index in indices for one in variables_of(index)), 0)
+        for variable, extent in reversed(parallel.items()):
+            values[variable], lanes = lanes % extent, lanes // extent
+        place: Any = 0
+        for index, size in zip(indices, buffer.shape, strict=True):
+            if (at := evaluated(index, values)) is None:
+                return 1.0
+            place = place * int(size) + at
+        bits = bits_of(buffer.dtype)
+        if np.ndim(place) == 0 or place[1] - place[0] in (0, 1):
+            return 1.0
+        words = np.unique(place * bits // 32)
+        return float(np.bincount(words % WARP).max() * 32 / bits)
 
     def _moved(self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool) -> None:
         scope = str(buffer.scope())

@@ -78,6 +78,12 @@ def test_a_kernel_that_moves_has_its_bytes_and_their_width(lowered: Lowering) ->
     assert wide.scalar_ops >= 2 * 4 * 384 and wide.special_ops == 0
 
 
+def test_columns_of_a_tile_cost_the_turns_of_the_banks(lowered: Lowering) -> None:
+    tile, word = 64 * 64 * FLOAT16, 2  # what each element takes of a bank, in elements
+    costs = [one.shared_bytes / tile - 1 for one in work(lowered("TURNED"))]  # rows are moved without a conflict
+    assert costs == [32 * word, 1 * word, 4 * word]  # rows 32, 33 and 36 words apart
+
+
 def test_loops_that_depend_on_the_block_count_with_their_average(lowered: Lowering) -> None:
     all_write, half_write = work(lowered("TRIANGLE"))
     tiles = sum(range(1, 9)) / 8
