@@ -16,6 +16,7 @@ from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Occupancy, occupancy_of
+from atune.reporting.screen import shown
 
 FORMATS = ("csv", "json")
 DECIMALS, MOST_DECIMALS = 4, 9
@@ -98,15 +99,15 @@ def occupancy(record: Record, arch: str) -> Occupancy | None:
 def _csv(table: list[dict[str, Any]]) -> bytes:
     names = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _safe(value) for name, value in row.items()} for row in table)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([map(_safe, names), *(map(_safe, map(row.get, names)) for row in table)])
     return text.getvalue().encode()
 
 
 def _safe(value: Any) -> Any:
     # A spreadsheet takes text that begins like this for a formula, and a journal may come from a stranger.
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    safe = f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return shown(safe) if isinstance(safe, str) else safe
 
 
 def table(result: Result, most: int | None = None) -> str:

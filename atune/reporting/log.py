@@ -11,6 +11,7 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import Event
+from atune.reporting.screen import shown
 
 WARNINGS = frozenset({
     "build_failed", "compile_repeated", "benchmark_failed", "benchmark_repeated", "device_excluded", "device_lost",
@@ -85,6 +86,7 @@ def _data(event: Event) -> dict[str, Any]:
 def _shown(event: Event) -> dict[str, Any]:
     """Return the fields to show to a person, without samples, details and empty fields."""
     fields = {name: value for name, value in _data(event).items() if name not in HIDDEN and value not in (None, "", [])}
+    fields = {name: shown(value) if isinstance(value, str) else value for name, value in fields.items()}
     fields["time"] = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
     if (timing := getattr(event, "timing", None)) is not None:
         fields |= {"latency_ms": f"{timing.latency_ms:.4g}", "spread": f"{timing.spread:.1%}"}

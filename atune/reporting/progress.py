@@ -19,6 +19,7 @@ from atune.journal.state import State, Status
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
+from atune.reporting.screen import shown
 
 
 class Progress:
@@ -151,6 +152,7 @@ class Progress:
         """Write a line; on a terminal in place of the last one, and as two at most unless it `stays`."""
         if self._stream is None:  # stderr was closed when the program began, or another run is shown
             return
+        text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:
             rows = (

@@ -27,16 +27,27 @@ class Line(NamedTuple):
     style: Style = ""
 
 
+def shown(text: str) -> str:
+    """Return `text` for a screen, its control characters as escapes, but for line feeds and tabs.
+
+    All that is printed passes here: in a stranger's message, or a file's name, they would command the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t\u00a0" else f"\\u{ord(c):04x}" for c in text)
+
+
 def plain(lines: Iterable[Line]) -> str:
     """Return `lines` as they go into a file."""
-    return "\n".join(line.text for line in lines)
+    return "\n".join(shown(line.text) for line in lines)
 
 
 def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
     """Return `lines` as wide as the terminal of `stream`, in its colours; as they are elsewhere."""
     if stream is None or not stream.isatty():
         return plain(lines)
-    known, columns, coloured = list(lines), shutil.get_terminal_size().columns, has_colours()
+    known = [Line(shown(one.text), one.style) for one in lines]
+    columns, coloured = shutil.get_terminal_size().columns, has_colours()
     labelled = any(_LABEL.match(line.text) for line in known)
     indent = 2 if labelled and columns < NARROW else LABEL
     return "\n".join(shown for line in known for shown in _broken(line, columns, indent, coloured))

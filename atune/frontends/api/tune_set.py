@@ -42,11 +42,11 @@ from atune.journal.set_folder import (
     listed,
     tuned_problems,
 )
-from atune.model.candidate import Problem, config_key, describe_config, distance, printable
+from atune.model.candidate import Problem, config_key, describe_config, distance
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
-from atune.reporting.screen import plain
+from atune.reporting.screen import plain, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
@@ -249,7 +249,7 @@ class _SetRun:
             raise
 
     async def _all(self) -> SetResult:
-        self._print(f"[0/{len(self._problems)}] journals in {printable(str(self._folder))}")
+        self._print(f"[0/{len(self._problems)}] journals in {self._folder}")
         if (header := header_of_set(self._folder)) is not None:
             self._same_work(header)
         async with AsyncExitStack() as stack:
@@ -286,7 +286,7 @@ class _SetRun:
     def _print(self, line: str) -> None:
         if self._shows:
             with suppress(OSError):  # nobody reads it
-                print(line, file=sys.stderr, flush=True)
+                print(shown(line), file=sys.stderr, flush=True)
 
     async def _tuned(self, index: int) -> Result:
         problem, journal = self._problems[index], self._journals[index]

@@ -96,7 +96,6 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive
     from atune.journal.state import finished
-    from atune.model.candidate import printable
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
@@ -113,7 +112,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         folder, accept = arguments.journal, arguments.accept
         named = arguments.workload or getattr(header_of_set(Path(folder)), "origin", "")
         # Printed first, because resuming runs that file.
-        print_message(f"resuming the problems of {folder}{f' with {printable(named)}' if named else ''}", kind="")
+        print_message(f"resuming the problems of {folder}{f' with {named}' if named else ''}", kind="")
         of_set = functools.partial(resume_set, folder, arguments.workload, accept=accept, **options)
         return drive_set(of_set, folder, arguments, interrupts)
     state = read_state(arguments.journal)
@@ -123,7 +122,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         file = state.header.origin.rpartition(":")[0] if state.header is not None else ""
         newer = os.path.isfile(file) and os.path.getmtime(file) > os.path.getmtime(arguments.journal)
         text = f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result"
-        anew = f". {printable(file)} was written since: atune tune {shlex.quote(printable(file))} tunes it as it is now"
+        anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
         print_message(text + (anew if newer else ""), kind="")
     named = arguments.workload or (state.header.origin if state.header is not None and not done else "")
     if named:  # printed first, because resuming runs that file

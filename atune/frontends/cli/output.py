@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
 from atune.model.requirements import not_installed
-from atune.reporting.screen import Line, fitted
+from atune.reporting.screen import Line, fitted, shown
 from atune.workers.system.terminal import discard
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ class OutputLost(UsageError):
 
 def print_out(text: str) -> None:
     """Print `text` on stdout. Raises `OutputLost`, and `BrokenPipeError` if the reader left."""
-    print_bytes(None, text)
+    _write_out(f"{shown(text)}\n")
 
 
-def print_bytes(data: bytes | None, text: str = "") -> None:
-    """Write `data` to stdout unchanged, or `text` as a line. Raises like `print_out`."""
+def _write_out(data: str | bytes) -> None:
+    """Write `data` to stdout unchanged. Raises like `print_out`."""
     try:
-        if data is None:
-            print(text)
+        if isinstance(data, str):
+            sys.stdout.write(data)
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(data)
@@ -49,7 +49,7 @@ def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) ->
     from atune.journal.writer import write_output
 
     if output == "-":
-        print_bytes(data)
+        _write_out(shown(data.decode()) if sys.stdout.isatty() else data)
     else:
         write_output(output, data)
         print_out(json_text.dumps({"output": output}) if arguments.json else f"{done}   {output}")
@@ -58,18 +58,22 @@ def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) ->
 
 def print_lines(lines: Iterable[Line]) -> None:
     """Print `lines` on stdout, as wide as its terminal and in its colours. Raises like `print_out`."""
-    print_out(fitted(lines, sys.stdout))
+    _write_out(f"{fitted(lines, sys.stdout)}\n")
 
 
 def print_message(message: str, kind: str = "error: ") -> None:
     """Print a message on stderr, as wide as its terminal; an error in red. Does nothing if stderr is closed."""
     first, *further = f"atune: {kind}{message}".split("\n")
     lines = [Line(first, "error" if kind == "error: " else ""), *map(Line, further)]
-    print_err(f"{fitted(lines, sys.stderr)}\n")
+    _write_err(f"{fitted(lines, sys.stderr)}\n")
 
 
 def print_err(text: str) -> None:
-    """Write `text` to stderr unchanged. Does nothing if stderr is closed."""
+    """Write `text` to stderr. Does nothing if stderr is closed."""
+    _write_err(shown(text))
+
+
+def _write_err(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

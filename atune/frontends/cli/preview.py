@@ -19,7 +19,7 @@ from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.result import Record
 from atune.model.artifact import Artifact
-from atune.model.candidate import Candidate, config_key, describe_config, printable
+from atune.model.candidate import Candidate, config_key, describe_config
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
@@ -46,13 +46,13 @@ def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: ar
 
 def dry_run_lines(space: SpaceSurvey, to_do: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
-    yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
+    yield f"workload   {space.workload}: {describe_config(space.arguments) or 'without arguments'}"
     about = "" if space.exact else "about "
     yield f"space      {space.points:,} points, of which {about}{space.candidates:,} are candidates"
     if not space.exact:
         yield f"           counted on {space.looked_at:,} points"
     for refusals in space.refusals:
-        yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
+        yield f"           {refusals.count:,} refused by {refusals.constraint}"
     yield f"to do      {to_do}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"

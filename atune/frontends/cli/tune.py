@@ -27,7 +27,6 @@ from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
-from atune.model.candidate import printable
 from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -221,7 +220,7 @@ def _report(
     known = Result.of(state, journal if os.path.exists(journal) else None) if begun else None
     status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
     if known is not None and known.journal is not None:
-        print_err(f"  journal: {printable(known.journal)}\n")
+        print_err(f"  journal: {known.journal}\n")
     return status
 
 
