@@ -344,11 +344,13 @@ def default_line(result: Result) -> str:
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
-    outside = "" if default is not result.baseline else ", which the space does not list"
+    outside = "" if default is not result.baseline else ", which is not part of the space"
     if result.default_wins:
         if result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates):
             return "the default configuration; no other was measured"
-        same = ", which has the winner's code" if result.best_index == default.same_as else outside
+        if outside and result.best_index != default.same_as:
+            return "nothing in the space beats the default, which is not part of it"
+        same = ", which has the winner's code" if result.best_index == default.same_as else ""
         return f"no configuration beats the default{same}"
     ratio = over_default(result)
     if ratio is None or result.default_ratio is None or result.default_ms is None:
@@ -359,9 +361,10 @@ def default_line(result: Result) -> str:
     interval = (
         "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}"
     )
-    why = printable((result.header and result.header.refused) or "its outputs were not checked")
-    left = f", and is not returned, because {why}" if outside and "faster" not in text else ""
-    return f"{text}{outside}{left} ({result.default_ms:.4g} ms{interval})"
+    why, left = printable((result.header and result.header.refused) or "its outputs were not checked"), ""
+    if outside and "faster" not in text:
+        outside, left = "", f". The default is not returned: it is outside the space, and {why}"
+    return f"{text}{outside} ({result.default_ms:.4g} ms{interval}){left}"
 
 
 def ties_line(result: Result) -> str:

@@ -151,7 +151,7 @@ async def test_a_default_outside_of_the_space_is_measured_first_and_counts_nowhe
     assert proposed(run.events)[0] == BASELINE == machine.lowered[0] and len(proposed(run.events)) == 1 + count
     assert (run.result.measured, run.result.total, len(run.result.records)) == (count, 100, count)
     assert run.result.best_config == OUTSIDE and run.result.best_index == BASELINE and run.result.latency_ms == 0.5
-    assert default_line(run.result) == "no configuration beats the default, which the space does not list"
+    assert default_line(run.result) == "nothing in the space beats the default, which is not part of it"
     [end] = run.of(RunFinished)
     assert end.kernel is not None and end.kernel.index == BASELINE
     assert run.result.built == count and run.result.remaining == 100 - count
@@ -188,8 +188,8 @@ async def test_a_baseline_whose_outputs_are_not_checked_is_compared_with_and_not
     run = await finish(FakeMachine(6, replace(FAST_OUTSIDE, reference_ms=None), default=OUTSIDE))
     assert run.result.best_config == {"x": 0} and not run.result.default_wins and run.result.default_ratio == 0.5
     assert default_line(run.result) == (
-        "2.00 times slower than the default configuration, which the space does not list, and is not returned, because "
-        "its outputs were not checked (0.5 ms, 95 % interval 0.50–0.50)"
+        "2.00 times slower than the default configuration (0.5 ms, 95 % interval 0.50–0.50). The default is not "
+        "returned: it is outside the space, and its outputs were not checked"
     )
     slow = await finish(FakeMachine(6, replace(SLOW_OUTSIDE, reference_ms=None), default=OUTSIDE))
     assert slow.result.default_ratio == 8.0 and "checked" not in default_line(slow.result)
@@ -206,8 +206,8 @@ async def test_a_default_that_a_constraint_refuses_is_compared_with_and_never_wi
     assert proposed(run.events)[0] == BASELINE
     assert run.result.best_index == min(run.measured()[1:]) and not run.result.default_wins
     assert run.result.default_ms == 0.5 and run.result.default_ratio is not None and run.result.default_ratio < 1
-    assert f"is not returned, because {REFUSED} (0.5 ms" in default_line(run.result) and not run.result.warnings
-    assert all(event.index != BASELINE for event in run.of(BestChanged))
+    assert default_line(run.result).endswith(f"not returned: it is outside the space, and {REFUSED}")
+    assert all(event.index != BASELINE for event in run.of(BestChanged)) and not run.result.warnings
     [end] = run.of(RunFinished)
     assert end.kernel.index == run.result.best_index
 

@@ -143,11 +143,11 @@ def test_ties_of_a_winner_that_failed_since_are_left_out() -> None:
         ),
         (
             Stream(default=BASELINE).candidate(BASELINE, 1.0).candidate(0, 2.0),
-            "no configuration beats the default, which the space does not list",
+            "nothing in the space beats the default, which is not part of it",
         ),
         (
             Stream(default=BASELINE).candidate(BASELINE, 3.0).candidate(0, 2.0),
-            "1.50 times faster than the default configuration, which the space does not list (3 ms)",
+            "1.50 times faster than the default configuration, which is not part of the space (3 ms)",
         ),
         (Stream(default=1).candidate(0, 1.0).candidate(1), "the default configuration gave wrong outputs: wrong"),
         (
