@@ -298,7 +298,7 @@ class _Reader:
 
         lanes = np.arange(WARP)
         values = dict.fromkeys((one for index in indices for one in variables_of(index)), 0)
-        for variable, extent in reversed(parallel.items()):
+        for variable, extent in reversed([*parallel.items()]):
             values[variable], lanes = lanes % extent, lanes // extent
         place: Any = 0
         for index, size in zip(indices, buffer.shape, strict=True):
