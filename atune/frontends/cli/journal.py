@@ -119,8 +119,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
     if done:
-        file = state.header.origin.rpartition(":")[0] if state.header is not None else ""
-        newer = os.path.isfile(file) and os.path.getmtime(file) > os.path.getmtime(arguments.journal)
+        file, began = (state.header.origin.rpartition(":")[0], state.header.time) if state.header else ("", 0.0)
+        newer = os.path.isfile(file) and os.path.getmtime(file) > began
         text = f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result"
         anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
         print_message(text + (anew if newer else ""), kind="")
