@@ -26,7 +26,7 @@ from atune.engine.search.strategies import AUTO, PRIOR, RANDOM, chosen, make_str
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
-from atune.model.candidate import BASELINE, Advice, Candidate, config_key, thaw
+from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, thaw
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -360,14 +360,33 @@ def check_same_work(
             "it was, or begin a new journal that takes this one as advice (--warm, warm=)"
         )
     found = _differences(header, state, now, devices)
+    return accepted(found, accept, "the journal records other work, and cannot be resumed", "Give another journal")
+
+
+def accepted(found: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
+    """Return what is `found`, parts with a sentence, as sentences. Raises `JournalError` unless all is accepted.
+
+    `why`, `instead`: the beginning of the message, and what else there is to do.
+    """
     if refused := [(part, text) for part, text in found if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
-        raise JournalError(
-            f"the journal records other work, and cannot be resumed:{lines}\n"
-            f"Give another journal, or accept this: atune resume JOURNAL {options} (from Python: accept=[…])"
-        )
+        raise JournalError(f"{why}:{lines}\n{instead}, or accept this: {options} (from Python: accept=[…])")
     return tuple(f"{part}: {text}" for part, text in found)
+
+
+def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequence[str]) -> None:
+    """Raise `JournalError` for settings and a configuration of a journal that may hold a stranger's code.
+
+    What changes the compiled code, such as a flag, may also load a plugin or run a program: it must be the default, or
+    be accepted.
+    """
+    usual = CompileSettings()
+    given = {name: getattr(compile, name) for name in MEASURING["compile"]}
+    found = [(name, value) for name, value in given.items() if value != getattr(usual, name)]
+    found += [(name, value) for name in sorted(RESERVED) if (value := config.get(name)) is not None]
+    listed = [("settings", f"{name} is {value!r}") for name, value in found]
+    accepted(listed, accept, "the journal has settings that can run programs", "Give them yourself")
 
 
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
@@ -386,6 +405,10 @@ def _differences(
 ) -> list[tuple[str, str]]:
     """Return (part, sentence) for each difference between the work and the header, except for the space."""
     found: list[tuple[str, str]] = []
+    tried, own = state.entry(BASELINE).config, thaw(now.baseline or {})
+    for name in sorted(RESERVED):
+        if (was := tried.get(name)) is not None and was != own.get(name):
+            found.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
     if thaw(header.arguments) != thaw(now.arguments):
         found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
     elif header.fingerprint != now.fingerprint:

@@ -269,7 +269,7 @@ class Result:
         """What the journal says of the winner's library, which may be gone since: see `artifact`."""
         self.roles: Roles = roles_of(state, self.best_index)
         """Which parameters are outputs, and what a call does with the others. Empty for a run that did not finish."""
-        self._replayed = replayed
+        self.replayed = replayed
         self.noise: tuple[str, ...] = run_noise(state, self.final)
         """The signs that the machine was not quiet, and what to do: a sentence each; empty without any."""
         final = state.final if self.final else None
@@ -444,7 +444,7 @@ class Result:
     def _library(self) -> Artifact:
         if self.best is None:
             raise AtuneError("there is no kernel: no candidate worked")
-        return loadable(self.kept, replayed=self._replayed)
+        return loadable(self.kept, replayed=self.replayed)
 
     def _ratio(self, slow_ms: float | None) -> float | None:
         return round(slow_ms / self.latency_ms, 5) if slow_ms and self.latency_ms else None

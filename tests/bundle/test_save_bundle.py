@@ -109,6 +109,10 @@ def test_a_library_that_is_gone_is_to_be_tuned_again(journals: dict[str, str], t
     assert not list(tmp_path.iterdir())
 
 
+SAYS_SO = pytest.mark.filterwarnings("ignore:running .*bundle_kernels.py, which the journal names:RuntimeWarning")
+
+
+@SAYS_SO
 @pytest.mark.parametrize(
     ("changed", "again"),
     [
@@ -136,6 +140,7 @@ def test_a_measured_library_is_taken_if_its_code_is_known(
     torch.testing.assert_close(load(tmp_path / "b")(A, B), A @ B)
 
 
+@SAYS_SO
 @pytest.mark.parametrize(
     ("of_library", "of_winner"),
     [

@@ -176,7 +176,7 @@ def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
     before = path.read_bytes()
     assert main(["resume", str(path)]) == 2
     err = capsys.readouterr().err
-    assert err.index("resuming toy.py:WORKLOAD, 4 of 4 candidates done") < err.index(
+    assert err.index(f"resuming {path}, 4 of 4 candidates done") < err.index(
         "the journal's workload came from toy.py, which is gone: give workload= (--workload FILE.py:NAME)"
     )
     assert path.read_bytes() == before

@@ -214,7 +214,7 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
     done = capsys.readouterr()
     found = json.loads(done.out.splitlines()[-1])
     assert found["winners"] == len(found["problems"]) == 4
-    assert f"resuming the problems of {folder} with {KERNELS}:SCALE" in done.err
+    assert f"resuming the problems of {folder}\natune: running {KERNELS}, which the journal names" in done.err
     assert measured(folder) == Counter(dict.fromkeys(measured(folder), 1)) and len(measured(folder)) == 8
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
 
-from atune.engine.start import check_parts
-from atune.errors import JournalError, UsageError
+from atune.engine.start import check_code, check_parts
+from atune.errors import JournalError, UsageError, warn_caller
 from atune.frontends.api.blocking import run_blocking, winning
 from atune.frontends.api.options import RunOptions, named
 from atune.frontends.api.tuner import tune
@@ -36,7 +37,8 @@ async def resume(
     again for the final benchmark. Interrupted work is done again. If the whole program died twice while it measured
     a candidate, that candidate fails with kind ``suspect``. A finished journal returns at once.
 
-    Options that are not given are those of the header.
+    Options that are not given are those of the header. Of its `CompileSettings`, what can run programs, such as a flag,
+    must be the default, given again, or accepted as ``settings``.
 
     Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
     differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
@@ -53,9 +55,9 @@ async def resume(
     given = named("resume", options, RunOptions)
     check_parts(given.get("accept", ()))
     state = read_state(journal)
-    chosen: dict[str, Any] = {**options_of(state.header), **given}
-    if finished(state, Budget.parse(chosen["budget"])):
+    if finished(state, Budget.parse({**options_of(state.header), **given}["budget"])):
         return winning(Result.of(state, Path(journal), replayed=True))
+    chosen = completed_by(state.header, given)
     if workload is None and "machine" not in given:
         workload = origin_of(state.header)
     elif isinstance(workload, str) and state.header is not None:
@@ -87,8 +89,17 @@ def read_state(journal: str | os.PathLike[str]) -> State:
     return State.of(JournalReader(Path(journal)))
 
 
-def origin_of(header: RunStarted | None, give: str = "give workload= (--workload FILE.py:NAME)") -> FileRef:
-    """Return the workload that a header names, with its problem.
+def say_as_warning(text: str) -> None:
+    """Warn the caller that a journal's file is run."""
+    warn_caller(text, RuntimeWarning)
+
+
+def origin_of(
+    header: RunStarted | None,
+    give: str = "give workload= (--workload FILE.py:NAME)",
+    say: Callable[[str], object] = say_as_warning,
+) -> FileRef:
+    """Return the workload that a header names, with its problem, to be run: `say` is told first.
 
     Raises `UsageError` if no file has it, and says what to `give` instead.
     """
@@ -96,7 +107,16 @@ def origin_of(header: RunStarted | None, give: str = "give workload= (--workload
         raise UsageError(f"the journal names no file that its workload came from: {give}")
     if not os.path.isfile(file := header.origin.rpartition(":")[0]):
         raise UsageError(f"the journal's workload came from {file}, which is gone: {give}")
+    say(f"running {file}, which the journal names")
     return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments)
+
+
+def completed_by(header: RunStarted | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options `given`, and those of a header. Raises `JournalError` for its settings that may be code."""
+    chosen = {**options_of(header), **given}
+    if given.get("compile") is None:
+        check_code(chosen["compile"], {}, given.get("accept", ()))
+    return chosen
 
 
 def options_of(header: RunStarted | None) -> dict[str, Any]:

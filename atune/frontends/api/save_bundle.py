@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,36 @@ import msgspec
 
 from atune.bundle import launch
 from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
+from atune.engine.start import check_code, check_parts
 from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import compiled, compilers, plain_settings, raise_failures
-from atune.frontends.api.resume import options_of, origin_of
+from atune.frontends.api.resume import options_of, origin_of, say_as_warning
 from atune.journal.events import RunStarted
 from atune.journal.result import Record, Result
 from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, Candidate, is_size, thaw
-from atune.model.settings import CPU_FLAGS
+from atune.model.settings import CPU_FLAGS, CompileSettings
+from atune.workload.pickling import FileRef
 
 Files = dict[str, bytes]
 """Contents of a bundle's files, by their name in it."""
+Again = Callable[[Result, RunStarted, Record], tuple[Artifact, bytes]]
+"""Compiles a result's winner."""
 OTHER_CODE = "the winner's library has other code than the run measured: tune again"
 
 
-def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result]) -> str:
+def save_bundle(
+    folder: str | os.PathLike[str],
+    results: Sequence[Result],
+    *,
+    accept: Sequence[str] = (),
+    say: Callable[[str], object] = say_as_warning,
+) -> str:
     """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
 
-    A winner whose compiler state was not compared is compiled by nvcc, from the file that the journal names.
+    A winner whose compiler state was not compared is compiled by nvcc, from the file that the journal names. `say` is
+    told before that file runs.
 
     Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
     such as one whose library is gone, and `CompileFailed`.
@@ -47,7 +59,12 @@ def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result]) -> st
         The folder, which appears whole or not at all. It must not exist, or be empty.
     results
         Results of runs that finished, each for another problem.
+    accept
+        ``["settings"]``: compile with a journal's settings that can run programs, such as a flag.
+    say
+        By default warns.
     """
+    check_parts(accept)
     headers = [_checked(result) for result in results]
     if not headers:
         raise UsageError("a bundle needs at least one result")
@@ -56,7 +73,8 @@ def save_bundle(folder: str | os.PathLike[str], results: Sequence[Result]) -> st
         raise UsageError(f"{path} exists and is not empty: give a new folder")
     _check_alike(results, headers)
     files: Files = {}
-    problems = [_problem(result, header, files) for result, header in zip(results, headers, strict=True)]
+    again = partial(_compiled_again, accept=accept, say=say)
+    problems = [_problem(result, header, files, again) for result, header in zip(results, headers, strict=True)]
     cpu, target = launch.this_cpu(), headers[0].target
     native = any(map(_is_native, results, headers))
     if target.kind == "cuda":
@@ -114,11 +132,11 @@ def plain_problem(header: RunStarted) -> dict[str, Any]:
     return found
 
 
-def _problem(result: Result, header: RunStarted, files: Files) -> dict[str, Any]:
+def _problem(result: Result, header: RunStarted, files: Files, again: Again) -> dict[str, Any]:
     """Return the manifest's entry for a result, and add its library to `files`."""
     assert result.best is not None, "it was checked"
     roles = result.roles.handed_out()
-    artifact, data = _library(result, header, result.best)
+    artifact, data = _library(result, header, result.best, again)
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     return {
@@ -134,7 +152,7 @@ def _problem(result: Result, header: RunStarted, files: Files) -> dict[str, Any]
     }
 
 
-def _library(result: Result, header: RunStarted, best: Record) -> tuple[Artifact, bytes]:
+def _library(result: Result, header: RunStarted, best: Record, again: Again) -> tuple[Artifact, bytes]:
     """Return the winner's place in its library, and the library's content. Raises `UsageError` without one."""
     device = next((device.name for device in result.devices if device.id == best.device), "")
     if _is_native(result, header) and device not in ("", launch.this_cpu()["name"]):
@@ -143,14 +161,25 @@ def _library(result: Result, header: RunStarted, best: Record) -> tuple[Artifact
         raise UsageError(f"the library of {named(plain_problem(header))} is gone, or was not kept: tune again")
     if artifact.plain or artifact.compared:
         return _read(artifact, best)
-    return run_blocking(_compiled, header, best)
+    return again(result, header, best)
 
 
-async def _compiled(header: RunStarted, best: Record) -> tuple[Artifact, bytes]:
-    """Compile a winner in a worker, as tilelang alone does."""
-    candidate = Candidate(0, best.key, thaw(best.config))
+def _compiled_again(
+    result: Result, header: RunStarted, best: Record, accept: Sequence[str], say: Callable[[str], object]
+) -> tuple[Artifact, bytes]:
+    """Compile a winner in a worker, as tilelang alone does. What a journal has of it must be safe or accepted."""
     settings = plain_settings(options_of(header)["compile"])
-    async with compilers(origin_of(header, "tune again"), header.target, settings) as (machine, run):
+    if result.replayed:
+        check_code(settings, best.config, accept)
+    ref = origin_of(header, "tune again", say if result.replayed else str)
+    return run_blocking(_compiled, ref, header, best, settings)
+
+
+async def _compiled(
+    ref: FileRef, header: RunStarted, best: Record, settings: CompileSettings
+) -> tuple[Artifact, bytes]:
+    candidate = Candidate(0, best.key, thaw(best.config))
+    async with compilers(ref, header.target, settings) as (machine, run):
         answers = await compiled(machine, [candidate], run)
         raise_failures([candidate], answers)
         artifact = answers[0]

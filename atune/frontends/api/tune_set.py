@@ -28,7 +28,7 @@ from atune.errors import (
 from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, shows_progress
 from atune.frontends.api.problems import Given, Problems
-from atune.frontends.api.resume import options_of, origin_of
+from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import tuner_on
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
@@ -369,5 +369,5 @@ async def resume_set(
     problems = Problems(listed(Path(folder)).values())
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    chosen: dict[str, Any] = {**options_of(header), **named("resume_set", options, RunOptions)}
+    chosen = completed_by(header, named("resume_set", options, RunOptions))
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

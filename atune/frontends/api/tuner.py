@@ -202,7 +202,7 @@ class Tuner:
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
-        self._stopped = self._entered = False
+        self._stopped = self._entered = self._continued = False
 
     async def __aenter__(self) -> Tuner:
         if self._entered:
@@ -260,7 +260,8 @@ class Tuner:
         """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""
         assert self._recorder is not None
         path = None if self._journal_path is None else str(self._journal_path)
-        return await anyio.to_thread.run_sync(partial(Result.of, self._recorder.state, journal=path))
+        replayed = self._continued or bool(self._engine is not None and self._engine.recalled)
+        return await anyio.to_thread.run_sync(partial(Result.of, self._recorder.state, path, replayed=replayed))
 
     async def _run(self) -> None:
         made: Result | None = None
@@ -308,6 +309,7 @@ class Tuner:
             journal, past = self._begun
         elif self._journal_path is not None:
             journal, past = await opened_aside(partial(Journal.start, self._journal_path))
+        self._continued = bool(past)
         kept: Journal | None = None
         if self._default_journal is not None and self._cache is not None:
             opening = partial(self._cache.open_new, self._default_journal)

@@ -8,13 +8,14 @@ import difflib
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
 from atune.frontends.cli.parsing import Parser, add_command, add_options
-from atune.frontends.cli.runs import add_journal, find_journal
+from atune.frontends.cli.runs import add_accept, add_journal, find_journal
 from atune.frontends.cli.tune_options import ProblemOptions
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
@@ -49,6 +50,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     add_options(parser, [options_of(ProblemOptions)["arg"]])
     add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
+    add_accept(parser, "accept that compilers get a journal's settings")
     add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
 
 
@@ -140,8 +142,10 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     import msgspec
 
+    from atune.engine.start import check_code, check_parts
     from atune.frontends.api.problems import parse_sizes
     from atune.frontends.api.resume import origin_of
+    from atune.frontends.cli.output import print_message
     from atune.journal.reader import is_journal, replay
     from atune.model.device import parse_target
     from atune.reporting.explanation import record_at
@@ -157,7 +161,9 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
         if not arguments.index and result.best is None:
             raise UsageError(f"{what} has no winner: give a candidate's INDEX")
         configs = [record_at(result, index).config for index in arguments.index or [None]]
-        ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2")
+        for config in configs:
+            check_code(CompileSettings(), config, check_parts(arguments.accept))
+        ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2", partial(print_message, kind=""))
         if result.header is not None:
             target = result.header.target.arch or result.header.target.kind
     else:

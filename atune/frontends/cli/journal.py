@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
-from atune.frontends.cli.runs import JOURNAL, add_journal, find_journal
+from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, find_journal
 from atune.frontends.cli.tune_options import ScreenOptions
 from atune.model.options import options_of
 
@@ -42,8 +42,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     resume = add("resume", _resume, "Continue an interrupted run")
     workload = "the workload, if not the one that the journal names"
     resume.add_argument("--workload", metavar="FILE.py:NAME", help=workload)
-    parts = "accept that kernel, target, device, versions or settings differ; repeatable"
-    resume.add_argument("--accept", action="append", default=[], metavar="PART", help=parts)
+    add_accept(resume, "accept that kernel, target, device, versions or settings differ")
     add_options(resume, [of_run[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
     add_options(resume, with_flags(ScreenOptions))
 
@@ -81,6 +80,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     bundle = add_command(commands, shown, "bundle", _bundle, text)
     add_journal(bundle, nargs="+", help=f"{JOURNAL}, or the folder of a set")
     bundle.add_argument("-o", "--output", metavar="DIR", required=True, help="the new folder")
+    add_accept(bundle, "accept that compilers get a journal's settings")
 
 
 def _percentage(text: str) -> float:
@@ -92,13 +92,14 @@ def _percentage(text: str) -> float:
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.start import check_parts
-    from atune.frontends.api.resume import options_of, origin_of, read_state, resume
+    from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive
     from atune.journal.state import finished
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
+    say = functools.partial(print_message, kind="")
     options: dict[str, Any] = {}
     if arguments.budget is not None:
         options["budget"] = Budget.parse(arguments.budget)
@@ -109,11 +110,13 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         from atune.frontends.cli.tune import drive_set
         from atune.journal.set_folder import header_of_set
 
-        folder, accept = arguments.journal, arguments.accept
-        named = arguments.workload or getattr(header_of_set(Path(folder)), "origin", "")
-        # Printed first, because resuming runs that file.
-        print_message(f"resuming the problems of {folder}{f' with {named}' if named else ''}", kind="")
-        of_set = functools.partial(resume_set, folder, arguments.workload, accept=accept, **options)
+        folder, header = arguments.journal, header_of_set(Path(arguments.journal))
+        print_message(f"resuming the problems of {folder}", kind="")
+        workload = arguments.workload
+        if header is not None and not workload:
+            completed_by(header, {"accept": arguments.accept})
+            workload = origin_of(header, say=say)
+        of_set = functools.partial(resume_set, folder, workload, accept=arguments.accept, **options)
         return drive_set(of_set, folder, arguments, interrupts)
     state = read_state(arguments.journal)
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
@@ -124,10 +127,10 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         text = f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result"
         anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
         print_message(text + (anew if newer else ""), kind="")
-    named = arguments.workload or (state.header.origin if state.header is not None and not done else "")
-    if named:  # printed first, because resuming runs that file
-        print_message(f"resuming {named}, {state.settled} of {state.total} candidates done", kind="")
-    workload = arguments.workload or (None if done else origin_of(state.header))
+    if not done:
+        print_message(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done", kind="")
+        completed_by(state.header, {"accept": arguments.accept})
+    workload = arguments.workload or (None if done else origin_of(state.header, say=say))
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
@@ -221,11 +224,12 @@ def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.save_bundle import save_bundle
-    from atune.frontends.cli.output import print_out
+    from atune.frontends.cli.output import print_message, print_out
 
     results = [result for journal in arguments.journal for result in _winners(journal)]
     folder, n = arguments.output, len(results)
-    digest = save_bundle(folder, results)
+    say = functools.partial(print_message, kind="")
+    digest = save_bundle(folder, results, accept=arguments.accept, say=say)
     if arguments.json:
         print_out(json.dumps({"output": folder, "problems": n, "digest": digest}))
     else:

@@ -50,6 +50,11 @@ def add_journal(parser: Parser, **how: Any) -> None:
     parser.add_argument("journal", **{"metavar": "J", "help": JOURNAL, "type": find_journal, **how})
 
 
+def add_accept(parser: Parser, help: str) -> None:
+    """Add the option that accepts parts of a journal's work."""
+    parser.add_argument("--accept", action="append", default=[], metavar="PART", help=f"{help}; repeatable")
+
+
 def find_journal(text: str) -> str:
     """Return the path of the journal that `text` means: a path, ``latest``, a number of the list, or a name's start.
 
