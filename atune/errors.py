@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-    from atune.journal.result import Result
-    from atune.model.artifact import Failure
-    from atune.model.candidate import Config
+    from atune.journal.result import Record, Result
 
 __all__ = [
     "AtuneError",
@@ -229,9 +227,9 @@ class NoWinner(AtuneError):
 
 
 class CompileFailed(AtuneError):
-    """Configurations failed to compile. The message counts the reasons; `failures` lists them by configuration."""
+    """Configurations failed to compile. The message counts the reasons; `failures` are their records."""
 
-    def __init__(self, message: str, failures: list[tuple[Config, Failure]]) -> None:
+    def __init__(self, message: str, failures: list[Record]) -> None:
         super().__init__(message)
         self.failures = failures
 

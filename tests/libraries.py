@@ -9,7 +9,7 @@ import returning_kernels as kernels
 import torch
 from returning_kernels import N
 
-from atune.frontends.api.compile_all import with_library
+from atune.frontends.decorator.autotuned import with_library
 from atune.model.artifact import Artifact, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings

@@ -26,7 +26,7 @@ from atune.engine.search.strategies import AUTO, PRIOR, RANDOM, chosen, make_str
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
-from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, thaw
+from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, numbered, thaw
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -248,7 +248,7 @@ class Plan:
         prior: bool,
     ) -> None:
         self.given, self.seed, self.budget, self.advice, self.default_index = given, seed, budget, advice, default
-        self.candidates = {i: Candidate(i, config_key(config), thaw(config)) for i, config in enumerate(spec.configs)}
+        self.candidates = {one.index: one for one in numbered(spec.configs)}
         """All candidates of the space, by index."""
         tried, before, total = state.entry(BASELINE), proposed(state), self.total
         self.baseline: Candidate | None = None

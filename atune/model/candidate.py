@@ -142,6 +142,11 @@ def thaw(config: Mapping[str, Any]) -> Config:
     return {k: tuples(v) for k, v in config.items()}
 
 
+def numbered(configs: Iterable[Config]) -> list[Candidate]:
+    """Return a candidate for each configuration, in their order."""
+    return [Candidate(index, config_key(config), thaw(config)) for index, config in enumerate(configs)]
+
+
 def describe_config(config: Config) -> str:
     """Return `config` as ``name=value`` parts, safe to print: no control characters, whoever wrote the journal."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))

@@ -12,8 +12,7 @@ from peer_kernels import N, picky, scale
 import atune
 from atune.engine.run_state import Run
 from atune.frontends.api.compile_all import compiled
-from atune.model.artifact import Artifact, Failure
-from atune.model.candidate import Candidate, config_key
+from atune.model.candidate import numbered
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
@@ -36,7 +35,7 @@ def test_what_fails_is_told_after_the_others_are_compiled() -> None:
     configs = [{"block": block} for block in (8, 12, 16, 24)]
     with pytest.raises(atune.errors.CompileFailed, match="2 of 4 configurations failed to compile") as caught:
         atune.compile_all(picky, configs, target="c")
-    assert [config for config, _ in caught.value.failures] == [{"block": 12}, {"block": 24}]
+    assert [one.config for one in caught.value.failures] == [{"block": 12}, {"block": 24}]
     _, first, example, place, source, *_ = map(str.strip, str(caught.value).splitlines())
     assert first == "2 failed to lower, for example: ValueError: block 12 is no power of two"
     assert example == "for example candidate 1: block=12" and "peer_kernels.py" in place and source.startswith("raise")
@@ -77,15 +76,17 @@ def test_a_jit_kernel_that_was_called_before_can_be_compiled_and_tuned() -> None
 async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer() -> None:
     script = Script(code_key=lambda config: str(config["x"] % 5), fails={3: "compile", 1: "lower"})
     machine = FakeMachine(20, script, workers=3)
-    candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(machine.configs)]
+    candidates = numbered(machine.configs)
     async with machine.open():
         with anyio.fail_after(10):
-            answers = await compiled(machine, candidates, Run(), 4)
-    assert sorted(answers) == list(range(20))
+            found = await compiled(machine, candidates, Run(), 4)
+    assert [one.record.index for one in found] == list(range(20))
     built = {i for group in machine.groups for i in group}
     assert len(built) == 5 and all(len(group) <= 4 for group in machine.groups)
-    assert {i for i, answer in answers.items() if isinstance(answer, Failure)} == {1, 3, 8, 13, 18}
-    assert all(isinstance(answers[i], Artifact) for i in range(20) if i % 5 != 3 and i != 1)
+    failed = [one.record for one in found if one.artifact is None]
+    assert [(one.index, one.config, one.status) for one in failed] == [
+        (i, {"x": i}, "failed") for i in (1, 3, 8, 13, 18)
+    ]
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ import atune
 from atune.bundle.launch import TENSORMAP
 from atune.errors import UsageError
 from atune.frontends.api import save_bundle as writer
-from atune.frontends.api.compile_all import with_library
+from atune.frontends.decorator.autotuned import with_library
 from atune.journal.events import RunStarted
 from atune.journal.result import Result
 from atune.model.artifact import Artifact, Roles

@@ -43,7 +43,7 @@ def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
     """Let nothing be tuned; and with `workers` start none to compile."""
     patch.delattr(cached_tune, "tune_apart")
     if workers:
-        patch.delattr("atune.frontends.api.compile_all._built")
+        patch.delattr("atune.frontends.decorator.autotuned._built")
 
 
 def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_a_library_that_is_gone_is_made_by_a_worker(
     found = tuned(reference=plus)
     assert torch.equal(found(FLOATS), FLOATS + 1) and not compiled_here
     assert found.compile(n=64).latency > 0
-    monkeypatch.delattr("atune.frontends.api.compile_all._built")  # it is in the store now
+    monkeypatch.delattr("atune.frontends.decorator.autotuned._built")  # it is in the store now
     assert torch.equal(tuned(reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
 
 
@@ -142,7 +142,7 @@ def test_a_shipped_result_is_compiled_by_a_worker_once(
         return tuned(reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
 
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
-    monkeypatch.delattr("atune.frontends.api.compile_all._built")
+    monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
 
 
@@ -158,7 +158,7 @@ def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(
 
     async def main() -> None:
         assert (await kernel.tune_async(third)).cache_hit
-        monkeypatch.delattr("atune.frontends.api.compile_all._built")
+        monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
         assert torch.equal(kernel(third), third + 1)
 
     anyio.run(main)

@@ -16,8 +16,7 @@ from stand_in_engine import Engine
 import atune
 from atune.errors import CacheMiss, CompileFailed, NoWinner, SpaceError
 from atune.frontends.decorator import autotuned
-from atune.journal.result import Result
-from atune.model.artifact import Failure
+from atune.journal.result import Record, Result
 
 BLOCKS = [16, 24, 32]
 """The stand-in's winner is the last that the space has."""
@@ -146,13 +145,17 @@ class Compiler:
         return SimpleNamespace(config=config, prim_func=None, get_kernel_source=lambda: "")
 
 
+def failed(config: Any, kind: str, message: str) -> Record:
+    return Record(index=0, key="k", config=config, status="failed", kind=kind, message=message)
+
+
 def refused(config: Any) -> Exception:
     message = "error: #error this compiler cannot"
-    return CompileFailed(f"1 of 1 configurations failed:\n  {message}", [(config, Failure(0, "compile", message))])
+    return CompileFailed(f"1 of 1 configurations failed:\n  {message}", [failed(config, "compile", message)])
 
 
 def not_lowered(config: Any) -> Exception:
-    return CompileFailed("1 of 1 failed to lower", [(config, Failure(0, "lower", "ValueError: no such size"))])
+    return CompileFailed("1 of 1 failed to lower", [failed(config, "lower", "ValueError: no such size")])
 
 
 def not_loaded(config: Any) -> Exception:

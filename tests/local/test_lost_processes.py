@@ -25,8 +25,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.reader import read
-from atune.model.artifact import Artifact
-from atune.model.candidate import Candidate, config_key
+from atune.model.candidate import config_key, numbered
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script, Stage
 from atune.workers.local.machine import LocalMachine
@@ -156,10 +155,9 @@ async def test_one_that_is_killed_each_time_is_found_by_halves(
 
 async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
     machine = FakeMachine(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
-    candidates = [Candidate(i, config_key(config), config) for i, config in enumerate(machine.configs)]
     async with machine.open():
-        answers = await compiled(machine, candidates, run_state.Run())
-    assert sorted(answers) == [0, 1, 2, 3] and all(isinstance(one, Artifact) for one in answers.values())
+        found = await compiled(machine, numbered(machine.configs), run_state.Run())
+    assert [one.record.index for one in found] == [0, 1, 2, 3] and all(one.artifact is not None for one in found)
 
 
 def kill_server(machine: LocalMachine) -> None:

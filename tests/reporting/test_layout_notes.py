@@ -9,7 +9,7 @@ import pytest
 from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import Layouts, LoopFacts
-from atune.reporting.explanation import fact_lines
+from atune.reporting.explanation import facts_of, lines_of
 
 UNEVEN = Path(__file__).parents[2] / "bench" / "results" / "layouts" / "uneven.jsonl"
 
@@ -19,7 +19,7 @@ def facts(slots: int, stores: str = "Out (global)") -> StaticFacts:
 
 
 def told(found: StaticFacts) -> str:
-    return "\n".join(fact_lines(Record(index=0, key="k", config={}, status="measured", facts=found), "sm_90a"))
+    return "\n".join(lines_of(facts_of(Record(index=0, key="k", config={}, status="measured", facts=found), "sm_90a")))
 
 
 @pytest.mark.parametrize(("slots", "stores", "says"), [

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -20,19 +20,17 @@ from atune.engine.screen import LayoutChoice, Verdict
 from atune.errors import CompileFailed
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
-from atune.journal.events import BuildFailed
-from atune.journal.result import Record
-from atune.model.artifact import Artifact, Failure, Lowered, Roles, source_path
-from atune.model.candidate import BASELINE, Candidate, config_key
+from atune.journal.result import Record, record_of
+from atune.model.artifact import Artifact, Lowered, Roles, source_path
+from atune.model.candidate import Candidate, numbered
 from atune.model.device import Target
 from atune.model.options import Option, complete, documents, options_of
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
-from atune.workers.processes.server import in_worker, refuse_in_worker
-from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.processes.server import refuse_in_worker
 from atune.workload.options import WorkloadOptions
 from atune.workload.pickling import WorkloadRef, ship
-from atune.workload.workload import Workload, WorkloadSpec, candidates_of, describe
+from atune.workload.workload import Workload, WorkloadSpec, describe
 
 _OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
 
@@ -74,20 +72,16 @@ def compile_all(
     """
     refuse_in_worker()
     given = complete("compile_all", options, CompileAllOptions)
-    of_kernel = {name: given[name] for name in ("arguments", "out_idx", "pass_configs")}
-    workload = Workload(kernel, configs, **of_kernel)
-    settings = given["compile"] or CompileSettings()
-    spec = describe(workload)
-    candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
-    default = spec.default_config
-    first = [] if default is None else [Candidate(BASELINE, config_key(default), default)]
+    workload = Workload(kernel, configs, **{name: given[name] for name in ("arguments", "out_idx", "pass_configs")})
+    settings, spec = given["compile"] or CompileSettings(), describe(workload)
+    candidates = numbered(spec.configs)
 
     async def work() -> list[Any]:
         async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
-            answers = await compiled(machine, candidates, run, settings.group_size, roles_in=[*first, *candidates])
+            found = await compiled(machine, candidates, run, settings.group_size, roles=True)
             if not given["ignore_errors"]:
-                raise_failures(candidates, answers)
-            return [await _loaded(one, answers[one.index], run.roles) for one in candidates]
+                raise_failures([one.record for one in found])
+            return [artifact and await _loaded(record, artifact, run.roles) for record, artifact in found]
 
     return run_blocking(work)
 
@@ -103,15 +97,40 @@ async def compilers(
         yield machine, run
 
 
-async def _loaded(candidate: Candidate, answer: Artifact | Failure, roles: Roles) -> Any:
-    """Return a candidate's kernel from its library, or None if it failed. The library must still exist."""
-    if isinstance(answer, Failure):
-        return None
+@asynccontextmanager
+async def plain_library(
+    workload: WorkloadRef,
+    candidate: Candidate,
+    target: Target,
+    settings: CompileSettings,
+    spec: WorkloadSpec | None = None,
+) -> AsyncGenerator[tuple[Record, Artifact], None]:
+    """Compile one candidate in a worker, as tilelang does. The library is there until the block ends.
+
+    Raises `CompileFailed`.
+    """
+    plain = msgspec.structs.replace(settings, cicc=False, workers=1, group_size=None)
+    async with compilers(workload, target, plain, spec) as (machine, run):
+        [(record, artifact)] = await compiled(machine, [candidate], run)
+        raise_failures([record])
+        assert artifact is not None, "it did not fail"
+        yield record, artifact
+
+
+async def _loaded(record: Record, artifact: Artifact, roles: Roles) -> Any:
+    """Load a candidate's kernel from its library, which must still exist."""
     load = importlib.import_module("atune.stages.measure.loader").Kernel
-    kernel = await anyio.to_thread.run_sync(load, answer, roles)
-    kernel.config = dict(candidate.config)
-    kernel.source = Path(source_path(answer.path, answer.symbol)).read_text()
+    kernel = await anyio.to_thread.run_sync(load, artifact, roles)
+    kernel.config = dict(record.config)
+    kernel.source = Path(source_path(artifact.path, artifact.symbol)).read_text()
     return kernel
+
+
+class Compiled(NamedTuple):
+    """The record of a candidate, and its artifact: None if it failed, or another layout is preferred."""
+
+    record: Record
+    artifact: Artifact | None
 
 
 async def compiled(
@@ -121,29 +140,29 @@ async def compiled(
     group_size: int | None = None,
     *,
     layouts: LayoutChoice | None = None,
-    roles_in: Sequence[Candidate] = (),
-) -> dict[int, Artifact | Failure]:
-    """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `run`.
+    roles: bool = False,
+) -> list[Compiled]:
+    """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
-    Candidates that lower to the same code share one artifact. What `layouts` passes over has no outcome.
-    `roles_in`: candidates in whose code to find the roles of the parameters, for `run`.
+    Candidates that lower to the same code share one artifact. `layouts` may reject some. `roles`: also find the roles
+    of the parameters, for `run`.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
-    if roles_in:
-        await find_roles(run, workers[0], roles_in)
+    if roles:
+        await find_roles(run, workers[0], candidates)
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
         for candidate in candidates:
             propose.send_nowait(candidate)
+    recorded = run.recorder.state
     state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
 
     def judge(lowered: Lowered) -> Verdict:
-        """Have all be built: nothing is measured, so none is likely to lose."""
-        index, recorded = lowered.index, run.recorder.state
-        if (same_as := codes.setdefault(lowered.code_key, index)) != index:
+        """Build each code once: nothing is measured, so no candidate is likely to lose."""
+        if (same_as := codes.setdefault(lowered.code_key, lowered.index)) != lowered.index:
             return Verdict("duplicate", same_as=same_as)
-        return Verdict("build") if layouts is None else layouts.judge(recorded, index, run.limits)
+        return Verdict("build") if layouts is None else layouts.judge(recorded, lowered.index, run.limits)
 
     async def deliver(artifact: Artifact) -> None:
         artifacts[artifact.index] = artifact
@@ -153,82 +172,22 @@ async def compiled(
         async with anyio.create_task_group() as tasks:
             for worker in workers:
                 tasks.start_soon(stage.serve, worker)
-    answers = dict[int, Artifact | Failure]()
-    for index in (candidate.index for candidate in candidates):
-        first, outcome = run.recorder.state.first(index).index, run.recorder.state.outcome(index)
-        if isinstance(outcome, BuildFailed):
-            answers[index] = Failure(first, outcome.kind, outcome.message, outcome.detail)
-        elif first in artifacts:
-            answers[index] = artifacts[first]
-    return answers
+
+    def answer(candidate: Candidate) -> Compiled:
+        found = record_of(recorded, recorded.entry(candidate.index), {})
+        status = "failed" if found.kind else found.status  # those with the code of a failed one, too
+        record = msgspec.structs.replace(found, key=candidate.key, config=candidate.config, status=status)
+        return Compiled(record, artifacts.get(recorded.first(candidate.index).index))
+
+    return [answer(candidate) for candidate in candidates]
 
 
-def failed_records(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> list[Record]:
-    """Return the records of the candidates that failed, for `reporting.summary`."""
-    failed = ((candidate, answers.get(candidate.index)) for candidate in candidates)
-    return [
-        Record(
-            index=candidate.index, key=candidate.key, config=candidate.config, status="failed",
-            kind=answer.kind, message=answer.message, detail=answer.detail,
-        )
-        for candidate, answer in failed if isinstance(answer, Failure)
-    ]  # fmt: skip
-
-
-def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
-    """Raise `CompileFailed` if there is a failure, with counted reasons and an example of the most frequent."""
+def raise_failures(records: Sequence[Record]) -> None:
+    """Raise `CompileFailed` if a record is a failure, with counted reasons and an example of the most frequent."""
     from atune.reporting.summary import example_lines, failure_groups, group_lines
 
-    if failed := failed_records(candidates, answers):
+    if failed := [one for one in records if one.kind]:
         groups = failure_groups(failed)
-        lines = [f"{len(failed)} of {len(candidates)} configurations failed to compile:"]
+        lines = [f"{len(failed)} of {len(records)} configurations failed to compile:"]
         lines += [f"  {line}" for line in group_lines(groups, 10, example_lines(groups))]
-        failures = [(candidates[i].config, one) for i, one in sorted(answers.items()) if isinstance(one, Failure)]
-        raise CompileFailed("\n".join(lines), failures)
-
-
-T = TypeVar("T")
-Use = Callable[[Artifact | None], T]
-
-
-def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    """Call `use` with the library of `workload`, which has one configuration. Returns its result.
-
-    This process lowers and compiles nothing. If the artifact store lacks the library, a worker process makes it. A
-    worker process may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed` if the
-    kernel fails to compile. Blocks, and works inside a running event loop too.
-    """
-    plain = plain_settings(settings)
-    found = _stored(workload, target, plain)
-    if found is not None or in_worker():
-        return use(found)
-    made: T = run_blocking(_built, workload, target, plain, use)
-    return made
-
-
-def plain_settings(settings: CompileSettings) -> CompileSettings:
-    """Return `settings` for compiling one kernel as tilelang does."""
-    return msgspec.structs.replace(settings, cicc=False, workers=1, group_size=None)
-
-
-def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Artifact | None:
-    if not settings.store:
-        return None
-    (candidate,) = candidates_of(workload)
-    try:
-        key = importlib.import_module("atune.stages.compile.lowering").store_key(
-            workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
-        )
-        return ArtifactStore().find(key, candidate.index) if key else None
-    except Exception:
-        return None  # a worker will report what is wrong
-
-
-async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    candidates = candidates_of(workload)
-    async with compilers(ship(workload), target, settings, describe(workload)) as (machine, run):
-        answers = await compiled(machine, candidates, run)
-        raise_failures(candidates, answers)
-        artifact = answers[0]
-        assert isinstance(artifact, Artifact)
-        return await anyio.to_thread.run_sync(use, artifact)
+        raise CompileFailed("\n".join(lines), failed)

@@ -22,7 +22,7 @@ from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, na
 from atune.engine.start import check_code, check_parts
 from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.compile_all import compiled, compilers, plain_settings, raise_failures
+from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.resume import options_of, origin_of, say_as_warning
 from atune.journal.events import RunStarted
 from atune.journal.result import Record, Result
@@ -168,7 +168,7 @@ def _compiled_again(
     result: Result, header: RunStarted, best: Record, accept: Sequence[str], say: Callable[[str], object]
 ) -> tuple[Artifact, bytes]:
     """Compile a winner in a worker, as tilelang alone does. What a journal has of it must be safe or accepted."""
-    settings = plain_settings(options_of(header)["compile"])
+    settings = options_of(header)["compile"]
     if result.replayed:
         check_code(settings, best.config, accept)
     ref = origin_of(header, "tune again", say if result.replayed else str)
@@ -179,12 +179,8 @@ async def _compiled(
     ref: FileRef, header: RunStarted, best: Record, settings: CompileSettings
 ) -> tuple[Artifact, bytes]:
     candidate = Candidate(0, best.key, thaw(best.config))
-    async with compilers(ref, header.target, settings) as (machine, run):
-        answers = await compiled(machine, [candidate], run)
-        raise_failures([candidate], answers)
-        artifact = answers[0]
-        assert isinstance(artifact, Artifact), "no failure"
-        if run.recorder.state.entry(0).code_key != best.code_key:
+    async with plain_library(ref, candidate, header.target, settings) as (record, artifact):
+        if record.code_key != best.code_key:
             raise UsageError(OTHER_CODE)
         return _read(artifact, best)
 

@@ -6,37 +6,42 @@ import argparse
 import ast
 import difflib
 import json
-import os
-import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
+from atune.frontends.cli.output import print_message, print_out
 from atune.frontends.cli.parsing import Parser, add_command, add_options
 from atune.frontends.cli.runs import add_accept, add_journal, find_journal
 from atune.frontends.cli.tune_options import ProblemOptions
+from atune.journal.reader import replay
+from atune.journal.result import Record
+from atune.model.artifact import Artifact, source_path
+from atune.model.candidate import Config, describe_config, normalise, numbered
+from atune.model.device import parse_target
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
+from atune.reporting.explanation import facts_of, lines_of, record_at, record_data, story_data, story_text
+from atune.reporting.summary import DEFAULTS
 
 if TYPE_CHECKING:
-    from atune.journal.result import Record
-    from atune.model.candidate import Config
     from atune.workers.processes.messages import Discovery
     from atune.workers.system.terminal import Interrupts
     from atune.workload.pickling import FileRef
 
 MOST = 2
 """Most configurations in one command."""
-_COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
-"""A comma before the next name. Commas inside a value do not split."""
 
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
     text = "Show one candidate of a journal whole; runs no code"
-    parser = add_command(commands, shown, "show", _show_candidate, text)
+    parser = add_command(commands, shown, "show", _show, text)
     add_journal(parser)
     text = "the candidate [default: the winner, or else the first that failed]"
     parser.add_argument("index", type=int, nargs="?", metavar="INDEX", help=text)
@@ -57,163 +62,101 @@ def add_commands(commands: Any, shown: Parser) -> None:
 def parse_config(text: str) -> Config:
     """Return the configuration that ``a=1,b=(2, 3),c=name`` describes. Raises `UsageError` and `SpaceError`.
 
-    A value is a Python literal. Anything else is text.
+    A value is a Python literal. Any other expression is text.
     """
-    from atune.model.candidate import normalise
-
-    config: Config = {}
-    for part in filter(str.strip, _COMMA.split(text)):
-        name, equals, value = part.partition("=")
-        name = name.strip()
-        if not equals or not name.isidentifier():
-            raise UsageError(f"--config: {part.strip()!r} is not of the form name=value, such as block_M=128")
-        if name in config:
-            raise UsageError(f"--config: {name} is given twice")
-        try:
-            parsed = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            parsed = value.strip()
-        config[name] = normalise(parsed, f"--config: {name}")
+    source, config = f"_({text})", Config()
+    try:
+        call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise SyntaxError
+        for keyword in call.keywords:
+            name, value = keyword.arg, ast.get_source_segment(source, keyword.value)
+            if not name or name in config:
+                raise SyntaxError
+            with suppress(ValueError):  # not a literal
+                value = ast.literal_eval(keyword.value)
+            config[name] = normalise(value, f"--config: {name}")
+    except SyntaxError as error:
+        raise UsageError(f"--config {text!r}: give each name once, as name=value, such as block_M=128") from error
     return config
 
 
 def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
-    from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out
-    from atune.reporting.screen import Line
-    from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
-
     ref, configs, target = _asked(arguments)
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
-    found, sources, machine = anyio.run(_compiled, ref, configs, target, settings)
+    found, machine = anyio.run(_compiled, ref, configs, target, settings)
     if machine.fallback:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
-    if groups := failure_groups(found):
-        for group in groups:
-            print_message("\n".join(group_lines([group], example=example_lines([group]))))
-        if arguments.json:
-            print_out(json.dumps({"failures": failures_data(found)}))
-        return NO_WINNER
-    arch = machine.target.arch
+    arch, two = machine.target.arch, len(found) == MOST
     if arguments.json:
-        data = [_data(one, arch) for one in found]
-        if arguments.source:
-            data = [{**one, "source": source} for one, source in zip(data, sources, strict=True)]
-        print_out(json.dumps(data[0] if len(data) < MOST else {"candidates": data}))
+        data = [record_data(one, arch) | ({"source": source} if arguments.source else {}) for one, source in found]
+        print_out(json.dumps({"candidates": data} if two else data[0]))
         return 0
-    for source in sources if arguments.source else ():
-        print_out(source)
-    print_lines(map(Line, _lines(found, sources, arch)))
+    texts = []
+    for one, source in found:
+        known = [("config", describe_config(one.config) or DEFAULTS), ("target", arch or "c"), *facts_of(one, arch)]
+        texts.append([*lines_of(known), *(source.splitlines() if two or arguments.source else ())])
+    context = len(texts[0]) if arguments.source else 2
+    changes = list(difflib.unified_diff(texts[0], texts[1], "A", "B", n=context, lineterm="")) if two else texts[0]
+    print_out("\n".join(changes or ["the facts and the source are the same"]))
     return 0
 
 
 async def _compiled(
     ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
-) -> tuple[list[Record], list[str], Discovery]:
-    """Compile what is asked. Returns the records, with their facts, of what compiled and their sources; where
-    something failed the records of that alone. Also returns what was found of the machine.
-    """
-    import msgspec
-
-    from atune.frontends.api.compile_all import compiled, compilers, failed_records
-    from atune.journal.result import Record
-    from atune.model.artifact import Artifact, source_path
-    from atune.model.candidate import Candidate, config_key
+) -> tuple[list[tuple[Record, str]], Discovery]:
+    """Compile configurations. Returns their records and sources, and what the machine has. Raises `CompileFailed`."""
+    from atune.frontends.api.compile_all import compiled, compilers, raise_failures
 
     async with compilers(ref, target, settings) as (machine, run):
-        candidates = [Candidate(n, config_key(config), config) for n, config in enumerate(configs)]
-        answers = await compiled(machine, candidates, run, 1)
-        if failed := failed_records(candidates, answers):
-            return failed, [], machine.found
-        found: list[Record] = []
-        sources: list[str] = []
-        for one in candidates:
-            answer, facts = answers[one.index], run.recorder.state.entry(one.index).facts
-            assert isinstance(answer, Artifact), "nothing failed"
-            record = Record(index=one.index, key=one.key, config=one.config, status="remaining")
-            found.append(msgspec.structs.replace(record, facts=facts, machine=answer.machine))
-            text = Path(source_path(answer.path, answer.symbol)).read_text(errors="replace")
-            sources.append(text.replace(f"{answer.symbol}_kernel", "kernel").replace(answer.symbol, "kernel"))
-        return found, sources, machine.found
+        found = await compiled(machine, numbered(configs), run, 1)
+        raise_failures([record for record, _ in found])
+        return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.found
+
+
+def _source(artifact: Artifact) -> str:
+    """Return a kernel's device source without its symbol."""
+    text = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
+    return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
-    import msgspec
-
     from atune.engine.start import check_code, check_parts
     from atune.frontends.api.problems import parse_sizes
+    from atune.frontends.api.resume import options_of as options_in
     from atune.frontends.api.resume import origin_of
-    from atune.frontends.cli.output import print_message
-    from atune.journal.reader import is_journal, replay
-    from atune.model.device import parse_target
-    from atune.reporting.explanation import record_at
     from atune.workload.pickling import parse_file_ref
 
-    what, target = arguments.what if ".py" in arguments.what else find_journal(arguments.what), "auto"
-    if is_journal(what) or os.path.isdir(what):  # of a folder, reading says which journal to give
-        if arguments.config or arguments.arg:
-            raise UsageError(
-                "--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX"
-            )
-        result = replay(what)
-        if not arguments.index and result.best is None:
-            raise UsageError(f"{what} has no winner: give a candidate's INDEX")
-        configs = [record_at(result, index).config for index in arguments.index or [None]]
-        for config in configs:
-            check_code(CompileSettings(), config, check_parts(arguments.accept))
-        ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2", partial(print_message, kind=""))
-        if result.header is not None:
-            target = result.header.target.arch or result.header.target.kind
-    else:
-        if arguments.index:
+    what, indices, target = arguments.what, arguments.index, arguments.target
+    if what.partition(":")[0].endswith(".py"):
+        if indices:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
-        ref = parse_file_ref(what, "atune explain")
         sizes = parse_sizes(arguments.arg, "--arg")
         if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
             raise UsageError(f"--arg {several}: explain takes one problem: give it one value")
-        ref = msgspec.structs.replace(ref, arguments={name: value for name, (value,) in sizes.items()})
+        ref, problem = parse_file_ref(what, "atune explain"), {name: value for name, (value,) in sizes.items()}
+        ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
         configs = [*map(parse_config, arguments.config)] or [{}]
+    elif arguments.config or arguments.arg:
+        raise UsageError("--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX")
+    else:
+        result = replay(find_journal(what))
+        configs = [record_at(result, index).config for index in indices or [None]]
+        for config in configs:
+            check_code(CompileSettings(), config, check_parts(arguments.accept))
+        ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2", partial(print_message, kind=""))
+        target = target or options_in(result.header)["target"]
     if len(configs) > MOST:
         raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
-    parse_target(arguments.target or target)
-    return ref, configs, arguments.target or target
+    parse_target(target)
+    return ref, configs, target
 
 
-def _lines(found: list[Record], sources: list[str], arch: str) -> list[str]:
-    """Return the facts of one configuration, or what differs between two, a line each."""
-    from atune.model.candidate import describe_config, printable
-    from atune.reporting.explanation import differences, fact_lines
-    from atune.reporting.export import aligned
-    from atune.reporting.summary import DEFAULTS
-
-    names = [describe_config(one.config) or DEFAULTS for one in found]
-    if len(found) < MOST:
-        return [f"config     {names[0]}", f"target     {arch or 'c'}", *fact_lines(found[0], arch)]
-    differing = differences(found[0], found[1], arch)
-    table = aligned([("", "A", "B"), *differing]).splitlines() if differing else ["no known fact differs"]
-    one, other = (source.splitlines() for source in sources)
-    changed = [printable(line) for line in difflib.unified_diff(one, other, "A", "B", n=2, lineterm="")]
-    end = ["generated source:", *changed] if changed else ["the generated source is the same"]
-    return [f"A          {names[0]}", f"B          {names[1]}", *table, *end]
-
-
-def _data(one: Record, arch: str) -> dict[str, Any]:
-    """Return the facts of a configuration as ``--json`` prints them."""
-    import msgspec
-
-    from atune.reporting.export import occupancy
-
-    machine = one.machine and msgspec.structs.asdict(one.machine)  # a stack of 0 bytes too
-    facts = {"config": one.config, "facts": one.facts, "machine": machine, "occupancy": occupancy(one, arch)}
-    return {**msgspec.to_builtins(facts), "target": arch or "c"}
-
-
-def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.output import print_out
-    from atune.reporting.explanation import candidate_story, story_data, story_lines
-
-    story = candidate_story(arguments.journal, arguments.index)
-    print_out(json.dumps(story_data(story)) if arguments.json else "\n".join(story_lines(story)))
+def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    result = replay(arguments.journal)
+    record = record_at(result, arguments.index)
+    print_out(json.dumps(story_data(result, record)) if arguments.json else story_text(result, record))
     return 0

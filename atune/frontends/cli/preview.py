@@ -14,12 +14,11 @@ import msgspec
 from atune.engine.screen import layout_choice
 from atune.engine.search.strategies import AUTO
 from atune.errors import UsageError
-from atune.frontends.api.compile_all import compiled, compilers, failed_records
+from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
 from atune.journal.result import Record
-from atune.model.artifact import Artifact
-from atune.model.candidate import Candidate, config_key, describe_config
+from atune.model.candidate import describe_config, numbered
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
@@ -80,12 +79,11 @@ async def _compile(
         spec = await machine.describe()
         if not spec.configs:
             raise UsageError("the space is empty: no configuration satisfies the constraints")
-        configs = spec.configs[: budget.most(len(spec.configs))]
-        candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
+        candidates = numbered(spec.configs[: budget.most(len(spec.configs))])
         layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
         answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts)
-    good = [one for one in answers.values() if isinstance(one, Artifact)]
-    failures = failed_records(candidates, answers)
+    good = [one.artifact for one in answers if one.artifact is not None]
+    failures = [one.record for one in answers if one.record.kind]
     return {
         "target": str(machine.found.target),
         "fallback": machine.found.fallback,
@@ -93,7 +91,7 @@ async def _compile(
         "compiled": len(good),
         "codes": len({(one.path, one.symbol) for one in good}),
         "failed": len(failures),
-        "passed": len(candidates) - len(answers),
+        "passed": len(candidates) - len(good) - len(failures),
         "wall_s": round(time.monotonic() - began, 3),
     }, failures
 

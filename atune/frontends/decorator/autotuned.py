@@ -10,14 +10,14 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import anyio.to_thread
 import msgspec
 
 from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.compile_all import with_library
+from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.options import ListenOptions
 from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key, text_of
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
@@ -25,12 +25,46 @@ from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable
+from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
+from atune.model.settings import CompileSettings
 from atune.reporting.export import aligned
-from atune.workers.processes.server import warm_early
+from atune.workers.processes.server import in_worker, warm_early
+from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_key import CacheEntry, open_sizes, same_problem
 from atune.workload.fingerprint import function_of, kernel_fingerprint
-from atune.workload.workload import Workload, outputs_named
+from atune.workload.pickling import ship
+from atune.workload.workload import Workload, candidates_of, describe, outputs_named
+
+T = TypeVar("T")
+Use = Callable[[Artifact | None], T]
+
+
+def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    """Call `use` with the library of `workload`, which has one configuration. Returns its result.
+
+    This process compiles nothing. If the artifact store lacks the library, a worker process makes it. A worker process
+    may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed`. Blocks, and works inside
+    a running event loop too.
+    """
+    found = None
+    if settings.store:
+        with suppress(Exception):  # a worker will report what is wrong
+            (candidate,) = candidates_of(workload)
+            key = importlib.import_module("atune.stages.compile.lowering").store_key(
+                workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
+            )
+            found = ArtifactStore().find(key, candidate.index) if key else None
+    if found is not None or in_worker():
+        return use(found)
+    built: T = run_blocking(_built, workload, target, settings, use)
+    return built
+
+
+async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    (candidate,), spec = candidates_of(workload), describe(workload)
+    async with plain_library(ship(workload), candidate, target, settings, spec) as (_, artifact):
+        return await anyio.to_thread.run_sync(use, artifact)
 
 
 def measured(call: Call, winner: Winner) -> Artifact | None:

@@ -160,7 +160,7 @@ class Winners:
             raise error
         if self._failures(call).setdefault(config_key(winner.config), error) is not error:
             return
-        cause = error.failures[0][1].message if isinstance(error, CompileFailed) else in_one_line(error)
+        cause = error.failures[0].message if isinstance(error, CompileFailed) else in_one_line(error)
         what = f"{self._name}: the winner {describe_config(winner.config)} cannot be used for {_problem(call)}"
         warn_caller(f"{what}: {cause}. The next best is tried, if there is one", RuntimeWarning)
 

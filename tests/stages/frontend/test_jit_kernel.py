@@ -126,7 +126,7 @@ def test_the_store_is_asked_before_a_worker(monkeypatch: pytest.MonkeyPatch) -> 
     measured(kernels.one, [-1], n=96)
     seen = spy(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.delattr("atune.frontends.api.compile_all._built")
+        patch.delattr("atune.frontends.decorator.autotuned._built")
         assert torch.equal(measured(kernels.one, [-1], n=96)(numbers(96)), numbers(96) * 2)
         with pytest.raises(NameError):  # of other code it has none
             measured(kernels.one, [-1], n=97)
@@ -236,7 +236,7 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(monkeypatch: pytest
     same(kernel(A), A)
     with pytest.raises(ValueError, match="Kernel expected 1 inputs, but 3 are provided"):
         kernel(A, A, A)
-    monkeypatch.delattr("atune.frontends.api.compile_all._built")
+    monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
     assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
 
 
