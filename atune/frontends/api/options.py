@@ -151,7 +151,7 @@ class TuneOptions(RunOptions, total=False):
         unset="begin with its winner", flag="--cached", page="cache.md", group="search",
     )]
     on_miss: Annotated[Literal["tune", "error"], Option(
-        "Beside `cached`, where the result cache has no result of the work: tune, or fail (error). It then raises "
+        "With `cached`, where the result cache has no result of the work: tune, or fail (error). It then raises "
         "`CacheMiss`.",
         default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
         group="search",

@@ -73,7 +73,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
         compare.add_argument(
             name, metavar="J", type=find_journal, help=f"the journal {name}, as elsewhere; or a folder"
         )
-    limit = "by how much a winner may be slower, of its ratio's whole interval [default: 2%%]"
+    limit = "status 1 where a winner is slower by more, with its whole interval [default: 2%%]"
     compare.add_argument("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
 
     text = "Write winners and their libraries as a bundle; it runs without tilelang"
