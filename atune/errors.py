@@ -146,6 +146,10 @@ class UnknownArgument(NoSuchWorkload):
     """The kernel takes no such argument of the problem, so that no problem of a set can be tuned."""
 
 
+class InputsMisfit(WorkloadError):
+    """The inputs that a workload gives are none that a candidate's kernel takes."""
+
+
 class InputsMissing(WorkloadError):
     """A parameter of the kernel, a scalar, has no value that could be made up. Give the workload `inputs`."""
 

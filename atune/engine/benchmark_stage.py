@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import DeviceWorker
 from atune.engine.run_state import Run
-from atune.errors import DevicesLost, ServerLost, WorkerError, WorkerLost
+from atune.errors import DevicesLost, InputsMisfit, ServerLost, WorkerError, WorkerLost, WorkloadError
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
@@ -26,7 +26,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.model.artifact import Artifact, Failure
-from atune.model.candidate import Config
+from atune.model.candidate import Config, describe_config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement, Timing
@@ -138,6 +138,9 @@ class BenchmarkStage:
             for _ in range(DEVICE_STARTS):
                 try:
                     prepared = await worker.run(PrepareJob(tuple(self.run.params), self.run.roles))
+                except InputsMisfit as error:
+                    assert self.run.lowered is not None, "its parameters are known"
+                    raise WorkloadError(f"{describe_config(self.run.lowered.config)}: {error}") from error
                 except WorkerLost as error:
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                     if not await self.start(worker):

@@ -80,7 +80,8 @@ def roles(payload: bytes) -> bytes:
     work, found = workload(), _guarded(msgspec.msgpack.decode(payload, type=RolesJob).candidate, _function)
     if isinstance(found, Failure):
         return msgspec.msgpack.encode(found)
-    return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore))
+    with work.placed():
+        return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore))
 
 
 def lower(payload: bytes) -> bytes:

@@ -10,8 +10,8 @@ import inspect
 import os
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, Unpack
 
@@ -87,7 +87,7 @@ class Workload:
         self._made_at = f'\n  File "{frame.f_code.co_filename}", line {frame.f_lineno}'  # no part of its identity
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
-        self.arguments = self._plain(problem)
+        self.arguments, self._own = self._plain(problem), dict[str, Any]()
         self.key: Any = None
         """What the result is remembered under, as data; None for the problem."""
         self.inputs, self.reference, self.check, self.setup = (
@@ -110,9 +110,14 @@ class Workload:
         where = {name: f"Workload {self.name}: argument {name!r}" for name in problem}
         return {normalise(name, where[name]): normalise(value, where[name]) for name, value in problem.items()}
 
-    def located(self, message: str) -> str:
-        """Return `message`, and below it the user's line that made the workload, unless it names another."""
-        return message if "\n  File " in message else message + self._made_at
+    @contextmanager
+    def placed(self) -> Generator[None, None, None]:
+        """Have mistakes that are found inside name the user's line that made the workload, unless they name another."""
+        try:
+            yield
+        except (SpaceError, WorkloadError) as error:
+            error.args = (str(error) + ("" if "\n  File " in str(error) else self._made_at),)
+            raise
 
     def at(self, arguments: Mapping[str, Any]) -> Workload:
         """Return this workload for another problem, in which `arguments` replace its own of the same names.
@@ -124,7 +129,7 @@ class Workload:
         if changed == self.arguments:
             return self
         other = copy.copy(self)
-        other.arguments, other.key = changed, None
+        other.arguments, other.key, other._own = changed, None, self._own or self.arguments
         amounts = {name: amount(name, each, changed) for name, each in self.amounts.items() if callable(each)}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
         other.flops, other.bytes = (amounts.get(name) for name in self.amounts)
@@ -179,14 +184,18 @@ def not_taken(name: str, parameters: Iterable[str]) -> str:
     return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}{why}"
 
 
-def _expected(parameter: inspect.Parameter, value: Any) -> str:
-    """Return what a parameter says that it takes, by annotation or default, if `value` is none; empty otherwise."""
+def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
+    """Return what a parameter takes if `value` is none of it, else an empty text.
+
+    Its annotation or default says it, or else the value that the workload's `own` problem has.
+    """
     kind = (
         parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "")
     )
     if kind == "int":
         return "a whole number" if value is None or isinstance(value, (str, float)) else ""
-    number = kind == "float"
+    untyped = parameter.annotation is parameter.empty and parameter.default is not None
+    number = kind == "float" or (untyped and type(own) in (int, float))
     if (number and value is None) or (isinstance(value, str) and (number or type(parameter.default) in (int, float))):
         return "a number"
     return ""
@@ -215,7 +224,7 @@ class Fit:
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or other}"
                 )
-            if name in parameters and (must := _expected(parameters[name], value)):
+            if name in parameters and (must := _expected(parameters[name], value, workload._own.get(name))):
                 raise WorkloadError(f"Workload {workload.name}: argument {name!r} must be {must}, got {value!r}")
 
     @property
@@ -559,8 +568,8 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
         looked_at += 1
         points.admits(raw)
     exact, admitted = looked_at == points.size, looked_at - sum(points.refused)
-    if exact and admitted:
-        candidates_of(workload)  # raises if a candidate does not fit the kernel
+    if exact:
+        describe(workload)  # raises where there is no candidate, or one does not fit the kernel
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,

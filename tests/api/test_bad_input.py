@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -124,6 +125,8 @@ class TestReal:
             ("inputs=lambda: 1 / 0", "inputs raised ZeroDivisionError"),
             ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output\(s\) \[1\] and 1 input"),
             ("inputs=[torch.zeros(3)]", r"parameter 0: the kernel takes float32 \[32\], contiguous; got float32 \[3\]"),
+            ("inputs=lambda: None", r"parameter 0: the kernel takes a tensor of float32 \[32\]; got None"),
+            ("inputs=lambda scale: []", "argument: 'scale'; it gets what it names of parameters$"),
             ("reference=lambda x: 1 / 0", "the reference raised ZeroDivisionError"),
             (
                 "reference=lambda x, y, z: x",
@@ -143,5 +146,7 @@ class TestReal:
             f"W = atune.Workload(scaled, {{'scale': [1.0]}}, {change})",
         ]
         (tmp_path / "work.py").write_text("\n".join(lines))
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError) as told:
             await tune(machine=Guest(host, f"{tmp_path}/work.py:W", target="c"))
+        message_shown, _, place = str(told.value).partition("\n  File ")
+        assert re.search(message, message_shown) and place.startswith(f'"{tmp_path}/work.py", line 4')

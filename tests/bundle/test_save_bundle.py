@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -207,7 +208,12 @@ def test_the_command(journals: dict[str, str], tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out) == printed and len(found.problems) == 2
     assert main(command) == 2
     assert "exists and is not empty: give a new folder" in capsys.readouterr().err
-    assert main(["bundle", journals["SMALL"], "-o", str(tmp_path / "one")]) == 0
+    before = os.umask(0o027)
+    try:
+        assert main(["bundle", journals["SMALL"], "-o", str(tmp_path / "one")]) == 0
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "one").iterdir()} == {0o640}
     first, digest = capsys.readouterr().out.splitlines()
     assert first == f"bundle     {tmp_path / 'one'}, 1 problem" and digest.startswith("digest     ")
 

@@ -77,6 +77,21 @@ def test_a_full_disk_leaves_the_old_file(journal: Path, tmp_path: Path, capsys: 
     assert link.is_symlink() and output.stat().st_mode & 0o777 == 0o640 and output.read_text() != old
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_the_umask_decides_on_the_mode_of_an_output(mask: int, mode: int, journal: Path, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        for command in ("report J -o report", "export J --to csv -o csv", "export J --to json -o json"):
+            words = [str(journal) if word == "J" else word for word in command.split()]
+            assert main([*words[:-1], str(tmp_path / words[-1])]) == 0
+        assert main(["cache", "export", "-o", str(tmp_path / "cache.json")]) == 0
+        replay(journal).report(tmp_path / "page")
+    finally:
+        os.umask(before)
+    made = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path != journal}
+    assert made == dict.fromkeys(("report", "csv", "json", "cache.json", "page"), mode)
+
+
 def test_merging_onto_a_full_disk_leaves_no_half_a_journal(journal: Path, tmp_path: Path) -> None:
     output = tmp_path / "merged"
     with full_disk(), pytest.raises(JournalError, match=rf"cannot write the journal {output}: .*ulimit -f"):

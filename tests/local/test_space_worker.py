@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import space_kernels
 
 import atune
-from atune.errors import SpaceError, WorkloadError
+from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.tuner import tune
 from atune.model.settings import Budget
 from atune.stages.session import session as entries
@@ -124,14 +125,18 @@ async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path:
         ("[{'block': 64}, {'block': 64}]", "occurs twice, first as config 0"),
         ("atune.Space(block=[64], where=lambda block: block > 64)", "refused by lambda block: block > 64"),
         ("atune.Space(block=[64], where=lambda block: block / 0)", "raised ZeroDivisionError"),
+        ("atune.Space(block=[64]), default={'blok': 64}", "it has no axis 'blok'"),
     ],
 )
 async def test_a_mistake_of_the_space_is_shown_with_the_line_of_the_file(space: str, told: str, tmp_path: Path) -> None:
+    """By a dry run, too, which has the same things to say."""
     file = tmp_path / "work.py"
     file.write_text(f"import atune\ndef kernel(block): ...\n\nW = atune.Workload(kernel, {space})\n")
     machine = LocalMachine(parse_file_ref(str(file)), target="c")
     async with machine.open():
-        with pytest.raises(SpaceError) as caught:
+        with pytest.raises(UsageError) as caught:
             await machine.describe()
     message, _, place = str(caught.value).partition("\n  File ")
     assert told in message and place.startswith(f'"{file}", line 4') and "\n  File" not in place
+    with pytest.raises(UsageError, match=f"^{re.escape(str(caught.value))}$"):
+        await workers.survey_space(parse_file_ref(str(file)))

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from set_kernels import SCALE
+from set_kernels import FREE, SCALE
 
+import atune
 from atune import Problems
-from atune.errors import UnknownArgument, UsageError
+from atune.errors import UnknownArgument, UsageError, WorkloadError
 from atune.frontends.api.problems import parse_sizes
 from atune.model.candidate import Problem
 
@@ -139,3 +140,12 @@ def test_a_workload_for_another_problem_keeps_all_else() -> None:
     assert SCALE.at({"n": 256}) is SCALE and other.kernel is SCALE.kernel and other.space is SCALE.space
     with pytest.raises(UnknownArgument, match="takes no argument 'm'"):
         SCALE.at({"m": 1})
+
+
+@pytest.mark.parametrize("value", [None, "256"])
+def test_an_untyped_argument_is_a_number_where_the_workload_has_one(value: Any) -> None:
+    for work in (FREE, FREE.at({"n": 512})):
+        with pytest.raises(WorkloadError, match=rf"argument 'n' must be a number, got {value!r}$"):
+            work.at({"n": value})
+    optional = atune.Workload(lambda n, window=None, block=1: n, [{"block": 1}], arguments={"n": 1, "window": 8})
+    assert optional.at({"window": None}).arguments == {"n": 1, "window": None}

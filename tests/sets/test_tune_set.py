@@ -154,9 +154,26 @@ def test_problems_with_the_same_code_are_compiled_once(tmp_path: Path) -> None:
 
 
 def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> None:
-    result = atune.run_set(FREE, [{"n": 256}, {"n": None}, {"n": 512}], journal=tmp_path / "s", **FAST)
+    result = atune.run_set(FREE, [{"n": 256}, {"n": 0.5}, {"n": 512}], journal=tmp_path / "s", **FAST)
     assert [row.won for row in result] == [True, False, True]
-    assert "failed     n=None: no candidate worked: 2 failed to lower: " in str(result)
+    assert "failed     n=0.5: no candidate worked: 2 failed to lower: " in str(result)
+
+
+def test_a_value_that_cannot_be_is_named_with_file_and_entry(tmp_path: Path, capsys: Any) -> None:
+    """Also where only the processes know: they load the workload, and make its inputs."""
+    file = tmp_path / "sizes.json"
+    file.write_text('[{"n": 256}, {"n": null}, {"n": -256}]')
+    assert main(["tune", f"{KERNELS}:FREE", "--target", "c", "--problems", str(file), "--budget", "1", "--quiet"]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed ")]
+    assert failed == [
+        f"failed     n=None: problems {file}, entry 2: Workload free: argument 'n' must be a number, got None",
+        f"failed     n=-256: problems {file}, entry 3: Workload free: for n=-256, parameter 0 has the shape [-256]: "
+        "no size may be negative",
+    ]
+    file.write_text('[{"n": 256, "wieght": 2}]')
+    assert main(["tune", f"{KERNELS}:FREE", "--target", "c", "--problems", str(file), "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert f"problems {file}, entry 1: Workload free: the kernel takes no argument 'wieght'" in told
 
 
 @pytest.mark.parametrize(
@@ -275,10 +292,10 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
 
 
 def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
-    command = ["tune", f"{KERNELS}:FREE", "--target", "c", "--rep", "3", "--arg", "n=x,y", "--json"]
+    command = ["tune", f"{KERNELS}:FREE", "--target", "c", "--rep", "3", "--arg", "n=0.5,1.5", "--json"]
     assert main([*command, "--journal", str(tmp_path / "s")]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["winners"] == 0 and [row["problem"] for row in found["problems"]] == [{"n": "x"}, {"n": "y"}]
+    assert found["winners"] == 0 and [row["problem"] for row in found["problems"]] == [{"n": 0.5}, {"n": 1.5}]
 
 
 def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> None:

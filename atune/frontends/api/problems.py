@@ -48,13 +48,15 @@ class Problems(Sequence[Problem]):
             both = f"each problem of the list or file has {twice[0]}, and {twice[0]}=… is given for all of them"
             raise UsageError(f"Problems: {both}: leave one out")
         points = [dict(zip(values, point, strict=True)) for point in product(*values.values())] if values else [{}]
-        found: dict[str, Problem] = {}
+        found, places = dict[str, Problem](), dict[str, str]()
         for where, row in rows or ([("Problems", {})] if values else []):
             for point in points:
                 one = _problem({**row, **point}, where)
                 before = found.get(one.key)
                 found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
-        self._problems = tuple(found.values())
+                places.setdefault(one.key, f"{where}: " if rows else "")
+        self._problems, self.places = tuple(found.values()), tuple(places.values())
+        """Each problem, and where a list or file has it, for messages."""
         if not self._problems:
             raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
 

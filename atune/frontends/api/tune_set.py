@@ -23,6 +23,7 @@ from atune.errors import (
     MachineError,
     NoSuchWorkload,
     NoWinner,
+    UnknownArgument,
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
@@ -62,6 +63,8 @@ cores a set of 28 problems took 0.81 times as long as with two."""
 LOAD = 1.5
 """Compile workers of all problems under way, for each core: a problem often waits for its last one. On an H200 with 16
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
+OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
+"""Errors of one problem that end the whole set."""
 ADVISERS = 4
 """Nearest problems whose results a new problem begins with."""
 
@@ -276,9 +279,11 @@ class _SetRun:
                 result = await self._tuned(index)
             except NoWinner as error:
                 result = error.result
-            except (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost):  # of the whole set
-                raise
             except AtuneError as error:
+                if not isinstance(error, OF_ALL) or isinstance(error, UnknownArgument):
+                    error.args = (f"{self._problems.places[index]}{error}",)
+                if isinstance(error, OF_ALL):
+                    raise
                 self._errors[index] = error
             self._rows[index] = row = TunedProblem(self._problems[index], result, str(self._errors.get(index, "")))
         self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")

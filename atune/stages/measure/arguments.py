@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.bundle.launch import size_of
-from atune.errors import InputsMissing, WorkloadError, name_and_message
+from atune.errors import InputsMisfit, InputsMissing, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import describe_config
 from atune.stages.measure.tensors import (
@@ -123,7 +123,7 @@ class KernelArguments:
             bind_dimensions([param], [value], self._sizes)
         except (TypeError, ValueError) as error:
             own = "; where configurations differ in it, inputs=lambda parameters: … gets what each one takes"
-            raise WorkloadError(f"Workload {self._work.name}: inputs do not fit: {error}{own}") from None
+            raise InputsMisfit(f"Workload {self._work.name}: inputs do not fit: {error}{own}") from None
         return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
@@ -240,10 +240,12 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         named = {"parameters": in_params} if "parameters" in wanted else {}
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
         given = work.inputs(**named)
-        return list(given) if getattr(given, "shape", None) is None else [given]
+        return [given] if given is None or getattr(given, "shape", None) is not None else list(given)
     except BaseException as error:
         message = f"Workload {work.name}: inputs raised {name_and_message(error)}"
-        raise WorkloadError(located(message, error)) from error
+        if (text := located(message, error)) == message:  # the call itself
+            text += f"; it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
+        raise WorkloadError(text) from error
 
 
 def drawn(

@@ -70,7 +70,8 @@ def prepare(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=PrepareJob)
     try:
-        _fit_arguments(job.params, job.roles, anew=True)
+        with workload().placed():
+            _fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise

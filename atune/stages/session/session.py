@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import SpaceError, TargetError, WorkloadError
+from atune.errors import TargetError
 from atune.model.candidate import Candidate, Config
 from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, default_limits, parse_target
 from atune.stages import tilelang
@@ -111,14 +111,11 @@ def load_space(payload: bytes) -> bytes:
 def list_space(payload: bytes) -> bytes:
     """Continue to list the space: msgpack of (seed, deadline) → the next `SpacePart`."""
     seed, deadline_s = msgspec.msgpack.decode(payload, type=tuple[int, float])
-    with _telling(deadline_s):
-        try:
-            if _space.candidates is None:
-                _space.candidates = Candidates(_space.workload, seed)
-                _space.listed = _space.candidates.listed()
-            return msgspec.msgpack.encode(_next_part(_space.candidates))
-        except (SpaceError, WorkloadError) as error:
-            raise type(error)(_space.workload.located(str(error))) from error
+    with _telling(deadline_s), _space.workload.placed():
+        if _space.candidates is None:
+            _space.candidates = Candidates(_space.workload, seed)
+            _space.listed = _space.candidates.listed()
+        return msgspec.msgpack.encode(_next_part(_space.candidates))
 
 
 def _next_part(candidates: Candidates) -> SpacePart:
@@ -144,7 +141,9 @@ def _telling(deadline_s: float) -> Generator[None, None, None]:
 
 def survey_space(payload: bytes) -> bytes:
     """Load the workload that `payload` (`FileRef`) names and return its `SpaceSurvey`. Raises `SpaceError`."""
-    return msgspec.msgpack.encode(survey(load(msgspec.msgpack.decode(payload, type=FileRef))))
+    work = load(msgspec.msgpack.decode(payload, type=FileRef))
+    with work.placed():
+        return msgspec.msgpack.encode(survey(work))
 
 
 # ---- devices, and the target that fits them. NVML is asked: no CUDA context is made

@@ -117,3 +117,6 @@ def test_a_configuration_that_the_inputs_do_not_fit_fails_alone() -> None:
     assert result.best_config == {"pad": 3} and result.failed == 1
     assert "inputs do not fit: parameter 0" in result.failures[0].message
     assert "inputs=lambda parameters: …" in result.failures[0].message
+    with pytest.raises(WorkloadError, match=r"^pad=5: Workload padded: inputs do not fit: parameter 0"):
+        one = atune.CompileSettings(workers=1)
+        atune.run(f"{KERNELS}:OTHERS", target="c", benchmark=FEW, compile=one, cached=False)
