@@ -9,6 +9,7 @@ __all__ = [
     "BenchmarkRepeated",
     "BenchmarkStarted",
     "BestChanged",
+    "BitsCompared",
     "BuildFailed",
     "CandidateAliased",
     "CandidateLowered",

@@ -115,7 +115,8 @@ def test_each_example_runs(folder: Path, printed: dict[str, str], name: str) -> 
 def test_the_first_example_runs(folder: Path) -> None:
     """Also as the README's first command."""
     assert len([line for line in (folder / "scale.py").read_text().splitlines() if line]) <= 13
-    printed = run(folder, "-m", "atune", "tune", "scale.py", "--quiet", "--target", "c", "--table")
+    run(folder, "-m", "atune", "tune", "scale.py", "--quiet", "--target", "c")
+    printed = run(folder, "-m", "atune", "replay", "latest", "--table")
     assert all(f"block={block}, threads={threads}" in printed for block in (256, 1024, 4096) for threads in (64, 128))
 
 

@@ -248,6 +248,8 @@ class BenchmarkStage:
             writes=answer.writes,
             set_up=answer.set_up,
             printed=answer.printed,
+            bits=answer.bits,
+            repeats=answer.repeats,
         )
         best = self.state.best
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)

@@ -10,11 +10,11 @@ from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import CandidateMeasured, FinalOrdered, FinalStarted, Warned
+from atune.journal.events import BitsCompared, CandidateMeasured, FinalOrdered, FinalStarted, Warned
 from atune.journal.state import FOUND
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
-from atune.model.jobs import BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
+from atune.model.jobs import BitsJob, BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
 from atune.model.measurement import FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
@@ -22,6 +22,8 @@ MISTAKE = 0.05
 """Chance of any wrong decision in a whole final, split over its comparisons and looks (Bonferroni)."""
 TIE = 0.002
 """Two finalists are equally fast if their ratio is known to be within this much of 1."""
+SEEDS = (1, 2)
+"""Seeds of further drawn inputs on which finalists must have the default's bits, where that is asked for."""
 CLOSE = 0.005
 """A finalist that is slower by more than this, by the median of the rounds, cannot win by its key."""
 
@@ -140,7 +142,7 @@ class FinalStage:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)
-        best = finalists(self.state.ranked(), reference_ms, most)
+        best = finalists(self.state.admitted(), reference_ms, most)
         contenders = [measured.index for measured in best]
         if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
             return await self._recovered(wrong)
@@ -188,9 +190,7 @@ class FinalStage:
 
     def _default(self) -> int | None:
         """Return the candidate that was built and ran for the default; None if it was not measured."""
-        header = self.state.header
-        outcome = None if header is None or header.default is None else self.state.outcome(header.default)
-        return outcome.index if isinstance(outcome, CandidateMeasured) else None
+        return None if self.state.default is None else self.state.default.index
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final; repeat it once if its device is lost.
@@ -200,6 +200,8 @@ class FinalStage:
         for attempt in range(2):
             self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
+                if self.benchmark.same_bits and await self._other_bits(worker, chosen):
+                    return True
                 entries, ties, reference = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:
                 await self._drop(worker, failed.args)
@@ -216,6 +218,15 @@ class FinalStage:
                 self.emit(FinalOrdered, **where, entries=tuple(entries), reference=reference, ties=ties)
                 return False
         return False
+
+    async def _other_bits(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
+        """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether some differ."""
+        found = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
+        by_index = dict(zip(chosen, found.digests, strict=True))
+        default = by_index[self.state.default.index] if self.state.default else ()
+        differ = tuple(i for i, digests in by_index.items() if digests != default)
+        self.emit(BitsCompared, worker=worker.name, seeds=1 + len(found.digests[0]), differ=differ)
+        return bool(differ)
 
     async def _drop(self, worker: DeviceWorker, failures: Sequence[Failure]) -> None:
         """Record finalists as failures, and restart the device if they killed its process."""

@@ -254,6 +254,10 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     set_up: tuple[int, ...] = ()
     """Input parameters that the workload's `setup` changed."""
     printed: str = ""
+    bits: str = ""
+    """Digest of its outputs for the check's inputs: equal for equal bits."""
+    repeats: bool = True
+    """Whether two calls on the same inputs gave the same bits."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -272,6 +276,16 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
     index: int
     latency_ms: float
+
+
+class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
+    """Finalists were called on inputs drawn with further seeds. `differ`: those without the default's bits on some.
+
+    `seeds`: on how many draws of the inputs the bits of the others are the default's, the check's among them.
+    """
+
+    seeds: int
+    differ: tuple[int, ...] = ()
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
@@ -346,7 +360,7 @@ AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
     | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed
-    | BestChanged | FinalStarted | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
+    | BestChanged | BitsCompared | FinalStarted | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
     | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""

@@ -116,6 +116,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
     instead: int | None = None
     """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
+    bits: str = ""
+    """Digest of the outputs for the check's inputs: equal for equal bits. Empty where none was measured."""
+    repeats: bool = True
+    """Whether two calls on the same inputs gave the same bits."""
     printed: str = ""
     """What the kernel's function, the inputs, the reference, the check and the kernel printed: its first lines, each
     once."""
@@ -153,7 +157,42 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
         source_key=entry.source_key,
         machine=first.machine,
         instead=instead,
+        bits=getattr(first.outcome, "bits", ""),
+        repeats=getattr(first.outcome, "repeats", True),
         printed=entry.printed + getattr(first.outcome, "printed", ""),
+    )
+
+
+class SameBits(msgspec.Struct, frozen=True, kw_only=True):
+    """How many distinct codes have which outputs, by their bits for the same inputs.
+
+    `asked`: whether only those with the default's bits may win. `winner`: whether the winner has them; None where there
+    is none, or the default was not measured. `same`: how many of `measured` have them, the default among them.
+    `classes`: how many different outputs there are. `varying`: how many change theirs from call to call. `seeds`: on
+    how many draws of the inputs the finalists were compared; 1: on the check's inputs alone.
+    """
+
+    asked: bool
+    winner: bool | None
+    same: int
+    measured: int
+    classes: int
+    varying: int
+    seeds: int
+
+
+def same_bits(state: State) -> SameBits:
+    """Return how the measured outputs' bits compare with the default's."""
+    found = state.ranked()
+    having = {one.index for one in found if state.has_bits(one)}
+    return SameBits(
+        asked=state.same_bits,
+        winner=state.winner in having if having and state.winner is not None else None,
+        same=len(having),
+        measured=len(found),
+        classes=len({one.bits for one in found if one.bits}),
+        varying=sum(not one.repeats for one in found),
+        seeds=state.bits_seeds,
     )
 
 
@@ -261,6 +300,8 @@ class Result:
         self._by_index = {record.index: record for record in self.all_records}
         self.about_default = unlisted(state, self.baseline)
         self.warnings = (*filter(None, [self.about_default]), *state.warnings)
+        self.same_bits: SameBits = same_bits(state)
+        """How the outputs' bits compare with the default's."""
         self.measurements: tuple[Measurement, ...] = _measurements(state)
         """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
@@ -281,7 +322,7 @@ class Result:
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
         """Return the result of `state`, a `TuneResult` where it has a winner."""
-        kind = Result if state.best is None else TuneResult
+        kind = Result if state.winner is None else TuneResult
         return kind(state, journal, replayed=replayed)
 
     @staticmethod

@@ -14,6 +14,7 @@ from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
     BenchmarkStarted,
+    BitsCompared,
     BuildFailed,
     CandidateAliased,
     CandidateLowered,
@@ -214,6 +215,10 @@ class State:
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
+        self.other_bits: set[int] = set()
+        """Candidates that lack the default's bits on inputs drawn with further seeds."""
+        self.bits_seeds = 1
+        """Draws of the inputs on which finalists have the default's bits."""
         self.final: FinalOrdered | None = None
         self.finished: RunFinished | None = None
         """How the last part ended; None while it runs, and after an interruption."""
@@ -283,6 +288,9 @@ class State:
                 self._forget(event.device)
             case ReferenceMeasured():
                 self.references[event.device] = event.timing
+            case BitsCompared():
+                self.other_bits.update(event.differ)
+                self.bits_seeds = event.seeds
             case FinalOrdered():
                 self.final = event
             case SpaceSurveyed():
@@ -344,7 +352,33 @@ class State:
         """
         entries = self.final.entries if self.final else ()
         standing = (entry.index for entry in entries if self.first(entry.index).may_win)
-        return None if self.best is None else next(standing, self.ranked(1)[0].index)
+        return None if self.best is None else next(standing, next((one.index for one in self.admitted(1)), None))
+
+    @property
+    def default(self) -> CandidateMeasured | None:
+        """The measurement of the default configuration, or of the candidate with its code; None without one."""
+        index = None if self.header is None else self.header.default
+        outcome = None if index is None else self.outcome(index)
+        return outcome if isinstance(outcome, CandidateMeasured) else None
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether only those with the default's bits may win."""
+        settings = {} if self.header is None else self.header.settings.get("benchmark", {})
+        return settings.get("same_bits") is not None
+
+    def has_bits(self, one: CandidateMeasured) -> bool:
+        """Tell whether a candidate's outputs are known to have the default's bits at every call."""
+        default = self.default
+        if default is None or one.index in self.other_bits:
+            return False
+        return bool(one.bits) and (one is default or (one.bits == default.bits and one.repeats and default.repeats))
+
+    def admitted(self, most: int | None = None) -> list[CandidateMeasured]:
+        """Return `ranked`, without those that may not win: where `same_bits` is asked for, those with other bits."""
+        if not self.same_bits:
+            return self.ranked(most)
+        return [one for one in self.ranked() if self.has_bits(one)][:most]
 
     def deaths(self, index: int) -> int:
         """Return how often the whole program died while it measured candidate `index`, including this part."""
@@ -358,7 +392,8 @@ class State:
     @property
     def all_differ(self) -> bool:
         """Whether the default and the first candidates ran, and each differs from the reference: it may be wrong."""
-        default = None if self.header is None or self.header.default is None else self.outcome(self.header.default)
+        index = None if self.header is None else self.header.default
+        default = None if index is None else self.outcome(index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
         return self.kinds["mismatch"] >= ALIKE and not any(self.kinds[kind] for kind in RAN - {"mismatch"})

@@ -186,6 +186,23 @@ class Finals(msgspec.Struct, frozen=True):
     failures: tuple[Failure, ...] = ()
 
 
+class Bits(msgspec.Struct, frozen=True):
+    """Digests of the outputs of each artifact, one for each seed; none where the inputs are not drawn."""
+
+    digests: tuple[tuple[str, ...], ...]
+
+
+class BitsJob(Job[Bits], frozen=True):
+    """Call each of `artifacts` once on inputs drawn with each of `seeds`; given inputs are not drawn, nor called on.
+
+    A call that fails has no digest, and is left to the timing. If it killed the process, the worker is not `alive`.
+    """
+
+    artifacts: tuple[Artifact, ...]
+    roles: Roles
+    seeds: tuple[int, ...]
+
+
 class FinalJob(Job[Finals], frozen=True):
     """Time `artifacts`, and the reference if there is one, in turn: sample r of each is from round r of `rounds`.
 
@@ -197,4 +214,4 @@ class FinalJob(Job[Finals], frozen=True):
     rounds: int
 
 
-DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob
+DeviceJob = StartJob | PrepareJob | MeasureJob | BitsJob | FinalJob

@@ -73,6 +73,10 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     """Positions of those that the workload's `setup` changed."""
     printed: str = ""
     """As in `Record`."""
+    bits: str = ""
+    """Digest of the outputs for the check's inputs: equal for equal bits."""
+    repeats: bool = True
+    """Whether two calls on the same inputs gave the same bits."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):

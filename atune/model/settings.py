@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -158,6 +158,10 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Make the inputs once per device and use them for every candidate. False makes them for each one.",
         measured=True,
     )] = True
+    same_bits: Annotated[Literal["default"] | None, Option(
+        "``default``: only candidates may win whose outputs have the same bits as the default configuration's.",
+        must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
+    )] = None
     n_final: Annotated[Natural, Option(
         "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
         page="concepts.md#final",

@@ -316,6 +316,8 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     """Latency after over before, with its interval: (low, ratio, high). Above 1 it is slower. None where unknown."""
     slower: bool
     """Whether the whole interval is above the limit, or a winner is there no more."""
+    same_bits: bool | None = None
+    """Whether both winners' outputs have the same bits; None where that is not known."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -348,6 +350,7 @@ def _row(one: ComparedProblem) -> tuple[str, ...]:
     ratio = "" if one.ratio is None else "{1:.3f} ({0:.3f}–{2:.3f})".format(*one.ratio)
     before, after = ("none" if config is None else describe_config(config) for config in (one.before, one.after))
     winner = after if before == after else f"{after} (was {before})"
+    winner += "; other bits" if one.same_bits is False else ""
     problem = printable(f"{one.kernel} {describe_config(one.problem)}".rstrip())
     return problem, *latencies, ratio, "slower" if one.slower else "", winner
 
@@ -391,7 +394,9 @@ def _compared(before: Result, after: Result, fail_over: float) -> ComparedProble
     ratio = None if old is None or new is None else (new[0] / old[2], new[1] / old[1], new[2] / old[0])
     slower = ratio[0] > 1 + fail_over if ratio else before.best is not None and after.best is None
     winners = before.best_config, after.best_config, before.latency_ms, after.latency_ms
-    return ComparedProblem(header.workload, header.arguments, *winners, ratio, slower)
+    bits = [found.best.bits for found in (before, after) if found.best is not None and found.best.bits]
+    same = bits[0] == bits[1] if len(bits) == 2 else None
+    return ComparedProblem(header.workload, header.arguments, *winners, ratio, slower, same)
 
 
 def _interval_us(result: Result) -> Ratio | None:

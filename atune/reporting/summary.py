@@ -21,7 +21,7 @@ from atune.workload.source_locations import Place, place_in
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
-    "reference_ratio", "default_ratio", "ties", "strategy", "warnings", "noise", "stages", "cache_hit",
+    "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages", "cache_hit",
 )  # fmt: skip
 """What ``--json`` prints of a result, in addition to the failures."""
 
@@ -75,6 +75,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what else is known: ties, the roofline, the axes that mattered, what was pruned and reused."""
     lines = ["known      from the result cache: nothing was run"] if result.cache_hit else []
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
+    lines += [f"same bits  {line}"] if (line := bits_line(result)) else []
     lines += [f"strategy   {printable(strategy)}"] if (strategy := strategy_line(result)) else []
     if result.roofline:
         lines.append(f"roofline   {result.roofline.describe()}")
@@ -85,6 +86,17 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     return [Line(line, "dim") for line in lines]
+
+
+def bits_line(result: Result) -> str:
+    """Return whether the winner's outputs have the default's bits; empty where all have them, and nobody asked."""
+    bits = result.same_bits
+    if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
+        return ""
+    line = f"as the default: {'yes' if bits.winner else 'no'}; {bits.same} of {bits.measured} measured"
+    line += f", {bits.classes} class{'es' * (bits.classes > 1)}"
+    line += f"; {bits.varying} change{'s' * (bits.varying == 1)} from call to call" if bits.varying else ""
+    return line + (f"; compared on {bits.seeds} draws of the inputs" if bits.seeds > 1 else "")
 
 
 def strategy_line(result: Result) -> str:
@@ -327,8 +339,15 @@ def no_winner_line(result: Result) -> str:
     """Return the text for a result without a winner. One that did not finish, or tried nothing, is no failure."""
     if not result.finished:
         return "no candidate has been measured"
-    worked = "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
-    return printable(result.about_default) or worked
+    return printable(result.about_default) or why_none(result)
+
+
+def why_none(result: Result) -> str:
+    """Return why a finished result has no winner."""
+    if result.measured and result.same_bits.asked:
+        why = printable(result.no_default) or "the default configuration was not measured"
+        return f"no candidate is known to have the default's bits: {why}"
+    return "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
 
 
 def latency_line(result: Result) -> str:

@@ -9,7 +9,8 @@ tilelang, torch or CUDA. Time is virtual, so that a run takes milliseconds with 
 `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
-from atune.testing.machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script, Stage
+from atune.testing.machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine
+from atune.testing.script import Script, Stage
 
 __all__ = [
     "FakeClock",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -24,11 +23,9 @@ from atune.model.artifact import (
     Compared,
     Elaborated,
     Failure,
-    FailureKind,
     KernelParam,
     Lowered,
     Roles,
-    StaticFacts,
 )
 from atune.model.candidate import BASELINE, Candidate, Config, config_key, space_hash
 from atune.model.device import DeviceInfo, DeviceLimits, Target
@@ -36,100 +33,8 @@ from atune.model.folders import run_folder
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
+from atune.testing.script import FATAL, Script, Stage
 from atune.workload.workload import Workload, WorkloadSpec, with_space
-
-Stage = Literal["elaborate", "lower", "build", "measure"]
-Seconds = float | Callable[[Config], float]
-
-STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
-"""Default stage of a kind of failure. The stage of every other kind is measuring."""
-FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "timeout")
-"""Failures that end the device's process."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """Behaviour of the fakes, by configuration or by candidate index. Times are in virtual seconds.
-
-    `latency_ms` is the kernel's latency, and `final_ms` that in the final (the same by default). `reference_ms` is the
-    reference's latency (None: no reference). `lower_s`, `measure_s` and `start_s` are the times of lowering, measuring
-    and starting a device's process. A library takes `library_s`, and `compile_s` for each member.
-
-    `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
-    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to the stage that
-    never ends for it; the deadlines of the settings end it. Failures of a kind in `FATAL` end the device's process.
-
-    Configurations with an equal `code_key` are duplicates. `start_failures` is the number of times that a device, by
-    its name, fails to start at first (`math.inf`: always). `prepare_error` makes the user's inputs or reference fail.
-    Lowering returns `facts` of a candidate, and so does elaborating, which takes `elaborate_s`.
-
-    `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
-    killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
-    its measurement. `dies_after` is the number of times that the device dies after it.
-
-    `spoilt` maps a candidate to its failure in a process that ran others before, and only there. `final_fails` maps it
-    to its failure in the final, after its timing. `first_ms` is the latency of only the first measurement. `slowdown`
-    is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
-    sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
-
-    `cicc` compiles every library by cicc, in a state that no run has compared.
-    Comparing it takes `compare_s`, fails if `compare_fails`, and loses the worker in its first `compare_losses` calls.
-    If `differs`, cicc's code differs: libraries by nvcc have the latency `plain_ms` (by default the candidate's), and
-    measuring them fails for those in `plain_fails`.
-    """
-
-    latency_ms: Callable[[Config], float] = lambda config: 1.0
-    final_ms: Callable[[Config], float] | None = None
-    reference_ms: float | None = 2.0
-    elaborate_s: Seconds = 0.02
-    lower_s: Seconds = 0.1
-    library_s: float = 1.0
-    compile_s: Seconds = 0.5
-    measure_s: Seconds = 0.2
-    start_s: float = 1.0
-    fails: Mapping[int, FailureKind | tuple[Stage, FailureKind]] = field(default_factory=dict)
-    hangs: Mapping[int, Stage] = field(default_factory=dict)
-    facts: Callable[[Config], StaticFacts] = lambda config: StaticFacts()
-    code_key: Callable[[Config], str] = config_key
-    start_failures: Mapping[str, float] = field(default_factory=dict)
-    kills: Mapping[int, tuple[Stage, int]] = field(default_factory=dict)
-    doubts: Mapping[int, int] = field(default_factory=dict)
-    dies_after: Mapping[int, int] = field(default_factory=dict)
-    spoilt: Mapping[int, FailureKind] = field(default_factory=dict)
-    final_fails: Mapping[int, FailureKind] = field(default_factory=dict)
-    first_ms: Mapping[int, float] = field(default_factory=dict)
-    slowdown: Mapping[str, float] = field(default_factory=dict)
-    final_noise: Callable[[int], float] = lambda index: 1.0
-    final_losses: int = 0
-    cicc: bool = False
-    compare_s: float = 1.0
-    compare_fails: bool = False
-    compare_losses: int = 0
-    differs: bool = False
-    plain_ms: Callable[[Config], float] | None = None
-    plain_fails: Mapping[int, FailureKind] = field(default_factory=dict)
-    prepare_error: str = ""
-
-    def failure(self, index: int, stage: Stage) -> FailureKind | None:
-        """Return the kind of failure scripted for candidate `index` in `stage`."""
-        scripted = self.fails.get(index)
-        if scripted is None:
-            return None
-        where, kind = scripted if isinstance(scripted, tuple) else (STAGE_OF.get(scripted, "measure"), scripted)
-        return kind if where == stage else None
-
-    def latency_of(self, config: Config, *, plain: bool, final: bool) -> float:
-        """Return the latency, ms, of a candidate's first library or of its plain one."""
-        if self.cicc and plain and self.plain_ms is not None:
-            return self.plain_ms(config)
-        return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
-
-    def seconds(self, seconds: Seconds, stage: Stage, index: int, config: Config) -> float:
-        """Return what `stage` takes of candidate `index`: the script's `seconds`, or for ever."""
-        if self.hangs.get(index) == stage:
-            return math.inf
-        return seconds(config) if callable(seconds) else seconds
-
 
 KILLED = "scripted to be killed from outside"
 
@@ -260,6 +165,10 @@ class FakeDeviceWorker:
                 answer = jobs.Prepared(await self._prepare())
             case jobs.MeasureJob():
                 answer = await self._measure(job.artifact, job.best_ms)
+            case jobs.BitsJob():
+                self._check_alive()
+                configs = [self.machine.config_of(artifact.index) for artifact in job.artifacts]
+                answer = jobs.Bits(tuple(tuple(self.machine.script.bits(c, s) for s in job.seeds) for c in configs))
             case jobs.FinalJob():
                 answer = await self._final(job)
         return cast(jobs.A, answer)
@@ -316,7 +225,9 @@ class FakeDeviceWorker:
         early = script.first_ms.get(index) if not before else None
         latency = script.latency_of(config, plain=artifact.plain, final=False) if early is None else early
         timing = _timing(latency * script.slowdown.get(self.name, 1.0), machine.benchmark.n_repeat)
-        return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
+        error, bits = 0.0 if checked else None, script.bits(config, 0)
+        repeats = bits == script.bits(config, 0)
+        return Measurement(artifact.index, timing, checked, error, seconds, bits=bits, repeats=repeats)
 
     async def _final(self, job: jobs.FinalJob) -> jobs.Finals:
         self._check_alive()

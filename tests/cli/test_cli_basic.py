@@ -82,7 +82,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
 def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, tmp_path: Path, capsys: Any) -> None:
     engine()
     journal = str(tmp_path / "j.jsonl")
-    assert main(["tune", workload, "--json", "--table", "--journal", journal]) == 0
+    assert main(["tune", workload, "--json", "--journal", journal]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     steps = [(step["tried"], step["index"], step["latency_ms"]) for step in printed["best_over_time"]]
     assert steps == [(1, 0, 4.0), (2, 1, 1.0)]
@@ -95,6 +95,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "default_ms": 4.0, "default_ratio": 4.0, "no_default": "",
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal,
         "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False, "strategy": "exhaustive",
+        "same_bits": {"asked": False, "winner": None, "same": 0, "measured": 2, "classes": 0, "varying": 0, "seeds": 1},
         "warnings": [],
         "failures": [{
             "kind": "mismatch", "count": 1, "message": "wrong", "where": None,

@@ -61,7 +61,7 @@ PLAIN = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
 def test_an_output_that_cannot_show_a_character_shows_its_escape(
     env: dict[str, str], tune: str, tmp_path: Path
 ) -> None:
-    done = shell(f"{tune} --table", tmp_path, **env)
+    done = shell(tune, tmp_path, **env)
     assert done.returncode == 0 and rb"\u2013\U0001f600'" in done.stdout and rb"4.00\u20134.00)" in done.stdout
     assert b"best 1 ms (first timing): mode=" in done.stderr and b"rror" not in done.stderr
     for command in ("replay {} --json", "report {} -o r.html", "export {} --to csv", "export {} --to json"):
@@ -75,7 +75,7 @@ def test_an_output_that_cannot_show_a_character_shows_its_escape(
     assert "95 % interval 4.00–4.00" in page or "\\u2013" in page
 
 
-@pytest.mark.parametrize("options", ["", "--json --table"])
+@pytest.mark.parametrize("options", ["", "--json"])
 @pytest.mark.parametrize("streams", [">&-", "2>&-", ">/dev/full", "2>/dev/full", "| true"])
 def test_a_run_whose_output_is_closed_or_full_ends_with_its_status(
     streams: str, options: str, tune: str, tmp_path: Path

@@ -36,7 +36,6 @@ def add_commands(commands: Any, shown: Parser) -> None:
         add_journal(parser)
         return parser
 
-    table = options_of(ScreenOptions)["table"]
     of_run = options_of(RunOptions)
 
     resume = add("resume", _resume, "Continue an interrupted run")
@@ -46,11 +45,12 @@ def add_commands(commands: Any, shown: Parser) -> None:
     add_options(resume, [of_run[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
     add_options(resume, with_flags(ScreenOptions))
 
+    every = "print every candidate"
     replay = add("replay", _replay, "Show a journal's result; runs no code")
-    add_options(replay, [table])
+    replay.add_argument("--table", action="store_true", help=every)
 
     watch = add("watch", _watch, "Follow a run that another process writes; runs no code")
-    add_options(watch, [table])
+    watch.add_argument("--table", action="store_true", help=every)
 
     report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
     report.add_argument(
@@ -65,7 +65,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     merge = add_command(commands, shown, "merge", _merge, text)
     add_journal(merge, nargs="+")
     merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
-    add_options(merge, [table])
+    merge.add_argument("--table", action="store_true", help=every)
 
     text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
     compare = add_command(commands, shown, "compare", _compare, text)

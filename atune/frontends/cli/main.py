@@ -92,7 +92,7 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
     from atune.reporting.summary import result_lines, summary
 
-    if arguments.table:
+    if getattr(arguments, "table", False):
         from atune.reporting.export import table
         from atune.reporting.screen import Line
 
@@ -108,7 +108,7 @@ def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
     """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
     from atune.reporting.set_table import set_data, set_lines
 
-    if arguments.table:
+    if getattr(arguments, "table", False):
         from atune.reporting.export import table
 
         for row in found:

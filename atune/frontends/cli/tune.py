@@ -203,7 +203,7 @@ def _report(
     if ended is None:
         kept = os.path.exists(journal)
         result = Result.of(state, journal if kept else None)
-        if arguments.table or arguments.json:
+        if arguments.json:
             show_kept(result, arguments)
         how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
         print_message(f"interrupted; {result.measured} measured{how}", kind="")
@@ -214,7 +214,7 @@ def _report(
             report_error(ended, debug=True)
         elif not worked:
             print_message(str(ended))
-        if arguments.table or arguments.json or worked:
+        if arguments.json or worked:
             show_kept(ended.result, arguments)
         return NO_WINNER
     known = Result.of(state, journal if os.path.exists(journal) else None) if begun else None
@@ -237,7 +237,7 @@ def drive_set(
         screen["on_event"] = event_logger()
     with interrupts.counted():
         ended = anyio.run(interruptible, partial(call, **screen), interrupts, lambda: None, backend="asyncio")
-    if (ended is None or isinstance(ended, NoWinner)) and (arguments.table or arguments.json):
+    if (ended is None or isinstance(ended, NoWinner)) and arguments.json:
         with suppress(UsageError):  # nothing was begun
             show_set(read_set(folder), arguments)
     if ended is None:

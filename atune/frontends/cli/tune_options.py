@@ -18,9 +18,6 @@ class ScreenOptions(TypedDict):
     """Options of the command line alone."""
 
     # fmt: off
-    table: Annotated[bool, Option(
-        "Print every candidate.", default=False, flag="--table", group="output",
-    )]
     quiet: Annotated[bool, Option(
         "Show no progress on stderr.", default=False, flag="--quiet", group="output",
     )]

@@ -15,6 +15,7 @@ from atune.stages.measure.tensors import (
     bind_dimensions,
     bits_of,
     check_arguments,
+    digest,
     extent,
     memory_of,
     same_bits,
@@ -44,7 +45,7 @@ class KernelArguments:
     parameters.
     """
 
-    def __init__(self, work: Workload, params: Sequence[KernelParam], roles: Roles, device: str) -> None:
+    def __init__(self, work: Workload, params: Sequence[KernelParam], roles: Roles, device: str, seed: int = 0) -> None:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
@@ -67,7 +68,7 @@ class KernelArguments:
         """What symbolic dimensions are, as far as it is known."""
         if isinstance(work.inputs, DrawnInputs):
             self._sizes |= work.inputs.symbols
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         inputs, outputs = self._given()
         self._fill_inputs(inputs)
         self._make_outputs(outputs)
@@ -200,6 +201,10 @@ class KernelArguments:
         for i in changed:
             self._memory[i].copy_(self._pristine[i])
         return changed
+
+    def digest(self) -> str:
+        """Return the digest of what a kernel wrote: its outputs, and the inputs that it may write into."""
+        return digest([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
         """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""

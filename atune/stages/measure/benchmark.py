@@ -14,10 +14,10 @@ import msgspec
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles
 from atune.model.device import DeviceInfo
-from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
+from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, KernelArguments
+from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged, reference_arguments, with_cause
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, kind_of
@@ -116,6 +116,26 @@ def measure(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(result)
 
 
+def bits(payload: bytes) -> bytes:
+    """Entry point: `BitsJob` → `Bits`: call each artifact on inputs drawn with other seeds; nothing is judged."""
+    job = msgspec.msgpack.decode(payload, type=BitsJob)
+    found: list[list[str]] = [[] for _ in job.artifacts]
+    work, device = workload(), "cpu" if session().device == "cpu" else "cuda"
+    _release()  # inputs of one seed at a time
+    for seed in job.seeds if work.inputs is None or isinstance(work.inputs, DrawnInputs) else ():
+        kept: dict[Any, KernelArguments] = {}
+        for artifact, digests in zip(job.artifacts, found, strict=True):
+            if artifact.params not in kept:
+                kept[artifact.params] = KernelArguments(work, artifact.params, job.roles, device, seed)
+            arguments = kept[artifact.params]
+            arguments.fill_outputs(POISONS[0])
+            load(artifact)(*arguments.values)
+            _device.timer.synchronise()
+            digests.append(arguments.digest())
+            arguments.restore_inputs()
+    return msgspec.msgpack.encode(Bits(tuple(map(tuple, found))))
+
+
 def final(payload: bytes) -> bytes:
     """Entry point: `FinalJob` → `Finals`: all timed in turn, every round in another order, and then checked again."""
     job = msgspec.msgpack.decode(payload, type=FinalJob)
@@ -179,12 +199,14 @@ def _checked_and_timed(
 
     if wrong is not None:
         wrong = with_cause(wrong, workload(), arguments, arguments.expected, call_and_wait)
+    bits = "" if wrong else arguments.digest()
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = Timed(call, arguments.restorer(changed))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
     wrong, worst_again = _called_and_judged(timed, arguments, POISONS[::-1])
+    repeats = wrong is None and arguments.digest() == bits
     arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
@@ -192,7 +214,17 @@ def _checked_and_timed(
         worst = max(worst, worst_again)
     seconds = round(time.perf_counter() - started, 4)
     checked = settings.check and (arguments.expected is not None or workload().check is not None)
-    return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)), arguments.set_up)
+    return Measurement(
+        artifact.index,
+        timing,
+        checked,
+        worst,
+        seconds,
+        tuple(sorted(changed)),
+        arguments.set_up,
+        bits=bits,
+        repeats=repeats,
+    )
 
 
 def _called_and_judged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,6 +59,43 @@ def same_bits(left: Any, right: Any) -> bool:
     if left.element_size() not in _WHOLE:
         return bool(torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)))
     return bool(torch.equal(bits_of(left), bits_of(right)))
+
+
+_DIGEST_WORDS = 1 << 20
+"""Words of eight bytes that a digest takes at once: 8 MiB, and as much for their products."""
+
+
+def digest(tensors: Sequence[Any]) -> str:
+    """Return 16 hex digits that are equal for equal bits: a sum of the words, each times an odd number, modulo 2**64.
+
+    A single different word always changes the sum, and any other difference does with a chance of about 1 in 2**63
+    (multiply-shift hashing; Dietzfelbinger and others, J. Algorithms 25, 1997). NaN and signed zeros count as bits.
+    """
+    import torch
+
+    total = 0
+    for tensor in tensors:
+        data = memory_of(tensor.contiguous()).view(torch.uint8)
+        whole = data.numel() // 8 * 8
+        words = [*data[:whole].view(torch.int64).split(_DIGEST_WORDS)]
+        if whole < data.numel():
+            words.append(torch.nn.functional.pad(data[whole:].clone(), (0, 8 - data.numel() + whole)).view(torch.int64))
+        for part in words:
+            weights = _weights(part.device)[: part.numel()]
+            found = torch.dot(part, weights) if part.device.type == "cpu" else (part * weights).sum()
+            total = (total * 0x9E3779B97F4A7C15 + int(found.item()) + data.numel()) % 2**64
+    return f"{total:016x}"
+
+
+@functools.cache
+def _weights(device: Any) -> Any:
+    """Return an odd number for each word: its place, as splitmix64 scatters it."""
+    import torch
+
+    found = torch.arange(1, _DIGEST_WORDS + 1, dtype=torch.int64, device=device) * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        found = (found ^ (found >> shift)) * factor
+    return found | 1
 
 
 def has_layout(param: KernelParam, tensor: Any) -> bool:

@@ -24,6 +24,8 @@ from atune.model.artifact import Failure, FailureKind
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
     A,
+    Bits,
+    BitsJob,
     FinalJob,
     Finals,
     Job,
@@ -85,7 +87,9 @@ class LocalDeviceWorker:
     async def run(self, job: Job[A]) -> A:
         if isinstance(job, StartJob):
             return cast(A, await self._start())
-        work: dict[type, Any] = {PrepareJob: self._prepare, MeasureJob: self._measure, FinalJob: self._final}
+        work: dict[type, Any] = {
+            PrepareJob: self._prepare, MeasureJob: self._measure, BitsJob: self._bits, FinalJob: self._final,
+        }  # fmt: skip
         return cast(A, await work[type(job)](job))
 
     async def _start(self) -> Started:
@@ -129,6 +133,10 @@ class LocalDeviceWorker:
             return Failure(index, "worker_lost", message, error.detail, doubt)
         except RemoteError as error:
             raise translated(error) from error
+
+    async def _bits(self, job: BitsJob) -> Bits:
+        self._used = True
+        return await self._call(job, self._limit_s * (len(job.artifacts) + 1))
 
     async def _final(self, job: FinalJob) -> Finals:
         self._used = True

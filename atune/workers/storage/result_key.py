@@ -64,6 +64,8 @@ def result_key(header: RunStarted) -> ResultKey | None:
     chosen = {name: value for name, value in header.settings.items() if name.startswith("prior")}
     if compile.get("layouts") is not None:
         chosen["layouts"] = compile["layouts"]
+    if benchmark.get("same_bits") is not None:
+        chosen["same_bits"] = benchmark["same_bits"]
     return ResultKey(
         kernel=header.workload,
         source=header.kernel,

@@ -15,6 +15,7 @@ from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments, drawn
 from atune.stages.measure.check import Mismatch, expected_outputs, judged, with_cause
+from atune.stages.measure.tensors import digest
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
 from atune.workload.fingerprint import fingerprint
 from atune.workload.options import SUPPLIES
@@ -456,3 +457,24 @@ def test_without_memory_to_look_for_a_cause_the_mismatch_stays() -> None:
 
     wrong = explained(full_at_last, lambda x: x * 2, X, X)
     assert wrong.kind == "unwritten" and len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 1000, 9_000_001])
+def test_a_digest_is_equal_for_equal_bits_alone(dtype: torch.dtype, n: int) -> None:
+    data = torch.randint(0, 2, (n,)).to(dtype)
+    before = digest([data])
+    assert digest([data.clone()]) == before == digest([torch.stack([data, data], 1)[:, 0]])
+    assert digest([data, data[:0]]) == digest([data, data[:0]])
+    for at in {0, n // 2, n - 1} if n else set():
+        data[at] = 1 - data[at].to(torch.int64)
+        assert digest([data]) != before
+        data[at] = 1 - data[at].to(torch.int64)
+    if n > 8:
+        data[0], data[n - 1] = 0, 1
+        assert digest([data]) != digest([data.flip(0)])
+
+
+def test_a_digest_tells_zeros_by_their_sign_and_tensors_by_their_size() -> None:
+    assert digest([torch.zeros(4)]) != digest([-torch.zeros(4)])
+    assert digest([torch.zeros(4)]) != digest([torch.zeros(6)])
