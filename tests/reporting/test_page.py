@@ -181,7 +181,7 @@ def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page()
     for index in range(4):
         stream.candidate(index, 2.0 + index, block=index % 2, threads=index // 2)
     page = page_from(stream.final({BASELINE: [1.0] * 3, 0: [2.0] * 3}))
-    assert any("No configuration beats the default" in note for note in parts_of(page)["card"]["notes"])
+    assert any("Nothing in the space beats the default" in note for note in parts_of(page)["card"]["notes"])
     data = data_of(page)
     assert [row[0] for row in data["candidates"]] == [BASELINE, 0, 1, 2, 3] and data["winner"] == BASELINE
     assert [axis["labels"] for axis in data["axes"]] == [["0", "1"], ["0", "1"]]  # those of the space alone
