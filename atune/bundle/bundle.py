@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from atune.bundle.launch import (
     PLAIN,
+    Libraries,
     Plan,
     check_device,
     check_machine,
@@ -79,6 +80,7 @@ class Bundle:
         self.manifest, self._kernels = read_manifest(self.folder)
         """All that the bundle says of itself, as plain data."""
         check_machine(self.manifest)
+        self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
         asks = ", ".join(self.manifest["asks"])
         self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
         """Why other sizes are always a miss; empty where they are not."""
@@ -88,7 +90,7 @@ class Bundle:
         """SHA-256 of the manifest, and so of everything: equal bundles choose equal kernels."""
         self._target: str = self.manifest["target"]
         if self._target == "cuda":
-            prepare(self.folder)  # the first call should not wait for it
+            prepare(self._libraries)  # the first call should not wait for it
         self._plans: dict[Any, Plan] = {}
 
     @property
@@ -120,7 +122,7 @@ class Bundle:
         kernel, sizes = self._chosen(arguments, problem)
         if self._target == "cuda":
             check_device(self.manifest["arch"], _home(arguments))
-        found = plan(kernel, self.folder, self._target, arguments, sizes)
+        found = plan(kernel, self._libraries, self._target, arguments, sizes)
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         self._plans[key] = found
@@ -258,7 +260,7 @@ def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
             continue
         if any(type(one) not in (int, float) or one <= 0 for one in (known, value)):
             return math.inf
-        total += abs(math.log2(known / value))
+        total += abs(math.log2(known) - math.log2(value))
     return round(total, 9)
 
 

@@ -11,15 +11,18 @@ import functools
 import importlib.util
 import math
 import operator
+import os
 import platform
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from atune.bundle.manifest import RUNTIME, BundledKernel, DamagedBundle, WrongArguments, WrongMachine
+from atune.bundle.manifest import RUNTIME, BundledKernel, DamagedBundle, WrongArguments, WrongMachine, checked
 
 PLAIN = frozenset({int, float, bool})
 """Types of arguments for parameters that are no tensors."""
@@ -48,16 +51,49 @@ C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctype
 """C types of parameters that are numbers. Smaller integers travel as 32 bits."""
 
 
-def plan(kernel: BundledKernel, folder: Path, target: str, arguments: Sequence[Any], sizes: Mapping[str, int]) -> Plan:
+class Libraries:
+    """The libraries of the bundle in `folder`, `files` by their digests: what is loaded is what was compared.
+
+    A file may be another one since the bundle was read. Each is read once more, compared, and loaded from memory.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, str]) -> None:
+        self.folder, self.files = folder, files
+
+    def path(self, name: str) -> str:
+        """Return the path of a file's content in memory, which stays. Raises `DamagedBundle`."""
+        if (digest := self.files[name]) not in _HELD:
+            data = checked(self.folder, name, self.files)
+            number = os.memfd_create(Path(name).name)
+            with open(number, "wb", closefd=False) as file:
+                file.write(data)
+            _HELD[digest] = f"/proc/self/fd/{number}"  # never closed: a library is known by its path
+        return _HELD[digest]
+
+    def module(self, name: str) -> Any:
+        """Return a library as a module of tvm_ffi, which goes by the end of a file's name."""
+        import tvm_ffi
+
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(self.path(name), link := f"{folder}/kernel.so")
+            return tvm_ffi.load_module(link)
+
+
+_HELD: dict[str, str] = {}
+"""Paths of files in memory, by digest."""
+
+
+def plan(
+    kernel: BundledKernel, libraries: Libraries, target: str, arguments: Sequence[Any], sizes: Mapping[str, int]
+) -> Plan:
     """Return what a call of `kernel` with arguments like these does. `sizes`: values of its symbolic dimensions.
 
     Raises `DamagedBundle` if the library does not load, and `WrongArguments` for outputs of unknown size.
     """
     import torch
 
-    path = str((folder / f"{kernel.library}.so").absolute())
     try:
-        launch = _c_launch(path, kernel, sizes) if target == "c" else _cuda_launch(path, kernel, folder)
+        launch = _c_launch(libraries, kernel, sizes) if target == "c" else _cuda_launch(libraries, kernel)
     except (OSError, AttributeError, RuntimeError) as error:
         raise DamagedBundle(f"library {kernel.library} does not load: {error}") from error
     whole = len(arguments) == len(kernel.params)
@@ -102,9 +138,11 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
     ]
 
 
-def _c_launch(path: str, kernel: BundledKernel, sizes: Mapping[str, int]) -> Launch:
+def _c_launch(libraries: Libraries, kernel: BundledKernel, sizes: Mapping[str, int]) -> Launch:
     """Return the C function of `kernel`, as a function of tensors and numbers."""
-    function = getattr(ctypes.CDLL(path), f"{kernel.symbol}_kernel")
+    if unknown := [what for what in kernel.calls if isinstance(what, str) and what not in sizes]:
+        raise WrongArguments(f"the arguments do not tell {unknown[0]!r}: give every parameter")
+    function = getattr(ctypes.CDLL(libraries.path(f"{kernel.library}.so")), f"{kernel.symbol}_kernel")
     function.restype, function.argtypes = ctypes.c_int32, [_c_type(kernel, what) for what in kernel.calls]
     tensors = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and _is_tensor(kernel, i)]
     numbers = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and not _is_tensor(kernel, i)]
@@ -139,8 +177,8 @@ def _check(kernel: BundledKernel, status: int) -> None:
         raise RuntimeError(f"{kernel.symbol} returned {status}")
 
 
-def _cuda_launch(path: str, kernel: BundledKernel, folder: Path) -> Launch:
-    function = cuda_function(path, kernel.symbol, folder)
+def _cuda_launch(libraries: Libraries, kernel: BundledKernel) -> Launch:
+    function = cuda_function(libraries, f"{kernel.library}.so", kernel.symbol)
 
     def launch(arguments: Sequence[Any]) -> None:
         function(*arguments)
@@ -175,9 +213,10 @@ def output_layout(
     if not param.shape:
         raise WrongArguments(f"output {position} has no dimensions and cannot be allocated: give every parameter")
     declared, rank = [*param.shape, *(param.strides or ())], len(param.shape)
-    found = [value for size in declared if (value := size_of(size, sizes)) is not None]
-    if unknown := [size for size in declared if size_of(size, sizes) is None]:
-        raise WrongArguments(f"output {position}: the inputs do not tell its {unknown[0]!r}: give every parameter")
+    found = [value for size in declared if (value := size_of(size, sizes)) is not None and 0 <= value < 2**63]
+    if len(found) < len(declared):
+        unknown = next((size for size in declared if size_of(size, sizes) is None), declared)
+        raise WrongArguments(f"output {position}: the inputs do not tell its {unknown!r}: give every parameter")
     return found[:rank], contiguous(found[:rank]) if param.strides is None else found[rank:]
 
 
@@ -198,7 +237,7 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
         return size
     try:
         return sizes[size] if size in sizes else of(ast.parse(size, mode="eval").body)
-    except (KeyError, SyntaxError):
+    except (KeyError, SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
@@ -275,39 +314,36 @@ def check_device(arch: str, device: Any) -> None:
         raise WrongMachine(f"the bundle is for {arch}, and {device} is {name}, sm_{there[0]}{there[1]}: tune on it")
 
 
-def prepare(folder: Path) -> None:
-    """Load what the libraries of the bundle in `folder` need, once in a process. Raises `OSError`."""
+def prepare(libraries: Libraries) -> None:
+    """Load what the libraries of a bundle need, once in a process. Raises `OSError`."""
     import tvm_ffi
 
     with _loading:
         if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is None:
-            _load_runtime(runtime_folder() or folder / RUNTIME)
+            _load_runtime(libraries)
 
 
-def cuda_function(path: str, symbol: str, folder: Path) -> Callable[..., Any]:
-    """Return the function `symbol` of the library at `path`. It launches on torch's current stream.
+def cuda_function(libraries: Libraries, name: str, symbol: str) -> Callable[..., Any]:
+    """Return the function `symbol` of the library `name`. It launches on torch's current stream.
 
-    `folder`: the bundle's. Raises `OSError`, `RuntimeError` and `AttributeError` if it does not load.
+    Raises `OSError`, `RuntimeError` and `AttributeError` if it does not load.
     """
-    import tvm_ffi
-
-    prepare(folder)
-    library = tvm_ffi.load_module(path)
-    library.import_module(tensormap(folder / RUNTIME / TENSORMAP))  # not registered: tilelang registers its own
+    prepare(libraries)
+    library = libraries.module(name)
+    library.import_module(tensormap(libraries))  # not registered: tilelang registers its own
     found: Callable[..., Any] = library[symbol]
     return found
 
 
-def tensormap(path: Path) -> Any:
-    """Return the module of the library `TENSORMAP` at `path`, which calls the driver's function."""
-    import tvm_ffi
-
+def tensormap(libraries: Libraries) -> Any:
+    """Return the module of the library `TENSORMAP`, which calls the driver's function."""
     try:
         encode = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled, ctypes.c_void_p).value
     except (OSError, AttributeError):
         encode = None  # a call then says so
-    ctypes.c_void_p.in_dll(ctypes.CDLL(str(path.absolute())), "atune_encode").value = encode
-    return tvm_ffi.load_module(str(path.absolute()))
+    name = f"{RUNTIME}/{TENSORMAP}"
+    ctypes.c_void_p.in_dll(ctypes.CDLL(libraries.path(name)), "atune_encode").value = encode
+    return libraries.module(name)
 
 
 def runtime_folder() -> Path | None:
@@ -323,7 +359,12 @@ def runtime_folder() -> Path | None:
     return None
 
 
-def _load_runtime(folder: Path) -> None:
+def _load_runtime(libraries: Libraries) -> None:
     """Load the runtime and its stubs for all libraries to see. A bundle's library names none of them."""
-    for library in (*sorted(folder.glob(STUBS)), folder / LIBRARY):
-        ctypes.CDLL(str(library.absolute()), ctypes.RTLD_GLOBAL)
+    if (folder := runtime_folder()) is not None:
+        paths = [str(one) for one in (*sorted(folder.glob(STUBS)), folder / LIBRARY)]
+    else:
+        stubs = sorted(name for name in libraries.files if fnmatch(name, f"{RUNTIME}/{STUBS}"))
+        paths = [libraries.path(name) for name in (*stubs, f"{RUNTIME}/{LIBRARY}")]
+    for path in paths:
+        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 SCHEMA = 1
 """Version of the manifest."""
-FIELDS = frozenset({"kernel", "target", "arch", "cpu", "requires", "asks", "problems", "files"})
-"""Fields that it has beside its schema and digest."""
+_SIZES = [(int, str)]
+_PARAM = {"dtype": str, "shape": (_SIZES, NoneType), "strides": (_SIZES, NoneType)}
+_PROBLEM = {
+    "problem": dict, "library": str, "symbol": str, "calls": _SIZES, "outputs": [int], "zero": [int], "params": [_PARAM]
+}  # fmt: skip
+FIELDS = {
+    "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
+    "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
+}  # fmt: skip
+"""Fields that it has beside its schema and digest, and their types: lists of one type, or one of several."""
+MOST_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
+"""Most bytes of a file, and of the manifest."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
 Sizes = tuple[int | str, ...]
 
@@ -96,10 +111,11 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     """
     path = folder / MANIFEST
     try:
-        plain = json.loads(path.read_bytes())
+        data = _content(path, MOST_MANIFEST_BYTES)
+        plain = json.loads(data, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedBundle(f"{path} cannot be read: {error}") from error
     if not isinstance(plain, dict) or not isinstance(schema := plain.get("schema"), int):
         raise DamagedBundle(f"{path} is no bundle's manifest: it has no schema")
@@ -108,31 +124,75 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     if plain.get("digest") != (found := manifest_digest(plain)):
         raise DamagedBundle(f"{path} was changed: its SHA-256 is {found}, and it says {plain.get('digest')}")
     try:
-        if lacking := sorted(FIELDS - plain.keys()):
-            raise ValueError(f"it has no {lacking[0]}")
+        if wrong := [name for name, kind in FIELDS.items() if not _fits(plain.get(name), kind)]:
+            raise ValueError(f"it has no {wrong[0]}, or another kind of it")
+        if plain["target"] != "c" and not re.fullmatch(r"sm_\d{2,4}[af]?", plain["arch"]):
+            raise ValueError("its target has no arch")
+        if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
+            raise ValueError("what it requires is no package's version")
         kernels = tuple(map(_kernel, plain["problems"]))
-        for name, digest in plain["files"].items():
-            _check_file(folder, name, digest)
+        for name in plain["files"]:
+            checked(folder, name, plain["files"])
         for path in (folder / RUNTIME).glob("*.so"):
             if f"{RUNTIME}/{path.name}" not in plain["files"]:
                 raise DamagedBundle(f"{path} is no part of the bundle: remove it")
         if not kernels or not all(f"{kernel.library}.so" in plain["files"] for kernel in kernels):
             raise ValueError("no problems, or no library of one")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError) as error:
         raise DamagedBundle(f"{path} is no bundle's manifest: {error!r}") from error
     return plain, kernels
 
 
-def _check_file(folder: Path, name: str, digest: str) -> None:
+def _integer(text: str) -> int:
+    if not -(2**63) <= (value := int(text)) < 2**63:
+        raise ValueError("an integer of more than 64 bits")
+    return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Tell whether a value of JSON has the type of a field of `FIELDS`."""
+    if isinstance(kind, tuple):
+        return any(_fits(value, one) for one in kind)
+    if isinstance(kind, list):
+        return type(value) is list and all(_fits(one, kind[0]) for one in value)
+    if isinstance(kind, dict):
+        return type(value) is dict and all(_fits(value.get(name, ...), one) for name, one in kind.items())
+    return type(value) is kind
+
+
+def _content(path: Path, most: int) -> bytes:
+    """Return the content of a regular file. Raises `OSError` for others, which may have no end or never begin."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        data = file.read(most + 1) or b""
+        if len(data) > most:
+            raise OSError(errno.EFBIG, f"it is longer than {most >> 20} MiB", str(path))
+        return data
+
+
+def checked(folder: Path, name: str, files: Mapping[str, Any]) -> bytes:
+    """Return the content of a bundle's file, of which `files` has the digest.
+
+    Raises `DamagedBundle`, and `ValueError` for a name that no file of a bundle has.
+    """
+    digest = files[name]
     if not re.fullmatch(rf"(?:{RUNTIME}/)?\w[\w.-]*", name):
         raise ValueError(f"{name!r} is no file of a bundle")
     try:
-        found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        data = _content(folder / name, MOST_BYTES)
     except OSError as error:
         why = f"{folder / name}, with SHA-256 {digest}, cannot be read: {error.strerror}"
         raise DamagedBundle(f"{why}; copy the bundle again") from error
-    if found != digest:
+    if (found := hashlib.sha256(data).hexdigest()) != digest:
         raise DamagedBundle(f"{folder / name} is damaged: its SHA-256 is {found}, not {digest}; copy the bundle again")
+    return data
 
 
 def _kernel(plain: Mapping[str, Any]) -> BundledKernel:
@@ -140,6 +200,12 @@ def _kernel(plain: Mapping[str, Any]) -> BundledKernel:
     calls, outputs, zero = tuple(plain["calls"]), tuple(plain["outputs"]), tuple(plain["zero"])
     if not all(0 <= i < len(params) for i in (*outputs, *zero, *(c for c in calls if isinstance(c, int)))):
         raise ValueError("a position that no parameter has")
+    if not all(params[i].shape is not None for i in (*outputs, *zero)):
+        raise ValueError("an output that is no tensor")
+    if not all(one.strides is None or len(one.strides) == len(one.shape or ()) for one in params):
+        raise ValueError("strides that do not fit the shape")
+    if not plain["symbol"].isidentifier():
+        raise ValueError("a symbol that is no name")
     return BundledKernel(dict(plain["problem"]), plain["library"], plain["symbol"], calls, outputs, zero, params)
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import bundles
 import pytest
 import torch
-from bundles import TWO, VECTOR, entry, write
+from bundles import TWO, VECTOR, entry, library, write
 from processes import environment
 
-from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, load
+from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, launch, load
 from atune.bundle.launch import check_device, this_cpu
+from atune.bundle.manifest import manifest_digest
 
 ALONE = """
 import sys
@@ -363,3 +369,103 @@ def test_the_operator_of_the_recipe_keeps_a_graph_whole(tmp_path: Path) -> None:
         for n, by in ((64, 2), (1024, 10)):
             assert torch.equal(whole(ones(n)), by * ones(n) + 1)
     torch.library.opcheck(operator, (ones(64),))
+
+
+# ---- a stranger's bundle: a value, or one error
+
+
+def _is_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _is_endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _is_sparse(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [_is_fifo, _is_endless, _is_sparse])
+@pytest.mark.parametrize("name", ["manifest.json", "*.so"])
+def test_a_file_that_is_none_or_has_no_end_is_refused(make: Any, name: str, tmp_path: Path) -> None:
+    [path] = write(tmp_path).glob(name)
+    make(path)
+    with pytest.raises(DamagedBundle, match=f"{re.escape(path.name)}.* cannot be read: .*(regular file|longer than)"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("before", ["the first call", "another signature"])
+def test_what_is_loaded_is_what_was_compared(before: str, tmp_path: Path) -> None:
+    """A library that is replaced after `load` is refused, and never runs."""
+    data = library() + before.encode()  # one that this process has not loaded yet
+    found = load(write(tmp_path, data=data))
+    [path] = tmp_path.glob("*.so")
+    if before == "another signature":
+        assert runs(found(ones(64))) == "twice"
+    path.write_bytes(data + b"!")
+    if before == "the first call":
+        with pytest.raises(DamagedBundle, match="is damaged: its SHA-256 is"):
+            found(ones(64))
+    else:
+        assert runs(found(ones(1024))) == "tenfold"  # from memory
+
+
+STRANGE: tuple[Any, ...] = (
+    None, True, -1, 2**62, 2**70, 1e300, float("nan"), float("inf"), "", "\0", "a" * 9999, "n-9", "n//(n-n)", "(" * 999,
+    "n" + "*n" * 999, [], [[]], [None], ["n"], {}, {"": None}, {"n": 10**400}, "../../etc/passwd", "\ud800",
+)  # fmt: skip
+
+
+def _mutated(value: Any, random: Random) -> Any:
+    """Return a manifest's content with one of its values replaced, removed, repeated or moved."""
+    if not isinstance(value, dict | list) or not value or random.random() < 0.15:
+        return random.choice(STRANGE)
+    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    copy = value.copy()
+    if random.random() < 0.1:
+        del copy[key]
+    elif isinstance(copy, dict) and random.random() < 0.1:
+        copy[random.choice([one for one in STRANGE if isinstance(one, str)])] = copy[key]
+    else:
+        copy[key] = _mutated(copy[key], random)
+    return copy
+
+
+def _of_no_code(path: str) -> Any:
+    """Return a library of which every function does nothing."""
+
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: 0 if "\0" not in name else getattr(ctypes.CDLL(None), name)
+
+    return Library()
+
+
+def test_a_strangers_manifest_is_a_bundle_or_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes it can make its digest fit. What its machine code does is another matter."""
+    monkeypatch.setattr(launch, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": _of_no_code}))
+    random, loaded, served = Random(46), 0, 0
+    plain = json.loads((write(tmp_path) / "manifest.json").read_text())
+    for _ in range(MUTATIONS := 1000):
+        changed = _mutated(plain, random)
+        if isinstance(changed, dict):
+            changed["digest"] = manifest_digest(changed)
+        (tmp_path / "manifest.json").write_text(json.dumps(changed))
+        with suppress(BundleError), warnings.catch_warnings(action="ignore"):
+            found = load(tmp_path, on_miss="nearest")
+            loaded += 1
+            for given in ((ones(64),), (ones(99),), (ones(64), torch.empty(64)), (ones(2).reshape(1, 2),), (3,)):
+                with suppress(BundleError):
+                    found(*given)
+                    served += 1
+    assert 100 < loaded < MUTATIONS - 300 and served > loaded
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema":' + "9" * 5000 + "}", '{"schema":1e999}', '{"schema":NaN}'])
+def test_text_that_no_bundle_has_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DamagedBundle, match=r"manifest\.json"):
+        load(tmp_path)
