@@ -1,6 +1,6 @@
 """The result of a run: its winner, and the outcome of every candidate.
 
-What it prints and writes is reporting's, which imports this module, and is found by its import path.
+Users print a result, and write its page and its bundle, by its methods; `ABOVE` has the functions for that.
 """
 
 from __future__ import annotations
@@ -238,6 +238,19 @@ def roles_of(state: State, winner: int | None) -> Roles:
 
 __all__ = ["Record", "Result", "State", "TuneResult"]
 
+ABOVE = {
+    "Kernel": "atune.stages.measure.loader",
+    "report": "atune.reporting.report",
+    "save_bundle": "atune.frontends.api.save_bundle",
+    "summary_text": "atune.reporting.summary",
+}
+"""Modules, which import this one, of the functions behind methods of a result."""
+
+
+def _above(function: str, *arguments: Any) -> Any:
+    return getattr(importlib.import_module(ABOVE[function]), function)(*arguments)
+
+
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
 
@@ -442,8 +455,7 @@ class Result:
         Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
-        loader = importlib.import_module("atune.stages.measure.loader")
-        return loader.Kernel(self._library(), self.roles)
+        return _above("Kernel", self._library(), self.roles)
 
     @cached_property
     def kernel_source(self) -> str:
@@ -463,8 +475,7 @@ class Result:
 
         if self.journal is None:
             raise AtuneError("the run kept no journal; give journal=, or a cache folder that can be written")
-        page = importlib.import_module("atune.reporting.report").report(self.journal)
-        write_output(os.fspath(path), page.encode())
+        write_output(os.fspath(path), _above("report", self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
@@ -472,7 +483,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return what the command line prints of it."""
-        return str(importlib.import_module("atune.reporting.summary").summary_text(self))
+        return str(_above("summary_text", self))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the text of the command line."""
@@ -523,8 +534,7 @@ class TuneResult(Result):
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
         """Write the winner as a bundle, the new folder `folder`: `atune.results.save_bundle` of this result alone."""
-        save = importlib.import_module("atune.frontends.api.save_bundle").save_bundle
-        return str(save(folder, [self]))
+        return str(_above("save_bundle", folder, [self]))
 
 
 def _measurements(state: State) -> tuple[Measurement, ...]:
