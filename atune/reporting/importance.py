@@ -29,12 +29,12 @@ NAMED = 5
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
-    """What the axes explain of the variance of the log of the latency, as shares of it."""
+    """Shares of the variance of the log latency that axes explain."""
 
     shares: dict[str, float]
-    """By axis, the largest first; axes that had a single value are left out."""
+    """Share of each axis, the largest first, without axes that had a single value."""
     unexplained: float
-    """What no axis explains by itself: combinations of axes, and noise."""
+    """Share that no axis explains by itself: combinations of axes, and noise."""
     candidates: int
     """How many latencies this rests on."""
 

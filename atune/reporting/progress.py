@@ -170,12 +170,12 @@ class Progress:
 SELDOM_S = 60.0
 """Seconds between two lines that nobody asked for."""
 _SAID: set[str] = set()
-"""What was shown, of what is shown once in a program."""
+"""Messages that a program shows once, and has shown."""
 _ON_SCREEN = threading.Lock()
 """Held by the run that is shown on the terminal. Others at the same time show nothing: the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: dict[Status, str] = {"duplicate": "duplicates", "pruned": "pruned"}
-"""What candidates are that need no library of their own, and how they are counted."""
+"""The name in the counts for candidates that need no library of their own, by their status."""
 LINES = 2
 """Lines of a terminal that are written over."""
 

@@ -1,4 +1,4 @@
-"""What a set's runs found, as text, as data and as a page: one table, the cover, the rule, and what failed."""
+"""The results of a set as text, as data and as a page: one table, the cover, the rule, and the failures."""
 
 from __future__ import annotations
 

@@ -67,17 +67,17 @@ def header_of(result: Result) -> RunStarted:
 
 
 class RegretMatrix(msgspec.Struct, frozen=True):
-    """What each configuration costs on each problem. Rows are configurations by key, columns are problems as given."""
+    """The regret of each configuration on each problem. Rows: configurations by key. Columns: problems as given."""
 
     problems: tuple[dict[str, Any], ...]
     """Arguments of the problems that have a winner."""
     configs: tuple[Config, ...]
     """Winners and finalists."""
     regret: tuple[tuple[float | None, ...], ...]
-    """By row and column: latency over that of the problem's winner, less one. None where it was not measured. A
+    """``regret[row][column]``: latency over that of the problem's winner, less one. None: not measured. A
     finalist that ties with the winner counts as one, with no regret."""
     winners: tuple[int, ...]
-    """By column, the row of the problem's winner."""
+    """``winners[column]``: the row of the problem's winner."""
     asks: tuple[str, ...] = ()
     """Arguments of the problems that functions of the space take, such as its constraints."""
 
@@ -152,9 +152,9 @@ class Cover(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...]
     """The chosen ones, in the order of the matrix."""
     serves: tuple[int, ...]
-    """By problem, the index in `configs` of the one that serves it."""
+    """``serves[problem]``: the index in `configs` of the one that serves it."""
     regret: tuple[float, ...]
-    """By problem, its regret."""
+    """``regret[problem]``: the regret of the one that serves it."""
 
     @property
     def worst_regret(self) -> float:

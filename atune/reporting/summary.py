@@ -23,7 +23,7 @@ KEYS = (
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
     "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages", "cache_hit",
 )  # fmt: skip
-"""What ``--json`` prints of a result, in addition to the failures."""
+"""Fields of a result that ``--json`` prints, in addition to the failures."""
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def counts_line(result: Result) -> str:
 
 PRUNED = "pruned"
 LINE_CHARACTERS = 240
-"""Of the line for a group, the screen shows at most this many."""
+"""Most characters of a group's line on a screen."""
 MOST_GROUPS = 50
 """Groups that ``--json`` prints."""
 DETAIL_LINES = 3
@@ -280,7 +280,7 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
 
 
 DEFAULTS = "the kernel's defaults"
-"""What an empty configuration is called."""
+"""Name of the empty configuration."""
 NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
 LITTLE = 0.005
@@ -288,7 +288,7 @@ LITTLE = 0.005
 
 
 class Headline(msgspec.Struct, frozen=True):
-    """What comes first of a result, on a screen and on its page."""
+    """The first lines of a result, on a screen and on its page."""
 
     lines: list[str]
     """The winner, its latency and how it compares; or that there is none, and why."""
@@ -406,7 +406,7 @@ def over_default(result: Result) -> Ratio | None:
 
 
 def over_reference(result: Result) -> Ratio | None:
-    """As `over_default`, over the reference."""
+    """Return how many times faster the winner is than the reference; see `over_default`."""
     return result.speedup_over_reference or _thrice(result.reference_ratio)
 
 
