@@ -42,11 +42,11 @@ def __dir__() -> list[str]:
 
 
 MESSAGE_CHARACTERS = 500
-"""Of what an exception says, at most this many are kept as a candidate's message."""
+"""Most characters of an exception that are kept as a candidate's message."""
 DETAIL_CHARACTERS = 4000
-"""Of what it wrote in all, at most this many."""
+"""Most characters of its traceback and output that are kept."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""What TVM puts before the sentence that a failed check was given. A word alone, a value, is no sentence."""
+"""TVM's text before the sentence of a failed check. A single word is a value, and no sentence."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source that a diagnostic shows, and where it is

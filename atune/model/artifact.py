@@ -69,7 +69,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     doubt: str = ""
     kill_s: float = 0.0
     printed: str = ""
-    """As in `Record`."""
+    """See `Record.printed`."""
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -84,7 +84,7 @@ class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
-    """What a call of a kernel does with the parameters, which go by position, besides launching it."""
+    """Roles of a kernel's parameters in a call, by position."""
 
     outputs: tuple[int, ...] = ()
     """Outputs, in order. A call that does not give them makes and returns them."""
@@ -251,13 +251,13 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     store_key: str = ""
     """Key of its library by nvcc or g++ in the artifact store: `code_key`, and what the way to that code depends on."""
     use: str = ""
-    """What its source uses of the headers, for cicc: a part of the compiler state. Empty if cicc cannot compile it."""
+    """Headers and instructions that its source uses: a part of cicc's compiler state. Empty: cicc cannot compile it."""
     source_key: str = ""
-    """As in `Artifact`."""
+    """See `Artifact.source_key`."""
     kept_as: str = ""
     """Key of the library with which the artifact store keeps this."""
     printed: str = ""
-    """As in `Record`."""
+    """See `Record.printed`."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 

@@ -35,7 +35,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What is tried first because it was fast in another run. The journal's header keeps it."""
+    """Configurations to try first, because they were fast in another run. The journal's header keeps them."""
 
     source: str
     """The journal's path, ``result``, or ``cache`` and the result's key."""

@@ -12,7 +12,7 @@ from atune.errors import TargetError, UsageError
 from atune.model.roofline import Peaks
 
 NO_GPU = "no GPU found: tuning for the CPU"
-"""What ``auto`` says where it means the CPU."""
+"""Message if ``auto`` falls back to the CPU."""
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -72,7 +72,7 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     set_up: tuple[int, ...] = ()
     """Positions of those that the workload's `setup` changed."""
     printed: str = ""
-    """As in `Record`."""
+    """See `Record.printed`."""
     bits: str = ""
     """Digest of the outputs for the check's inputs: equal for equal bits."""
     repeats: bool = True

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """What there is to say of an option, in addition to its name, its type and a setting's default.
+    """An option's description, in addition to its name, its type and a setting's default.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, Option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
@@ -39,7 +39,7 @@ class Option:
     default: Any = None
     """The default of a keyword. A setting has its default next to its type."""
     must: str = ""
-    """What the value must be, for the message, such as ``must be a text``. Without it, only bool and numbers are
+    """The constraint in words, for the message, such as ``must be a text``. Without it, only bool and numbers are
     checked by their type."""
     check: Callable[[str, Any], Any] | None = None
     """Gets the place for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
@@ -108,7 +108,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
-"""What a value must be, by msgspec's name of its type."""
+"""Types in words, by msgspec's name."""
 
 
 def converted(name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError) -> Any:

@@ -22,9 +22,9 @@ REQUIRES = {
 }
 """Tested versions by package, as in pyproject.toml."""
 HEAVY = {"tilelang", "torch"}
-"""What only workers import. Journals are read and shown without them."""
+"""Packages that only workers import. Journals are read and shown without them."""
 _MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
-"""What a package is imported by, where that is not its name."""
+"""Module of a package, if it differs from the package's name."""
 
 
 def is_tested(package: str, version: str) -> bool:

@@ -1,4 +1,4 @@
-"""What tells one kernel from another: source texts, and fingerprints over a workload's source, closure and globals.
+"""Identity of kernels: source texts, and fingerprints over a workload's source, closure and globals.
 
 Comments, docstrings and formatting decide nothing.
 """

@@ -1,4 +1,4 @@
-"""What workers get by value: pickles that keep large tensors and arrays out of the stream, and what cannot be sent.
+"""Pickles for workers, which keep large tensors and arrays out of the stream, and what cannot be sent.
 
 `pack` returns a short stream and views of the large buffers. `write` puts both into a file, and may run in a thread.
 `unpack` maps that file, so that processes share its pages until they write to them.

@@ -36,7 +36,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     name: str
     """Empty for the file's only workload, or its WORKLOAD."""
     typed: str = ""
-    """What the user typed in place of `path`, with the command before it, for messages."""
+    """The command and the file as the user typed them, for messages."""
     arguments: dict[str, Any] = {}
     """Arguments of the problem that replace the file's own; see `Workload.at`."""
 
@@ -238,7 +238,7 @@ def _decoded(source: bytes) -> str:
 
 
 class _Kept(io.StringIO):
-    """What a file writes on stderr while it is loaded; stderr gets it, too."""
+    """Keeps a copy of what a file writes on stderr while it is loaded."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ class Workload:
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments, self._own = self._plain(problem), dict[str, Any]()
         self.key: Any = None
-        """What the result is remembered under, as data; None for the problem."""
+        """Key of the result in the cache, as data; None: the problem."""
         self.inputs, self.reference, self.check, self.setup = (
             given["inputs"], given["reference"], given["check"], given["setup"],
         )  # fmt: skip
@@ -335,7 +335,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     code: str = ""
     """`fingerprint` without the problem."""
     problem: Any = None
-    """What tells this problem from others: the arguments with the kernel's defaults, or a caller's own key."""
+    """Identity of the problem: the arguments with the kernel's defaults, or a caller's own key."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     space: str = ""
