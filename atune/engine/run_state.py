@@ -1,4 +1,4 @@
-"""What the parts of one run share: its recorder, the signals that wake each other, and tasks in the background."""
+"""State that the parts of one run share: its recorder, the signals that wake them, and background tasks."""
 
 from __future__ import annotations
 

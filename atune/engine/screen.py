@@ -1,4 +1,4 @@
-"""What becomes of a lowered candidate: it is built, now or last, it waits, or it needs no build.
+"""Decisions on lowered candidates: build now, build last, wait, or no build.
 
 By lowered facts: which cannot run, which are likely to lose, and which layouts of one configuration are the best.
 """
@@ -28,7 +28,7 @@ SPILL_REGISTERS = 256
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a lowered candidate.
+    """The decision on a lowered candidate.
 
     ``build``, or ``defer``: last. ``wait``: it is judged again once others are lowered. ``duplicate``: it has the code
     of candidate `same_as`. ``prune``: it is not built, because of `why`. `likely`: only because it is likely to lose,

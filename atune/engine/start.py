@@ -35,14 +35,14 @@ OF_THE_SPEC = (
     "origin", "fingerprint", "code", "problem", "kernel", "space", "total", "points", "default", "baseline", "refused",
     "no_default", "arguments", "asks", "flops", "bytes",
 )  # fmt: skip
-"""What a header has of the workload's description, under the same names."""
+"""Fields of the workload's description that a header has, under the same names."""
 
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
 
 class Recalled(NamedTuple):
-    """What is kept of earlier runs of the same work: events that this run need not repeat, or advice.
+    """Results of earlier runs of the same work: events that this run need not repeat, or advice.
 
     `whole`: the journal of a whole run, whose events these are, so that nothing is left to do.
     """
@@ -59,7 +59,7 @@ CacheUse = Literal["", "off", "refresh"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What a run is asked for. `strategy`: a name, or the user's own; None for the default one."""
+    """Settings of a run. `strategy`: a name, or the user's own; None for the default one."""
 
     compile: CompileSettings = field(default_factory=CompileSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)

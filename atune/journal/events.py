@@ -1,4 +1,4 @@
-"""What happens in a run, as past-tense frozen structs decoded through one union.
+"""The events of a run: past-tense frozen structs decoded through one union.
 
 The journal is these events, one a line; `atune.journal.result.Result` is a pure fold over them. Every event
 carries its sequence number, wall-clock and monotonic time, and the worker or device on which it happened.
@@ -57,7 +57,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     code: str = ""
     """`fingerprint` without the problem."""
     problem: Any = None
-    """What tells the problem from others: the arguments with the kernel's defaults, or a decorated kernel's key."""
+    """Identity of the problem: the arguments with the kernel's defaults, or a decorated kernel's key."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
     space: str

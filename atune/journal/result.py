@@ -121,8 +121,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
     printed: str = ""
-    """What the kernel's function, the inputs, the reference, the check and the kernel printed: its first lines, each
-    once."""
+    """First lines that the kernel, its function, the inputs, the reference and the check printed, each once."""
 
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
@@ -256,7 +255,7 @@ Ratio = tuple[float, float, float]
 
 
 class Result:
-    """What a run found, made from events alone: a snapshot that later events do not change.
+    """The result of a run, made from events alone: a snapshot that later events do not change.
 
     `Result.of` and `Result.from_events` return a `TuneResult` where there is a winner.
 
@@ -291,7 +290,7 @@ class Result:
         self.built = state.built
         """Distinct codes that have a library."""
         self.stored = state.stored
-        """Of these, how many an earlier run compiled."""
+        """The number of these that an earlier run compiled."""
         self.remaining = max(0, self.total - state.settled)
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
@@ -320,7 +319,7 @@ class Result:
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self.kept = state.finished.kernel if state.finished else None
-        """What the journal says of the winner's library, which may be gone since: see `artifact`."""
+        """The winner's library as the journal names it; it may be gone since: see `artifact`."""
         self.roles: Roles = roles_of(state, self.best_index)
         """Which parameters are outputs, and what a call does with the others. Empty for a run that did not finish."""
         self.replayed = replayed
@@ -416,7 +415,7 @@ class Result:
 
     @property
     def speedup_over_reference(self) -> Ratio | None:
-        """As `speedup_over_default`, over the reference; None unless it was timed in the final."""
+        """How many times faster the winner is than the reference, like `speedup_over_default`."""
         return self._over(self._final_reference)
 
     @property
@@ -429,7 +428,7 @@ class Result:
 
     @property
     def default_ratio(self) -> float | None:
-        """As `reference_ratio`, of the default configuration."""
+        """How many times faster the winner is than the default configuration, like `reference_ratio`."""
         return self._ratio(self.default_ms)
 
     @property

@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
     surveyed: bool = False
-    """As in `CandidateProposed`; so is `further_layout`."""
+    """See `CandidateProposed`, also for `further_layout`."""
     further_layout: bool = False
     place: Place | None = None
     """Its key in the ranking, while it is measured."""
@@ -139,7 +139,7 @@ class Seconds:
 
     @property
     def wall_s(self) -> float:
-        """Of all parts. A part without an end counts up to its last event."""
+        """Seconds of all parts. A part without an end counts up to its last event."""
         return self._ended_s + self._part_s
 
     @property

@@ -36,7 +36,7 @@ ARCHITECTURES = {
     "100": Architecture(8192, 128, tensor_memory=True),  # 2.25 PFLOP/s of 148 at 1.85 GHz
     "120": Architecture(512, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
 }
-"""By compute capability. An unknown one uses the next older entry."""
+"""Figures by compute capability. An unknown one uses the next older entry."""
 
 
 class Sheet(NamedTuple):
@@ -64,7 +64,7 @@ SHEETS = {
     "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», a GPU's share
     "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
 }
-"""By words in a device's name; the first match counts."""
+"""Data sheets by words in a device's name; the first match counts."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
 """The sheet to use for unknown boards of a compute capability."""
 
@@ -79,7 +79,7 @@ class Figures(msgspec.Struct, frozen=True):
     architecture: Architecture
     sm: Multiprocessor
     limits: DeviceLimits
-    """What a block may have."""
+    """Limits of a block."""
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:

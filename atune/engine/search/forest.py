@@ -43,7 +43,7 @@ LEAST = 4
 OUTSTANDING = 0.3
 """Share of a small budget that may be outstanding. Less leaves compile workers small groups, which are slow."""
 MOST_SCORED = 8192
-"""Of more candidates that are left, the forest scores the prior's best, neighbours of the best, and a sample."""
+"""Most candidates that are scored. Of more, these are the prior's best, neighbours of the best, and a sample."""
 LIKELY = 0.5
 """Candidates that fail with a higher probability than this come after all others."""
 POLISHED = 0.15

@@ -51,7 +51,7 @@ MOST_COLUMNS = 256
 LOST = 4.0
 """How much longer everything takes, at least, where one fragment alone does not fit in registers."""
 SHARPNESS = 4
-"""Of several bounds the largest decides, and the others count a little: this is the exponent of their norm."""
+"""Exponent of the norm over several bounds: the largest decides, and the others count a little."""
 
 
 def estimates(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[int, float]:
