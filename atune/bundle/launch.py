@@ -1,4 +1,4 @@
-"""What a bundle needs of the machine, and a kernel's library: loaded, and launched with the arguments of a call.
+"""Loading and launching a bundle's library, and its requirements on the machine.
 
 CUDA libraries are loaded by ``apache-tvm-ffi`` and tilelang's runtime, but without tilelang.
 """

@@ -175,7 +175,7 @@ INFERENCE = "tl.LayoutInference"
 WIDEST = 16
 """Neighbours that are examined for a loop's width."""
 WIDEST_BITS = 128
-"""Of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
+"""Most bits of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
 MOST_THREADS = 1024
 """Threads of an iteration that are looked at: a block has no more."""
 

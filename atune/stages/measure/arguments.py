@@ -28,7 +28,7 @@ from atune.workload.workload import Workload
 GUARD_BYTES = 64 << 10
 """On each side of a tensor: a last block that is not cut off at the tensor's end writes a tile farther at most."""
 ALIGN_BYTES = 512
-"""What tensors are aligned to, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
+"""Alignment of tensors, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
 """Bytes to fill the outputs with. What holds the one after a call, and after another call the other, was not written.
@@ -65,7 +65,7 @@ class KernelArguments:
         self._memory: dict[int, Any] = {}
         """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
         self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
-        """What symbolic dimensions are, as far as it is known."""
+        """Known values of symbolic dimensions."""
         if isinstance(work.inputs, DrawnInputs):
             self._sizes |= work.inputs.symbols
         torch.manual_seed(seed)
@@ -78,7 +78,7 @@ class KernelArguments:
         """Inputs that the workload's `setup` changed."""
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
         self.expected: dict[int, Any] | None = None
-        """What the reference gives for them, by position, where there is one."""
+        """The reference's outputs by position; None without a reference."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
         """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
@@ -293,7 +293,7 @@ def drawn(
 
 
 DRAWN = object()
-"""What stands for an input that is to be drawn."""
+"""Placeholder of an input that is to be drawn."""
 
 
 class DrawnInputs:

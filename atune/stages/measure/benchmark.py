@@ -26,10 +26,10 @@ from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
-"""What a context of our own takes of the device's memory, generously; what goes beyond is from other processes."""
+"""Device memory of our own CUDA context, at most; further use is by other processes."""
 AFTER_TIMING = " (once it had been timed)"
 OWN: Resource = "files"
-"""What candidates can use up in this process: the candidate is tried again in a fresh one."""
+"""The resource that candidates can exhaust in this process: the candidate is tried again in a fresh one."""
 
 
 class _Device:

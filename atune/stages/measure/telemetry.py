@@ -1,4 +1,4 @@
-"""What a device tells: its clocks, other processes that use it, and errors of calls."""
+"""Telemetry of a device: its clocks, other processes that use it, and errors of calls."""
 
 from __future__ import annotations
 

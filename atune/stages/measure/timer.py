@@ -134,7 +134,7 @@ class CudaTimer(Timer):
         properties = torch.cuda.get_device_properties(0)
         self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
-        """What sleeps are multiplied by: doubled when the host was late, less again when it is not."""
+        """Factor of sleeps: doubled when the host was late, and reduced again when it is not."""
 
     def synchronise(self) -> None:
         self.torch.cuda.synchronize()

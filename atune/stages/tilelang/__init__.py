@@ -1,4 +1,4 @@
-"""What atune takes from tilelang: each name, what it is for, and how it is called. That is the contract.
+"""The names that atune takes from tilelang, with their purpose and how they are called. That is the contract.
 
 It imports `model` alone. No other module of atune imports tilelang. ``tilelang.tvm`` of this module imports it when it
 is first used. A tilelang that atune was not tested with is held to the contract then.
@@ -80,7 +80,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "inputs of a tuning", "get_autotune_inputs()", "set_autotune_inputs",
     ),
 }  # fmt: skip
-"""By ``module:attribute``: the purpose, and what is used of it. In brackets are the parameters that atune passes: by
+"""Purpose and use of each ``module:attribute``. In brackets are the parameters that atune passes: by
 position, and after ``*`` by name."""
 
 NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
