@@ -1,1 +1,1 @@
-"""What users call: Python functions, the decorator, and the command line."""
+"""The user interfaces: Python functions, the decorator, and the command line."""

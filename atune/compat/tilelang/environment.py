@@ -137,7 +137,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "timeout": (float, ""),
     "warmup": (Natural, ""),
 }
-"""By a parameter's name its type, and what it must be where msgspec's words are not the caller's."""
+"""Type of each parameter, and its constraint in words where msgspec's are not the caller's."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def _listener(where: str, on_event: Any) -> Any:
 
 
 class EngineOptions(TypedDict, total=False):
-    """What a run does, and where."""
+    """Options of a run: what it does, and where."""
 
     # fmt: off
     target: Annotated[TargetName | str, Option(

@@ -253,7 +253,7 @@ class Tuner:
 
     @property
     def state(self) -> State | None:
-        """What the recorded events fold to so far; None before the first."""
+        """The state folded from the recorded events; None before the first."""
         return None if self._recorder is None else self._recorder.state
 
     async def _made_result(self) -> Result:

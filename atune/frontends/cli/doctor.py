@@ -54,7 +54,7 @@ if __name__ == "__main__":
     else:
         atune.compile_all(double, [{}], target=target)
 """
-"""What a user's script does: its kernel is sent to workers, which lower, compile and run it."""
+"""Stands for a user's script: its kernel is sent to workers, which lower, compile and run it."""
 ARCH = "sm_80"
 """Compiled for where there is no GPU: every nvcc that tilelang supports knows it."""
 SCRIPT_S = 300

@@ -1,4 +1,4 @@
-"""What commands print on stdout and stderr, and the files that they read."""
+"""Output of commands on stdout and stderr, and the files that they read."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ _INSTEAD = {
     "--runs": "; a command tunes once: repeat it, with --no-store to compile again",
     "--with-roller": "; the file gives the space: examples/gemm_roller.py asks TileLang's roller for it",
 }
-"""What to do in place of options that TileLang's examples of its tuner have, and that name nothing here."""
+"""Alternatives to options that TileLang's examples of its tuner have, and that name nothing here."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -96,7 +96,7 @@ def text_of(value: Any) -> str:
 
 
 Entry = Callable[..., Any]
-"""What a call of one form does. It takes the call's ``args`` and ``kwargs``."""
+"""The function that serves calls of one form. It takes the call's ``args`` and ``kwargs``."""
 
 
 def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
