@@ -107,7 +107,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
 
 class Actor:
-    """What Ray runs on a node: an agent, entered in a task of its own. Ray calls its methods."""
+    """The Ray actor of a node: an agent, entered in a task of its own. Ray calls its methods."""
 
     def __init__(self) -> None:
         self._agent: NodeAgent

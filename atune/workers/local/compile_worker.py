@@ -61,7 +61,7 @@ DOING: dict[type, str] = {
     LowerJob: "lowering", ElaborateJob: "elaborating", RolesJob: "elaborating",
     BuildJob: COMPILING, CompareJob: COMPILING,
 }  # fmt: skip
-"""What a process does, for messages."""
+"""Activity of a process by job, for messages."""
 
 
 class LocalCompileWorker:
@@ -353,7 +353,7 @@ class CompileService:
         self._run_dir = ""
         self._off = False
         self._request: tuple[bytes, str, str] | None = None
-        """What the process is asked; None before a candidate came that must be compiled."""
+        """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
         """Ends what the run asks of the process; None without it."""
         self._wanted: anyio.Event

@@ -68,10 +68,10 @@ class LocalDeviceWorker:
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
         self._inputs: PrepareJob | None = None
-        """What made the inputs. A new process makes them at once."""
+        """The job that made the inputs. A new process repeats it at once."""
         self._prepared = False
         self._printed = ""
-        """What inputs and reference printed when they were made."""
+        """Text that inputs and reference printed when they were made."""
         self._used = False
         """Whether a candidate has run in this process."""
         self._device = info.uuid or info.id

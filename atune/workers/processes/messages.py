@@ -1,4 +1,4 @@
-"""What workers are asked: the functions that they call, by import path, and the messages, as msgpack.
+"""Calls to workers: the functions by import path, and the messages as msgpack.
 
 They pass only between a program and its own processes.
 """

@@ -50,7 +50,7 @@ the user's file or to make a device's context. It is far above what a slow machi
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
-"""Of what a call printed, so much is read, and so much of its lines is kept."""
+"""Most bytes that are read of what a call printed, and most characters that are kept."""
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 REAP_S = 1.0
@@ -84,7 +84,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._failure = ""
         """Why the server is gone, or cannot fork."""
         self._absent = ""
-        """What to install, where a package that atune requires is missing."""
+        """Packages to install, if one that atune requires is missing."""
         self._running = self._leaving = False
         self._first_loss = ""
         """How the first server ended, if it was replaced."""
@@ -361,7 +361,7 @@ class Worker:
         self.pid = 0
         """The process, and its group."""
         self.printed = ""
-        """What the last call printed: its first lines, each once."""
+        """First lines that the last call printed, each once."""
         self._server, self._number = server, number
         self._sock, self._mark = sock, mark
         self._calls = 0

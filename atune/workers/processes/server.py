@@ -40,7 +40,7 @@ SERVER_ENV = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""What holds unless the program's environment says otherwise. With transparent huge pages lowering, which makes many
+"""Defaults of the environment. With transparent huge pages lowering, which makes many
 small allocations, takes 6 to 15 % less time."""
 
 WARM_VARIABLE = "ATUNE_WARM"

@@ -66,12 +66,12 @@ LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch",
 are tried again."""
 
 Status = Literal["finished", "refreshed", "unfinished", "partial", "uncached"]
-"""What became of a run. ``refreshed``: it was asked for though its result was known. ``partial``: it has no winner of
-the whole search that its header asks for. ``uncached``: its caller uses no cache."""
+"""Status of an indexed run. ``refreshed``: it was asked for though its result was known. ``partial``: it has no winner
+of the whole search that its header asks for. ``uncached``: its caller uses no cache."""
 _DAMAGE = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB
 UNFINISHED = "unfinished"
 ANSWERS = ("finished", "refreshed")
-"""Of runs that answer a look-up."""
+"""Statuses of runs that answer a look-up."""
 
 
 class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,7 +116,7 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _COLUMNS = ("path", "status", "key", "work", "kernel", "source", "time", "bytes")
-"""What is asked for. The column ``run`` has all of a row, as JSON."""
+"""Columns to search by. The column ``run`` has all of a row, as JSON."""
 _TABLE = (
     f"CREATE TABLE runs ({', '.join(_COLUMNS)}, run, PRIMARY KEY (path))",
     "CREATE INDEX runs_key ON runs (key, time)",
@@ -126,7 +126,7 @@ _TABLE = (
 
 
 Known = tuple[Entry, Outcome]
-"""What an earlier run recorded of one configuration."""
+"""A configuration's entry and outcome in an earlier run."""
 
 
 def known_of(state: State) -> dict[str, Known]:
