@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from atune.frontends.api.resume import resume as resume
     from atune.frontends.api.resume import run_resume as run_resume
     from atune.frontends.api.compile_all import compile_all as compile_all
+    from atune.frontends.api.pick import pick as pick
     from atune.frontends.api.problems import Problems as Problems
     from atune.frontends.api.tune_set import run_set as run_set
     from atune.frontends.api.tune_set import tune_set as tune_set
@@ -64,6 +65,7 @@ _HOME = {
     "atune.frontends.api.tuner": ("Tuner", "run", "tune"),
     "atune.frontends.api.resume": ("resume", "run_resume"),
     "atune.frontends.api.compile_all": ("compile_all",),
+    "atune.frontends.api.pick": ("pick",),
     "atune.frontends.api.problems": ("Problems",),
     "atune.frontends.api.tune_set": ("run_set", "tune_set"),
     "atune.workers.processes.server": ("shutdown", "warm"),

@@ -16,7 +16,7 @@ import atune
 ROOT = Path(atune.__file__).parents[1]
 NAMES = (
     "BenchmarkSettings", "CompileSettings", "NoWinner", "Space", "TuneResult", "Tuner", "Workload", "autotune",
-    "Problems", "clear_cache", "compile_all", "replay", "resume", "run", "run_resume", "run_set", "shutdown",
+    "Problems", "clear_cache", "compile_all", "pick", "replay", "resume", "run", "run_resume", "run_set", "shutdown",
     "tune", "tune_set", "tunings", "warm",
 )  # fmt: skip
 MODULES = ("bundle", "errors", "events", "layout", "results")

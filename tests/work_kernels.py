@@ -181,6 +181,13 @@ def turned(padding: int = 0) -> Any:
     return main
 
 
+def picked(block_M: int = 64, num_stages: int = 2) -> Any:
+    """A product of which some raise, and some have too much shared memory, on one board or another."""
+    if block_M == 96:
+        raise ValueError(f"no such tile: {block_M}")
+    return product(block_M, 128, 128, num_stages)
+
+
 def workload(kernel: Any, **axes: Any) -> atune.Workload:
     return atune.Workload(kernel, atune.Space(**axes))
 
@@ -194,5 +201,8 @@ ANY_ROWS = workload(of_any_rows, tile=[64])
 ANY_LENGTH = workload(of_any_length, tile=[64])
 BY_THREAD = workload(by_thread, step=[1])
 BY_VALUE = workload(by_value, tile=[128])
+PICKED = workload(picked, block_M=[64, 96, 256], num_stages=[0, 3])
+TOO_LARGE = workload(picked, block_M=[256], num_stages=[3, 4])
+RAISING = workload(picked, block_M=[96], num_stages=[0, 3])
 TURNED = workload(turned, padding=[0, 2, 8])
 GUARDED = workload(guarded, tile=[100])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from atune.engine.search import prior
-from atune.engine.search.devices import SHEETS, Figures, figures_of
+from atune.engine.search.devices import SHEETS, Figures, device_named, figures_of
 from atune.engine.search.interface import Searched
 from atune.engine.search.strategies import Ranked
 from atune.journal.events import SpaceSurveyed, decode, encode
@@ -179,6 +179,16 @@ def test_what_a_block_may_not_have_cannot_run() -> None:
 def test_a_device_has_the_figures_of_its_sheet(name: str, arch: str, sheet: str) -> None:
     found, expected = figures(DeviceInfo("0", name, arch=arch)), SHEETS[sheet]
     assert (found.sms, found.memory_bytes_s) == (expected.sms, expected.memory_bytes_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "board"),
+    [("h100", "H100"), ("H100-PCIe", "H100 PCIE"), ("rtx4090", "RTX 4090"), ("RTX 4090", "RTX 4090"), ("l40s", "L40S")],
+)
+def test_a_board_that_is_not_here_is_named(name: str, board: str) -> None:
+    found = device_named(name)
+    assert found.name == board and figures(found).sms == SHEETS[board].sms
+    assert found.arch in ("sm_90a", "sm_89")
 
 
 def test_a_device_without_figures_of_its_own_architecture() -> None:

@@ -11,7 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from atune.model.device import MULTIPROCESSORS, DeviceInfo, DeviceLimits, Multiprocessor, Target, default_limits
+from atune.errors import UsageError
+from atune.model.device import (
+    MULTIPROCESSORS,
+    DeviceInfo,
+    DeviceLimits,
+    Multiprocessor,
+    Target,
+    arch_of_capability,
+    default_limits,
+)
 from atune.model.roofline import Peaks
 
 
@@ -90,9 +99,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
     capability = _capability((device.arch if device else "") or arch)
     if not capability:
         return None
-    name = re.sub(r"[^A-Z0-9]+", " ", device.name.upper()) if device else ""
-    named = next((sheet for words, sheet in SHEETS.items() if f" {words} " in f" {name} "), None)
-    sheet = named or SHEETS[TYPICAL[capability]]
+    sheet = SHEETS[(_board(device.name) if device else "") or TYPICAL[capability]]
     architecture = ARCHITECTURES[capability]
     limits = default_limits(Target("cuda", (device.arch if device else "") or arch))
     own = device.limits if device else limits
@@ -107,6 +114,21 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
         sm=MULTIPROCESSORS[capability],
         limits=DeviceLimits(own.smem_bytes or limits.smem_bytes, own.threads or limits.threads),
     )
+
+
+def device_named(name: str) -> DeviceInfo:
+    """Return a board of the table, such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError`."""
+    board = _board(str(name)) or _board(re.sub(r"(?<=[A-Za-z])(?=\d+$)", " ", str(name)))
+    if not board:
+        raise UsageError(f"gpu {name!r}: there are figures of {', '.join(SHEETS)}")
+    major, minor = divmod(int(SHEETS[board].capability), 10)
+    return DeviceInfo(id=board, name=board, arch=arch_of_capability(major, minor))
+
+
+def _board(name: str) -> str:
+    """Return the words in `SHEETS` that a device's name contains; empty for a board without a sheet."""
+    parts = re.sub(r"[^A-Z0-9]+", " ", name.upper())
+    return next((words for words in SHEETS if f" {words} " in f" {parts} "), "")
 
 
 def with_peaks(device: DeviceInfo) -> DeviceInfo:

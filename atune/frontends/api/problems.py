@@ -90,6 +90,14 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
     return found
 
 
+def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
+    """Return the arguments of one problem, for a `command` that takes one. Raises `UsageError`."""
+    sizes = parse_sizes(texts, "--arg")
+    if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
+        raise UsageError(f"--arg {several}: {command} takes one problem: give it one value")
+    return {name: value for name, (value,) in sizes.items()}
+
+
 def _problem(row: Mapping[str, Any], where: str) -> Problem:
     arguments = dict(row)
     weight = arguments.pop(WEIGHT, 1.0)

@@ -125,7 +125,7 @@ def _source(artifact: Artifact) -> str:
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     from atune.engine.start import check_code, check_parts
-    from atune.frontends.api.problems import parse_sizes
+    from atune.frontends.api.problems import one_problem
     from atune.frontends.api.resume import options_of as options_in
     from atune.frontends.api.resume import origin_of
     from atune.workload.pickling import parse_file_ref
@@ -134,10 +134,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     if what.partition(":")[0].endswith(".py"):
         if indices:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
-        sizes = parse_sizes(arguments.arg, "--arg")
-        if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
-            raise UsageError(f"--arg {several}: explain takes one problem: give it one value")
-        ref, problem = parse_file_ref(what, "atune explain"), {name: value for name, (value,) in sizes.items()}
+        ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
         ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
         configs = [*map(parse_config, arguments.config)] or [{}]
     elif arguments.config or arguments.arg:

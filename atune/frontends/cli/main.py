@@ -37,6 +37,7 @@ _COMMANDS = {
     "runs": ("runs", "cache"),
     "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare", "bundle"),
     "explain": ("show", "explain"),
+    "pick": ("pick",),
     "doctor": ("doctor",),
 }
 """The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,

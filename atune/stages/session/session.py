@@ -221,6 +221,11 @@ def visible_gpus() -> list[DeviceInfo]:
     return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(found)]
 
 
+def gpus(_: bytes) -> bytes:
+    """Entry point: return `visible_gpus` as msgpack."""
+    return msgspec.msgpack.encode(visible_gpus())
+
+
 def none_found() -> str:
     """Return why `visible_gpus` lists none."""
     return f"NVML finds none{' among CUDA_VISIBLE_DEVICES' * ('CUDA_VISIBLE_DEVICES' in os.environ)}"

@@ -32,7 +32,7 @@ from atune.workers.local.compile_worker import (
 )
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.workers import Workers, described, fork_server
-from atune.workers.processes.messages import DISCOVER, Discovery, Session
+from atune.workers.processes.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.processes.pool import ForkServer
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
@@ -165,6 +165,15 @@ class LocalMachine:
                 self.workers.warn(remark)
         self.use(found.no_cicc)
         return found.target, list(found.devices)
+
+    async def assume(self, device: DeviceInfo | None) -> Target:
+        """Take `device` in place of `discover`, where nothing is built. None: the first GPU here, or else the CPU."""
+        if device is None:
+            reply = await self.workers.ask_once("gpus", GPUS, b"")
+            device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
+        target = Target("c") if device is None else Target("cuda", device.arch)
+        self._found = Discovery(target, () if device is None else (device,))
+        return target
 
     async def prepare(self, candidates: int) -> None:
         few = self.shared is None and candidates <= FEW  # a set shares what is parsed

@@ -19,6 +19,7 @@ WRITTEN = "atune.stages.session.session:written"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
 SURVEY_SPACE = "atune.stages.session.session:survey_space"
+GPUS = "atune.stages.session.session:gpus"
 DISCOVER = "atune.stages.compile_jobs:discover"
 
 COMPILE = "atune.stages.compile_jobs:"

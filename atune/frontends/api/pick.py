@@ -1,0 +1,105 @@
+"""Configurations by the prior alone: nothing is lowered, compiled or measured, and no GPU is needed."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from atune.engine.proposing import MOST, Survey
+from atune.engine.search.devices import device_named
+from atune.engine.search.prior import can_run, choices, figures_for
+from atune.errors import UsageError
+from atune.frontends.api.blocking import run_blocking
+from atune.frontends.api.compile_all import raise_failures
+from atune.frontends.api.tuner import machine_for
+from atune.journal.result import Record
+from atune.model.artifact import Failure
+from atune.model.candidate import Candidate, Config, config_key
+from atune.model.device import DeviceInfo
+from atune.model.options import Count, converted
+from atune.model.settings import CompileSettings
+from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.server import refuse_in_worker
+from atune.workload.pickling import FileRef
+from atune.workload.workload import Workload
+
+NO_FIGURES = "the prior knows nothing of this device (another one: gpu=, --gpu): the default is chosen"
+NOT_READ = "the prior cannot read what a block of this kernel does: the default is chosen"
+
+
+class PickedConfig(msgspec.Struct, frozen=True):
+    """A configuration, and the latency that the prior expects, in milliseconds; None where it knows nothing."""
+
+    config: Config
+    estimate_ms: float | None = None
+
+
+class Picked(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pick` chose."""
+
+    choices: tuple[PickedConfig, ...]
+    """The best first. The estimates serve to compare: as milliseconds they may be far off."""
+    gpu: str
+    """The device that it is for; empty where there is no GPU."""
+    candidates: int
+    """Those of the space that were looked at."""
+    unfit: int = 0
+    """Those that cannot run, by the device's limits or because their kernel function raises."""
+    why: str = ""
+    """Why the prior knows nothing, so that the default configuration is the only choice; empty where it does."""
+
+
+def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
+    """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
+
+    `workload`: as for `tune`. `gpu`: the board to choose for, such as ``H100``; then neither a GPU nor nvcc is needed.
+    None: this machine's.
+
+    Raises `UsageError` for arguments that cannot work, and where no candidate can run. Raises `CompileFailed` if the
+    kernel function raises for all.
+    """
+    refuse_in_worker()
+    device = None if gpu is None else device_named(gpu)
+    return run_blocking(picked, workload, converted("n", n, Count), device)
+
+
+async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo | None) -> Picked:
+    """Do what `pick` does. `device`: choose for it; None for this machine's."""
+    settings = CompileSettings(cicc=False, store=False)
+    machine = machine_for(workload, cluster=None, target="auto", devices=("all",), compile=settings)
+    assert isinstance(machine, LocalMachine)
+    async with machine.open():
+        target = await machine.assume(device)
+        spec = await machine.describe()
+        if not spec.configs:
+            raise UsageError("the space is empty: no configuration satisfies the constraints")
+        listed = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
+        candidates = listed if len(listed) <= MOST else random.Random(0).sample(listed, MOST)
+        survey, figures = Survey(candidates, going_on=lambda: True), figures_for(target, machine.found.devices)
+        if figures is not None:
+            await survey.run(machine.compile_workers())
+    best, unfit, name = list[tuple[int, float]](), 0, next((one.name for one in machine.found.devices), "")
+    if figures is not None:
+        if not survey.facts:
+            raise_failures([_failed(listed[index], failure) for index, failure in survey.failures.items()])
+        best = choices(survey.facts, figures)
+        unfit = len(survey.failures) + sum(not can_run(facts, figures) for facts in survey.facts.values())
+        if unfit == len(candidates):
+            raise UsageError(f"none of {unfit} candidates can run on {name}, by shared memory and registers")
+    found = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best[:n])
+    why = "" if found else NO_FIGURES if figures is None else NOT_READ
+    if why and spec.default_config is None:
+        raise UsageError(f"{why}, and there is none: {spec.no_default}")
+    return Picked(
+        choices=found or (PickedConfig(spec.default_config or {}),),
+        gpu=name,
+        candidates=len(candidates),
+        unfit=unfit,
+        why=why,
+    )
+
+
+def _failed(one: Candidate, why: Failure) -> Record:
+    record = Record(index=one.index, key=one.key, config=one.config, status="failed", kind=why.kind)
+    return msgspec.structs.replace(record, message=why.message, detail=why.detail)

@@ -1,0 +1,62 @@
+"""``atune pick``: the configurations of a workload that the prior expects to be fastest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from atune.frontends.cli.parsing import Parser, add_command, add_options
+from atune.frontends.cli.tune_options import WORKLOAD, ProblemOptions
+from atune.model.options import options_of
+
+if TYPE_CHECKING:
+    from atune.frontends.api.pick import Picked
+    from atune.workers.system.terminal import Interrupts
+
+
+def add_commands(commands: Any, shown: Parser) -> None:
+    """Add ``pick``. `shown` holds the options that all commands share."""
+    text = "Name the configurations that are likely the fastest; compiles and measures nothing"
+    parser = add_command(commands, shown, "pick", _pick, text)
+    parser.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
+    parser.add_argument("-n", type=int, default=3, metavar="N", help="how many [default: 3]")
+    text = "choose for this GPU, such as H100 or RTX4090, which need not be here [default: this machine's]"
+    parser.add_argument("--gpu", metavar="NAME", help=text)
+    add_options(parser, [options_of(ProblemOptions)["arg"]])
+
+
+def _pick(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.workers.processes.server import warm_early
+
+    warm_early()
+    import msgspec
+
+    from atune.frontends.api.pick import pick
+    from atune.frontends.api.problems import one_problem
+    from atune.frontends.cli.output import print_lines, print_out
+    from atune.reporting.screen import Line
+    from atune.workload.pickling import parse_file_ref
+
+    workload = parse_file_ref(arguments.workload, "atune pick")
+    workload = msgspec.structs.replace(workload, arguments=one_problem(arguments.arg, "pick"))
+    found = pick(workload, arguments.n, arguments.gpu)
+    if arguments.json:
+        print_out(json.dumps(msgspec.to_builtins(found)))
+    else:
+        print_lines(map(Line, _lines(found)))
+    return 0
+
+
+def _lines(found: Picked) -> Iterator[str]:
+    from atune.model.candidate import describe_config
+
+    unfit = f", {found.unfit:,} of which cannot run" if found.unfit else ""
+    yield f"space      {found.candidates:,} candidates{unfit}; nothing was compiled or measured"
+    yield f"device     {found.gpu or 'no GPU'}"
+    if found.why:
+        yield f"prior      {found.why}"
+    for place, choice in enumerate(found.choices, 1):
+        expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
+        yield f"choice {place:<4}{expected}{describe_config(choice.config)}"

@@ -1,0 +1,68 @@
+"""`atune.pick` and `atune pick`: the prior's choices, of what can run, without a GPU and without a compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atune
+from atune.errors import CompileFailed, UsageError
+from atune.frontends.cli.main import main
+
+TESTS = Path(__file__).parents[1]
+KERNELS = f"{TESTS / 'work_kernels.py'}"
+
+
+@pytest.fixture(autouse=True)
+def without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+
+
+def configs(found: Any) -> list[dict[str, Any]]:
+    return [choice.config for choice in found.choices]
+
+
+def test_choices_come_by_their_estimate_without_what_cannot_run() -> None:
+    found = atune.pick(f"{KERNELS}:PICKED", n=9, gpu="H100")
+    assert (found.gpu, found.candidates, found.unfit, found.why) == ("H100", 6, 3, "")
+    assert {(one["block_M"], one["num_stages"]) for one in configs(found)} == {(64, 0), (64, 3), (256, 0)}
+    estimates = [choice.estimate_ms for choice in found.choices]
+    assert all(estimates) and estimates == sorted(estimates)
+    assert configs(atune.pick(f"{KERNELS}:PICKED", gpu="H100", n=1)) == configs(found)[:1]
+
+
+def test_a_board_with_less_shared_memory_takes_less() -> None:
+    found = {gpu: atune.pick(f"{KERNELS}:PICKED", n=9, gpu=gpu).unfit for gpu in ("h100-pcie", "rtx4090")}
+    assert found["h100-pcie"] < found["rtx4090"]
+
+
+@pytest.mark.parametrize(("of", "gpu", "why"), [("BY_VALUE", "A100", "cannot read"), ("PICKED", None, "knows nothing")])
+def test_where_the_prior_knows_nothing_it_says_so_and_picks_the_default(of: str, gpu: str | None, why: str) -> None:
+    found = atune.pick(f"{KERNELS}:{of}", gpu=gpu)
+    assert why in found.why and found.choices[0].estimate_ms is None
+    assert configs(found) == [{"BY_VALUE": {"tile": 128}, "PICKED": {"block_M": 64, "num_stages": 2}}[of]]
+
+
+def test_what_no_board_can_run_and_what_raises_are_errors() -> None:
+    with pytest.raises(UsageError, match="none of 2 candidates can run on RTX 4090"):
+        atune.pick(f"{KERNELS}:TOO_LARGE", gpu="RTX 4090")
+    with pytest.raises(CompileFailed, match="no such tile"):
+        atune.pick(f"{KERNELS}:RAISING", gpu="H100")
+    with pytest.raises(UsageError, match="gpu 'H1000': there are figures of H200,"):
+        atune.pick(f"{KERNELS}:PICKED", gpu="H1000")
+    with pytest.raises(UsageError, match="n must be"):
+        atune.pick(f"{KERNELS}:PICKED", n=0, gpu="H100")
+
+
+def test_the_command_prints_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "-n", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["choices"]) == 2 and found["unfit"] == 3 and found["gpu"] == "H100"
+    assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "-n", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("space      6 candidates, 3 of which cannot run;") and "choice 2   about" in lines[-1]
+    assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "--arg", "M=1,2"]) == 2
