@@ -44,7 +44,7 @@ from atune.results import Result
 
 SCRATCH = "record-"
 """Begins the names of the folders in which spaces are tuned."""
-FIXED = ("--no-store", "--compile-timeout", "60", "--timeout", "15", "--quiet", "--json")
+FIXED = ("--compile-timeout", "60", "--timeout", "15", "--quiet", "--json")
 FAULTY = ("failed", "pruned")
 HEAD = [
     "space", "candidates", "measured", "duplicates", "failed", "wall s", "a second", "best ms", "torch ms", "best",

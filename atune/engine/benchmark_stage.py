@@ -250,6 +250,7 @@ class BenchmarkStage:
             printed=answer.printed,
             bits=answer.bits,
             repeats=answer.repeats,
+            memory_bytes=answer.memory_bytes,
         )
         best = self.state.best
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)

@@ -127,6 +127,7 @@ class FinalStage:
         self.run, self.benchmark = run, benchmark
         self.measuring, self.workers, self.candidate = measuring, workers, candidate
         self.emit, self.state = run.recorder.emit, run.recorder.state
+        self._memory_bytes = 0
 
     async def hold(self, wrong: Set[int] = frozenset()) -> None:
         """Re-benchmark the best few in turn, with the default. `wrong`: those with wrong libraries.
@@ -215,7 +216,14 @@ class FinalStage:
                     return self._on_another(without)
             else:
                 where = {"worker": worker.name, "device": worker.name}
-                self.emit(FinalOrdered, **where, entries=tuple(entries), reference=reference, ties=ties)
+                self.emit(
+                    FinalOrdered,
+                    **where,
+                    entries=tuple(entries),
+                    reference=reference,
+                    ties=ties,
+                    memory_bytes=self._memory_bytes,
+                )
                 return False
         return False
 
@@ -267,6 +275,7 @@ class FinalStage:
         found = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
         if found.failures:
             raise _FinalistsFailed(*found.failures)
+        self._memory_bytes = max(self._memory_bytes, found.memory_bytes)
         return list(found.entries), found.reference
 
     async def _recover(self, wanted: Sequence[int]) -> None:

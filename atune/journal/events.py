@@ -258,6 +258,8 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     """Digest of its outputs for the check's inputs: equal for equal bits."""
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
+    memory_bytes: int = 0
+    """Device memory that the device's process has used at most so far; 0 on the CPU."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -306,6 +308,8 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     reference: Timing | None = None
     ties: tuple[int, ...] = ()
     """Those that are statistically tied with the winner, or are as fast."""
+    memory_bytes: int = 0
+    """As in `CandidateMeasured`."""
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):

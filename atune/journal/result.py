@@ -280,6 +280,8 @@ class Result:
         self.finished = state.finished is not None
         self.interrupted = state.interrupted is not None
         """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
+        self.memory_bytes = state.memory_bytes
+        """Device memory that any device's process used at most, its context's too; 0 on the CPU."""
         self.cache_hit = False
         """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
         self.devices = tuple(state.devices.values())

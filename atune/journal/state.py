@@ -213,6 +213,8 @@ class State:
         self.compile_s: list[float] = []
         """Seconds of each compiled candidate, in order of size: its share of its library. Reused ones do not count."""
         self.devices: dict[str, DeviceInfo] = {}
+        self.memory_bytes = 0
+        """Memory that any device's process used at most."""
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
         self.other_bits: set[int] = set()
@@ -249,6 +251,7 @@ class State:
         """Fold in one event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
         self.seconds.apply(event)
+        self.memory_bytes = max(self.memory_bytes, getattr(event, "memory_bytes", 0))
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)

@@ -184,6 +184,8 @@ class Finals(msgspec.Struct, frozen=True):
     entries: tuple[FinalEntry, ...]
     reference: Timing | None
     failures: tuple[Failure, ...] = ()
+    memory_bytes: int = 0
+    """As in `Measurement`."""
 
 
 class Bits(msgspec.Struct, frozen=True):

@@ -77,6 +77,8 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     """Digest of the outputs for the check's inputs: equal for equal bits."""
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
+    memory_bytes: int = 0
+    """Device memory that its process has used at most so far, the context's too; 0 on the CPU."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):

@@ -133,6 +133,15 @@ def wanted(wrong: msgspec.ValidationError) -> str:
     return re.sub("`(.*?)`", lambda kind: _WORDS.get(kind[1].removesuffix(" | null"), kind[1]), text)
 
 
+def size(name: str, value: Any) -> int:
+    """Return bytes, which may be given as a text such as ``4GiB`` or ``512MiB``. Raises `UsageError` for others."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
+    n = 0 if found is None else int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper()) if found[2] else 0))
+    if n <= 0:
+        raise UsageError(f"{name} must be a size, such as '4GiB' or '512MiB', got {reprlib.repr(value)}")
+    return n
+
+
 def path(name: str, value: Any) -> Any:
     """Return `value`. Raises `UsageError` unless `value` is a path as a text or a `Path`."""
     if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):

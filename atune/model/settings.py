@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from atune.errors import UsageError
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
-from atune.model.options import Count, Natural, Option, Positive, Settings, options_of
+from atune.model.options import Count, Natural, Option, Positive, Settings, options_of, size
 
 _BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or several of these (40,90s)"
 
@@ -107,7 +107,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
     )] = True
     store: Annotated[bool, Option(
         "Use libraries that earlier runs built from the same code, and keep new ones.",
-        flag="--store", page="cache.md#libraries",
+        page="cache.md#libraries",
     )] = True
     target_host: Annotated[Annotated[str, Meta(pattern=r"^\s*((c|llvm)(\s|$)|\{)")] | None, Option(
         "TileLang's target for host code: ``c`` or ``llvm``.", must="must be a target such as 'c' or 'llvm'",
@@ -158,6 +158,11 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Make the inputs once per device and use them for every candidate. False makes them for each one.",
         measured=True,
     )] = True
+    memory_limit: Annotated[int | str | None, Option(
+        "Device memory, such as ``4GiB``, that all device processes of this program together may use on a GPU. "
+        "A candidate that needs more fails as `out_of_memory`.",
+        check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
+    )] = None
     same_bits: Annotated[Literal["default"] | None, Option(
         "``default``: only candidates may win whose outputs have the same bits as the default configuration's.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",

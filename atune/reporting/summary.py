@@ -21,7 +21,8 @@ from atune.workload.source_locations import Place, place_in
 KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
-    "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages", "cache_hit",
+    "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages",
+    "memory_bytes", "cache_hit",
 )  # fmt: skip
 """Fields of a result that ``--json`` prints, in addition to the failures."""
 
@@ -75,6 +76,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     """Return what else is known: ties, the roofline, the axes that mattered, what was pruned and reused."""
     lines = ["known      from the result cache: nothing was run"] if result.cache_hit else []
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
+    lines += [f"memory     {result.memory_bytes / 2**30:.2f} GiB of a device at most"] if result.memory_bytes else []
     lines += [f"same bits  {line}"] if (line := bits_line(result)) else []
     lines += [f"strategy   {printable(strategy)}"] if (strategy := strategy_line(result)) else []
     if result.roofline:

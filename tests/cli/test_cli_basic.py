@@ -96,6 +96,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal,
         "reference_ratio": 3.0, "ties": [], "noise": [], "cache_hit": False, "strategy": "exhaustive",
         "same_bits": {"asked": False, "winner": None, "same": 0, "measured": 2, "classes": 0, "varying": 0, "seeds": 1},
+        "memory_bytes": 0,
         "warnings": [],
         "failures": [{
             "kind": "mismatch", "count": 1, "message": "wrong", "where": None,
@@ -132,8 +133,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
         "--target sm_90 --devices 1,0 --devices 2 --strategy random --seed 7 --budget 2m --workers 3"
-        " --compile-timeout 9.5 --timeout 8 --rep 5 --skip-check --quiet --no-cicc --no-store --cached --on-miss error"
-        " --layouts 2 --warm cache --group-size 4 --warmup 6"
+        " --compile-timeout 9.5 --timeout 8 --rep 5 --skip-check --quiet --no-cicc --cached --on-miss error"
+        " --layouts 2 --warm cache --group-size 4 --warmup 6 --memory-limit 1.5GiB --same-bits default"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
@@ -142,10 +143,10 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         "target": "sm_90", "devices": ("1", "0", "2"), "strategy": "random", "seed": 7,
     }  # fmt: skip
     assert given["budget"].seconds == 120.0
-    assert given["compile"] == CompileSettings(
-        workers=3, group_size=4, compile_timeout_s=9.5, cicc=False, store=False, layouts=2
+    assert given["compile"] == CompileSettings(workers=3, group_size=4, compile_timeout_s=9.5, cicc=False, layouts=2)
+    assert given["benchmark"] == BenchmarkSettings(
+        n_warmup=6, n_repeat=5, benchmark_timeout_s=8.0, check=False, memory_limit=1536 << 20, same_bits="default"
     )
-    assert given["benchmark"] == BenchmarkSettings(n_warmup=6, n_repeat=5, benchmark_timeout_s=8.0, check=False)
     assert given["warm"] == ["cache"] and given["cached"] is True and given["on_miss"] == "error"
 
 
@@ -190,9 +191,12 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--no-pipeline", "did you mean atune.tune(…, pipeline=…) in Python?"),
         ("--no-cache-input-tensors", "did you mean benchmark=BenchmarkSettings(cache_inputs=…) in Python?"),
         ("--cpu-count 2", "did you mean --workers?"),
-        ("--disable-cache", "did you mean --no-store?"),
+        (
+            "--disable-cache",
+            "did you mean compile=CompileSettings(store=…) in Python or @atune.autotune(cache=…) in Python?",
+        ),
         ("--shape 64x64", "did you mean --arg?"),
-        ("--no-stroe", "did you mean --no-store?"),
+        ("--no-cic", "did you mean --no-cicc?"),
         ("--xyz", "atune tune has no option --xyz (see"),
         ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
         ("--seed -1", "--seed: must be a whole number >= 0, got '-1'"),

@@ -186,7 +186,7 @@ def test_a_report_goes_to_stdout_where_that_is_asked(
 
 
 def test_compile_only_measures_nothing(tmp_path: Path, capsys: Any) -> None:
-    command = ["tune", f"{KERNELS}:SCALED", "--compile-only", "--target", "c", "--budget", "2", "--no-store"]
+    command = ["tune", f"{KERNELS}:SCALED", "--compile-only", "--target", "c", "--budget", "2"]
     assert main([*command, "--workers", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["total"], printed["compiled"], printed["failed"], printed["target"]) == (2, 2, 0, "c")

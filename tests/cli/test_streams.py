@@ -125,7 +125,7 @@ def test_a_run_does_without_its_working_folder(tmp_path: Path) -> None:
     """A real run on the CPU, in a folder that is removed before it begins."""
     folder, workload = tmp_path / "gone", Path(__file__).parents[2] / "examples" / "gemm_cpu.py"
     folder.mkdir()
-    options = f"--target c --budget 1 --no-store --quiet --rep 3 --journal {tmp_path}/j"
+    options = f"--target c --budget 1 --quiet --rep 3 --journal {tmp_path}/j"
     done = shell(f"rmdir {folder}; {sys.executable} -m atune tune {workload}:WORKLOAD {options}", folder)
     assert done.returncode == 0, done.stderr
     assert not folder.exists() and replay(tmp_path / "j").measured == 1

@@ -257,7 +257,7 @@ class _SetRun:
             self._same_work(header)
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
-                self._shared = await stack.enter_async_context(shared_processes())
+                self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
             try:
                 async with anyio.create_task_group() as tasks:
                     for index in range(len(self._problems)):

@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
 _INSTEAD = {
     "--execution-backend": "; candidates always run by tvm_ffi: leave it out",
-    "--runs": "; a command tunes once: repeat it, with --no-store to compile again",
+    "--runs": "; a command tunes once: repeat it",
     "--with-roller": "; the file gives the space: examples/gemm_roller.py asks TileLang's roller for it",
 }
 """Alternatives to options that TileLang's examples of its tuner have, and that name nothing here."""

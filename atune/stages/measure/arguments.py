@@ -76,7 +76,7 @@ class KernelArguments:
         self.outputs = [self.values[i] for i in self.out_idx]
         self.set_up = self._set_up()
         """Inputs that the workload's `setup` changed."""
-        self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
+        self._pristine = {i: _kept(self._memory[i]) for i in self.in_idx if i in self._memory}
         self.expected: dict[int, Any] | None = None
         """The reference's outputs by position; None without a reference."""
 
@@ -193,7 +193,9 @@ class KernelArguments:
 
     def changed(self) -> set[int]:
         """Return the input parameters that a kernel has written into."""
-        return {i for i, pristine in self._pristine.items() if not same_bits(self._memory[i], pristine)}
+        return {
+            i for i, pristine in self._pristine.items() if not same_bits(self._memory[i].to(pristine.device), pristine)
+        }
 
     def restore_inputs(self) -> set[int]:
         """Undo what a kernel wrote into its inputs. Returns which these were."""
@@ -230,7 +232,17 @@ class KernelArguments:
         value = self.values[i]
         if i not in self._pristine:
             return value  # a scalar
-        return self._pristine[i].clone().as_strided(value.shape, value.stride())
+        return self._pristine[i].to(value.device, copy=True).as_strided(value.shape, value.stride())
+
+
+def _kept(value: Any) -> Any:
+    """Return a copy of a tensor: on its device, or in the host's memory where it does not fit."""
+    import torch
+
+    try:
+        return value.clone()
+    except torch.OutOfMemoryError:
+        return torch.empty(value.shape, dtype=value.dtype, pin_memory=torch.cuda.is_available()).copy_(value)
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:

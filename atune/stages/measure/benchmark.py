@@ -27,6 +27,8 @@ from atune.workers.system.resources import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
 """Device memory of our own CUDA context, at most; further use is by other processes."""
+CONTEXT_BYTES = 600 << 20
+"""That of an H100's context, where NVML does not tell."""
 AFTER_TIMING = " (once it had been timed)"
 OWN: Resource = "files"
 """The resource that candidates can exhaust in this process: the candidate is tried again in a fresh one."""
@@ -37,6 +39,8 @@ class _Device:
 
     timer: Timer
     observer: Observer | None = None
+    context_bytes = 0
+    """Memory that the context takes; 0 on the CPU."""
     arguments: KernelArguments | None = None
     prepared: tuple[KernelParam, ...] = ()
     """Parameters for which the workload's inputs and reference are known to work."""
@@ -53,14 +57,42 @@ def begin(payload: bytes) -> bytes:
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
     else:
+        before = Observer(info.uuid).used_bytes()
         torch.cuda.init()
         torch.zeros(1, device="cuda")
+        after = Observer(info.uuid).used_bytes()
+        known = 0 if before is None or after is None else after - before
+        _device.context_bytes = known if 0 < known <= OWN_CONTEXT_BYTES else CONTEXT_BYTES
+        _limit_memory()
         visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
         if info.uuid and visible != info.uuid:
             raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
         _device.observer = Observer(visible)
     _device.timer = make_timer(info.id)
     return msgspec.msgpack.encode(info)
+
+
+def _limit_memory() -> None:
+    """Keep this process within the session's limit. Raises `WorkloadError` where the context alone exceeds it."""
+    import torch
+
+    limit = session().memory_bytes
+    if limit is None:
+        return
+    left = limit - _device.context_bytes
+    if left <= 0:
+        raise WorkloadError(
+            f"memory_limit: {limit >> 20} MiB a process, and CUDA's context takes {_device.context_bytes >> 20} MiB"
+        )
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
+
+
+def _memory_bytes() -> int:
+    """Return the device memory that this process has used at most; 0 on the CPU."""
+    import torch
+
+    return _device.context_bytes and _device.context_bytes + torch.cuda.max_memory_reserved()
 
 
 def prepare(payload: bytes) -> bytes:
@@ -75,9 +107,12 @@ def prepare(payload: bytes) -> bytes:
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
+        what, remedy = f"the memory of {session().device}", "end other programs there"
+        if (limit := session().memory_bytes) is not None:
+            what, remedy = f"memory_limit, {limit >> 20} MiB for this process,", "allow more"
         raise WorkloadError(
-            f"Workload {workload().name}: the memory of {session().device} does not suffice for the inputs and the "
-            f"reference: make the problem smaller, or end other programs there ({in_one_line(error)})"
+            f"Workload {workload().name}: {what} does not suffice for the inputs and the reference: make the problem "
+            f"smaller, or {remedy} ({in_one_line(error)})"
         ) from error
     _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None:
@@ -112,7 +147,11 @@ def measure(payload: bytes) -> bytes:
             result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
-        result = msgspec.structs.replace(result, doubt=_others())
+        if (limit := session().memory_bytes) is None:
+            result = msgspec.structs.replace(result, doubt=_others())
+        else:
+            message = f"memory_limit allows {limit >> 20} MiB in this process: {result.message}"
+            result = msgspec.structs.replace(result, message=message)
     return msgspec.msgpack.encode(result)
 
 
@@ -164,7 +203,7 @@ def final(payload: bytes) -> bytes:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
     reference = _timing(samples[-1]) if with_reference else None
-    return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures)))
+    return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures), _memory_bytes()))
 
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
@@ -224,6 +263,7 @@ def _checked_and_timed(
         arguments.set_up,
         bits=bits,
         repeats=repeats,
+        memory_bytes=_memory_bytes(),
     )
 
 

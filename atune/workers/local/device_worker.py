@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
+from weakref import WeakSet
 
+import anyio
 import msgspec
 
 from atune.errors import (
@@ -43,6 +45,8 @@ from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbo
 from atune.workers.processes.pool import Worker
 from atune.workers.system.resources import PATIENCE_S, device_lock
 
+POLL_S = 0.2
+"""Seconds between two looks whether another run has ended."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
@@ -50,6 +54,8 @@ DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
 NOT_ALONE = "earlier candidates in its process may have caused this"
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
+GRANTED: WeakSet[LocalDeviceWorker] = WeakSet()
+"""Those of this program whose process may use no more than a part of its device's memory."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
 REMEDY = "end it, or measure on another device"
@@ -67,6 +73,7 @@ class LocalDeviceWorker:
         self.workers, self.session, self.info, self.cpus, self.shared = workers, session, info, cpus, shared
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
+        self._starting = False
         self._inputs: PrepareJob | None = None
         """The job that made the inputs. A new process repeats it at once."""
         self._prepared = False
@@ -94,7 +101,12 @@ class LocalDeviceWorker:
 
     async def _start(self) -> Started:
         await self._stop()
-        self._worker = await self.workers.until_it_works(self._new)
+        await self._wait_for_memory()
+        self._starting = True
+        try:
+            self._worker = await self.workers.until_it_works(self._new)
+        finally:
+            self._starting = False
         if self._inputs is not None:
             await self._prepare(self._inputs)
         return Started(self.info)
@@ -240,6 +252,23 @@ class LocalDeviceWorker:
             self._named |= others.keys()
             if new:
                 self.workers.warn(f"device {self.name} is also used by {', '.join(new)}: that {DISTURBS}; {REMEDY}")
+
+    async def _wait_for_memory(self) -> None:
+        """Wait until this program's other runs on the device leave what this one's process may use of its limit."""
+        mine, limit, told = self.session.memory_bytes, self.session.benchmark.memory_limit, False
+        while mine is not None:
+            others = (one for one in [*GRANTED] if one is not self and one._device == self._device)
+            if mine + sum(one.session.memory_bytes or 0 for one in others if one.alive or one._starting) <= int(
+                limit or 0
+            ):
+                GRANTED.add(self)
+                return
+            if not told:
+                self.workers.warn(
+                    f"another run uses the memory that memory_limit allows on device {self.name}: waiting"
+                )
+                told = True
+            await anyio.sleep(POLL_S)
 
     async def _stop(self) -> None:
         self._prepared = self._used = False

@@ -54,13 +54,15 @@ class Shared:
 
     server: ForkServer
     service: ServiceProcess
+    at_once: int
+    """How many runs take place at the same time, at most."""
 
 
 @asynccontextmanager
-async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
+async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run, or for several in one event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
-        yield Shared(server, service)
+        yield Shared(server, service, at_once)
 
 
 class LocalMachine:
@@ -212,7 +214,13 @@ class LocalMachine:
     def device_workers(self) -> list[LocalDeviceWorker]:
         # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
         cpus = self._cores[-1:] if self._on_cpu else None
-        shared, session = self.shared is not None, self._session()
+        shared, session, limit = self.shared is not None, self._session(), self.benchmark.memory_limit
+        if limit is not None and self._on_cpu:
+            self.workers.warn("memory_limit holds for GPUs alone, and the kernels run on the CPU")
+        elif limit is not None:
+            session = msgspec.structs.replace(
+                session, memory_bytes=int(limit) // (self.shared.at_once if self.shared else 1)
+            )
         return [LocalDeviceWorker(self.workers, session, info, cpus, shared=shared) for info in self.found.devices]
 
     def _session(self) -> Session:

@@ -44,6 +44,8 @@ class Session(msgspec.Struct, frozen=True):
     device: str = ""
     tools: str = ""
     """The compilers, as a part of the compiler state; empty where cicc is not used."""
+    memory_bytes: int | None = None
+    """Device memory that a device's process may use; None for all."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
