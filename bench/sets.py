@@ -40,6 +40,7 @@ FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
     given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False, "cached": False}
+    given |= job.get("options", {})
     began = time.perf_counter()
     if job["way"] == "set":
         found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
@@ -55,17 +56,19 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
                 "latency_ms": result.latency_ms, "default_ms": result.default_ms, "reference_ms": result.reference_ms,
                 "measured": result.measured, "failed": result.failed, "run_s": round(result.wall_s, 3),
             }  # fmt: skip
-            if not job["budget"]:
+            if not job["budget"] or job.get("by_key"):
                 row["by_key"] = {r.key: r.latency_ms for r in result.records if r.latency_ms is not None}
         rows.append(row)
     return {"way": job["way"], "wall_s": round(wall_s, 3), "rows": rows}
 
 
-def tuned(way: str, problems: list[dict[str, int]], budget: int, given: Any, name: str = "") -> dict[str, Any]:
+def tuned(
+    way: str, problems: list[dict[str, int]], budget: int, given: Any, name: str = "", **more: Any
+) -> dict[str, Any]:
     """Run `child` in a fresh process with empty caches."""
     with empty_caches("sets-") as (folder, env):
         answer, journals = folder / "answer.json", given.out / name if given.out and name else folder / "set"
-        job = {"way": way, "problems": problems, "budget": budget, "journal": str(journals)}
+        job = {"way": way, "problems": problems, "budget": budget, "journal": str(journals), **more}
         (folder / "job.json").write_text(json.dumps({**job, "answer": str(answer)}))
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder / "job.json")]
         done = run_counted(command, env=env, cwd=folder, timeout_s=given.limit)
