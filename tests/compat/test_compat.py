@@ -118,6 +118,15 @@ def test_arguments_by_position_go_where_the_signature_says() -> None:
     assert ProfileArgs(1, 2, 3, "cupti").backend == "cupti"
 
 
+def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
+    assert planned(tuning="pick").on_miss == "pick" and planned().on_miss == planned(tuning=None).on_miss == "tune"
+    picking = autotune(configs=BLOCKS, tuning="pick")(tilelang.jit(target="c")(scaled))
+    assert picking.call_of((64,), {}).options.on_miss == "pick"
+    for call in (AutoTuner(scaled, BLOCKS).run, lambda **given: autotune(configs=BLOCKS, **given)):
+        with pytest.raises(ArgumentError, match="tuning must be 'pick', or None to tune, got 'quick'"):
+            call(tuning="quick")
+
+
 # ---- what means something else here
 
 

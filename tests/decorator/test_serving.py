@@ -17,6 +17,8 @@ import atune
 from atune.errors import CacheMiss, CompileFailed, NoWinner, SpaceError
 from atune.frontends.decorator import autotuned
 from atune.journal.result import Record, Result
+from atune.model.device import DeviceInfo, Target
+from atune.workers.processes.messages import Discovery
 
 BLOCKS = [16, 24, 32]
 """The stand-in's winner is the last that the space has."""
@@ -274,3 +276,55 @@ def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, co
     with warnings.catch_warnings(action="error"):
         assert tuned(space=many).compile(96).config == {"block": 2}
     assert len(engine.runs) == 2
+
+
+# ---- what the prior chooses without measuring
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Discovery(Target("cuda", "sm_90a"), (DeviceInfo("0", "NVIDIA H100 80GB HBM3", arch="sm_90a"),))
+    monkeypatch.setattr("atune.stages.session.session.discover", lambda target, names: found)
+    monkeypatch.setattr("atune.frontends.api.tuner._discovered", {})
+
+
+PICKING: list[dict[str, Any]] = [{"tuning": "pick"}, {"tuning": {"preset": "pick", "seed": 1}}, {"on_miss": "pick"}]
+
+
+@pytest.mark.usefixtures("h100")
+@pytest.mark.parametrize("options", PICKING, ids=str)
+def test_a_call_takes_the_prior_s_first_choice_until_something_is_tuned(
+    tuned: Any, engine: Engine, compiler: Compiler, options: dict[str, Any]
+) -> None:
+    kernel = tuned(space=AXES, target="sm_90a", **options)
+    choices = [one.config["block"] for one in atune.pick(kernel.workload_for({"n": 96}), 3, "H100").choices]
+    assert sorted(choices) == BLOCKS
+    assert kernel.compile(96).config == {"block": choices[0]} and compiler.tried == choices[:1] and engine.runs == []
+    found = kernel.tune(96)
+    assert kernel.compile(96).config == found.best_config and len(engine.runs) == 1
+    again = tuned(space=AXES, target="sm_90a", **options)
+    assert again.best_config(96) == found.best_config and len(engine.runs) == 1, "what is kept is used"
+
+
+@pytest.mark.usefixtures("h100")
+def test_a_choice_that_cannot_be_used_is_passed_over_for_the_next_and_at_last_for_the_default(
+    tuned: Any, engine: Engine, compiler: Compiler
+) -> None:
+    kernel = tuned(space=AXES, target="sm_90a", tuning="pick", default={"block": 8})
+    choices = [one.config["block"] for one in atune.pick(kernel.workload_for({"n": 96}), 3, "H100").choices]
+    compiler.bad, compiler.error = {*choices[:1]}, refused
+    with pytest.warns(RuntimeWarning, match="cannot be used for n=96"):
+        assert kernel.compile(96).config == {"block": choices[1]}
+    compiler.bad = {*choices}
+    kernel.forget()
+    with pytest.warns(RuntimeWarning, match="cannot be used for n=96"):
+        assert kernel.compile(96).config == {"block": 8}
+    assert engine.runs == []
+
+
+def test_where_the_prior_knows_nothing_a_call_says_so_once_and_takes_the_default(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(space=AXES, tuning="pick", default={"block": 16})
+    with pytest.warns(RuntimeWarning, match="knows nothing of this device: the default is chosen") as warned:
+        assert [kernel.best_config(96), kernel.best_config(96)] == [{"block": 16}] * 2
+    assert len(warned) == 1 and engine.runs == []
+    assert tuned(space=AXES, tuning="pick", on_miss="error", default={"block": 16}).options.on_miss == "error"

@@ -353,9 +353,11 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 return None
         return self.call_of(TilelangKernel(self.fn), {}).work.key.text
 
-    @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys(RUN))
+    @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
     def run(self, **asked: Any) -> AutotuneResult:
         """Tune, or find the result of the same tuning. None: `set_profile_args` or the engine decides.
+
+        `tuning`: ``pick`` measures nothing where there is no result, and compiles what the prior chooses.
 
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
         `TuningFailed` if no configuration works.
@@ -477,7 +479,7 @@ class AutoTuneImpl(TilelangKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TilelangCall:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs), {})
-        asked = checked(self._values({*RUN} & {*self._given} - {*PROFILE}))
+        asked = checked(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
         return tuner.call_of(self, asked, self.do_not_specialize or ())
 
     def _values(self, names: Iterable[str]) -> dict[str, Any]:
@@ -517,13 +519,21 @@ class AutoTuneImpl(TilelangKernel):
         return AutoTuneImpl, (self.jit_impl, self._values(self._given))
 
 
-@taking(tilelang.tuner.autotune, configs=None, cache_input_tensors=None, early_stop=None, early_stop_factor=None)
+@taking(
+    tilelang.tuner.autotune,
+    configs=None,
+    cache_input_tensors=None,
+    early_stop=None,
+    early_stop_factor=None,
+    tuning=None,
+)
 def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
     `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
     `do_not_specialize`: parameters whose values do not need tunings of their own; tunable ones are tuned whatever a
-    call gives. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    call gives. `tuning`: ``pick`` measures nothing where there is no result, and compiles what the prior chooses. The
+    other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """

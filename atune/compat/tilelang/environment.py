@@ -135,6 +135,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "pass_configs": (Mapping[str, Any], MUST_BE_PASS_CONFIGS),
     "rep": (Count, ""),
     "timeout": (float, ""),
+    "tuning": (Literal["pick"], "must be 'pick', or None to tune"),
     "warmup": (Natural, ""),
 }
 """Type of each parameter, and its constraint in words where msgspec's are not the caller's."""
@@ -153,10 +154,12 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator of functions that take what tilelang's function `theirs` takes, with these `defaults`.
 
-    They get every argument by name, checked.
+    A default of another name is that of a keyword which is atune's own. They get every argument by name, checked.
     """
     given = inspect.signature(theirs)
     ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]
+    own = [name for name in defaults if name not in given.parameters]
+    ours += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name]) for name in own]
     signature = inspect.Signature(ours)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,6 +220,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
         "jit": {**jit, "verbose": compile_args.verbose},
         "target": _target_text(compile_args.target, target),
         "devices": _devices(target, given),
+        "on_miss": given.get("tuning") or "tune",
     }
 
 

@@ -24,7 +24,7 @@ from atune.workers.processes.server import refuse_in_worker
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
-NO_FIGURES = "the prior knows nothing of this device (another one: gpu=, --gpu): the default is chosen"
+NO_FIGURES = "the prior knows nothing of this device: the default is chosen"
 NOT_READ = "the prior cannot read what a block of this kernel does: the default is chosen"
 
 

@@ -327,8 +327,8 @@ class Autotuned(TunedKernel):
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
         """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
 
-        ``tune`` tunes, ``default`` returns the default configuration, and ``error`` raises `CacheMiss`. None takes the
-        decorator's `on_miss`.
+        ``tune`` tunes, ``pick`` asks the prior, ``default`` returns the default configuration, and ``error`` raises
+        `CacheMiss`. None takes the decorator's `on_miss`.
         """
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
@@ -409,7 +409,7 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
         autotuned = Autotuned(kernel, known)
         autotuned.check_names(known.names)
         _all.add(autotuned)
-        if known.on_miss == "tune" and not autotuned.has_result():
+        if known.on_miss in ("tune", "pick") and not autotuned.has_result():
             warm_early()
         return autotuned
 

@@ -23,8 +23,8 @@ from atune.workload.options import SharedOptions, check_inputs
 from atune.workload.packing import LazyCallback
 
 PathLike = str | os.PathLike[str]
-OnMiss = Literal["tune", "default", "error"]
-ON_MISS = "must be 'tune', 'default' or 'error'"
+OnMiss = Literal["tune", "pick", "default", "error"]
+ON_MISS = "must be 'tune', 'pick', 'default' or 'error'"
 
 
 def _cache(where: str, value: Any) -> Any:
@@ -61,7 +61,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, Option(
-        "The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a "
+        "The name of a preset (``quick``, ``default``, ``thorough``, ``pick``), or a dict of options, which may name a "
         "``preset``.",
         unset="the preset `default`",
     )]
@@ -85,7 +85,8 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
     )]
     on_miss: Annotated[OnMiss, Option(
-        "If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).",
+        "If no result is known: ``tune``, ``pick`` by the prior without measuring, use the ``default`` configuration, "
+        "or raise `CacheMiss` (``error``).",
         default="tune", must=ON_MISS,
     )]
     shipped: Annotated[PathLike | Sequence[PathLike], Option(
@@ -129,7 +130,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def checked_options(given: Mapping[str, Any]) -> Options:
     """Return the given `AutotuneOptions`, checked, so that a first call fails for none. Raises `UsageError`."""
     options = complete("autotune", given, AutotuneOptions, WorkloadError)
-    cache, key, hints = options["cache"], options["key"], dict(options["hints"] or {})
+    cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
+    preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning
     if key is not None and options["do_not_specialize"]:
         raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
@@ -156,11 +158,11 @@ def checked_options(given: Mapping[str, Any]) -> Options:
         inputs=lazy_callback(options["inputs"]),
         tune_on=options["tune_on"],
         workload={n: lazy_callback(options[n]) if n in _LAZY else options[n] for n in SharedOptions.__annotations__},
-        run={**tuning_options(options["tuning"]), **{name: options[name] for name in ListenOptions.__annotations__}},
+        run={**tuning_options(tuning), **{name: options[name] for name in ListenOptions.__annotations__}},
         target=options["target"],
         devices=device_names(options["devices"]),
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
-        on_miss=options["on_miss"],
+        on_miss="pick" if preset == PICK and options["on_miss"] == "tune" else options["on_miss"],
         shipped=_paths("shipped", options["shipped"]),
     )
 
@@ -221,10 +223,13 @@ def _paths(name: str, given: Any) -> tuple[str, ...]:
     return tuple(os.fspath(path(name, each)) for each in ((given,) if one else given))
 
 
+PICK = "pick"
+"""The preset of which calls measure nothing. What is tuned on request has the defaults."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},
     "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "adaptive": False},
+    PICK: {},
 }
 """Options of each preset. They replace defaults of `BenchmarkSettings` and `CompileSettings`."""
 

@@ -19,7 +19,8 @@ import msgspec
 from atune.errors import AtuneError, CacheMiss, CompileFailed, SpaceError, UsageError, in_one_line, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
-from atune.frontends.api.tuner import tune_apart
+from atune.frontends.api.pick import NO_FIGURES, picked
+from atune.frontends.api.tuner import discover, tune_apart
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
 from atune.journal.result import TuneResult, loadable
@@ -38,7 +39,7 @@ class Winner(msgspec.Struct, frozen=True):
     """
 
     config: Config
-    source: Literal["tuned", "cache", "shipped", "default"]
+    source: Literal["tuned", "cache", "shipped", "picked", "default"]
     latency_ms: float | None = None
     reference_ms: float | None = None
     tuned_for: Any = None
@@ -79,6 +80,10 @@ class Winners:
         """The winners in memory, by key and then by the problem that they were found for, as texts."""
         self.unusable: dict[str, dict[str, Exception]] = {}
         """Why configurations cannot be used, by problem as text and by the configuration's key."""
+        self._picks: dict[str, tuple[Config, ...]] = {}
+        """What the prior chose, by problem as text: the best first, and nothing where it knows nothing."""
+        self._picking = threading.Lock()
+        """Held by the thread that asks the prior."""
         self._settled: set[str] = set()
         """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
         self._running: dict[str, int] = {}
@@ -102,7 +107,7 @@ class Winners:
         configuration failed with, or `SpaceError`, where a tuning in this program brought none that can be used.
         """
         on_miss = on_miss or call.options.on_miss
-        if on_miss == "tune" and in_worker():
+        if on_miss in ("tune", "pick") and in_worker():
             on_miss = "default"
         found = self.serving(call) or self._stored(call)
         if found is not None:
@@ -110,7 +115,9 @@ class Winners:
         if on_miss == "error":
             raise CacheMiss(f"{self._missing(call)}. Tune it, or ship a result (shipped=)")
         known = self.known.get(call.key_text, {})
-        if on_miss == "default":
+        if on_miss == "pick" and (choice := self._picked(call)) is not None:
+            return choice
+        if on_miss in ("default", "pick"):
             default = Winner(_default(call), "default")
             refused = "" if call.launch.points.admits(default.config) else ", which where= refuses,"
             if call.options.shipped or known or refused:
@@ -128,6 +135,25 @@ class Winners:
             )
         run_blocking(self._once, call, call.problem_text in known, False)
         return self.find(call, on_miss)
+
+    def _picked(self, call: Call) -> Winner | None:
+        """Return the first of the prior's choices that can be used; None where there is none."""
+        with self._picking:
+            if call.problem_text not in self._picks:
+                self._picks[call.problem_text] = self._ask_prior(call)
+        failures = self._failures(call)
+        usable = (one for one in self._picks[call.problem_text] if config_key(one) not in failures)
+        return next((Winner(one, "picked") for one in usable if call.launch.admits(one)), None)
+
+    def _ask_prior(self, call: Call) -> tuple[Config, ...]:
+        why = NO_FIGURES
+        if call.target.kind == "cuda":
+            device = discover(call.asked_target, call.options.devices)[1][0]
+            found = run_blocking(picked, call.workload, TRIES, device)
+            if not (why := found.why):
+                return tuple(one.config for one in found.choices)
+        warn_caller(f"{self._name}: {why}, and may be slow", RuntimeWarning)
+        return ()
 
     def _failures(self, call: Call) -> dict[str, Exception]:
         return self.unusable.setdefault(call.launch.problem_text, {})
