@@ -6,6 +6,8 @@ journal of a resumed run lacks.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -37,6 +39,8 @@ OF_THE_SPEC = (
 )  # fmt: skip
 """Fields of the workload's description that a header has, under the same names."""
 
+OURS = ("/atune", "/atune/__main__.py")
+"""How the path of the command ends, as Python gives it."""
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
@@ -116,6 +120,7 @@ class EngineSettings:
                 **({} if self.prior else {"prior": "off"}),
                 **({"missed": better} if missed else {}),
                 **({"cache": self.cache} if self.cache else {}),
+                **({"command": shlex.join(["atune", *sys.argv[1:]])} if "".join(sys.argv[:1]).endswith(OURS) else {}),
             },
             "versions": versions,
         }

@@ -45,7 +45,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
 
     `schema`: version of the format, `SCHEMA`. `workload`: its name. `total`: number of candidates. `arguments`: the
     problem. `target`, `devices`: what code is generated for, and the devices' ids. `strategy`: its name. `settings`:
-    ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as they were given. `versions`: by package.
+    ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as they were given, and the ``command`` that was
+    typed. `versions`: by package.
     """
 
     schema: int

@@ -289,7 +289,7 @@ def _setting(value: Any) -> str:
     """Return a setting as text, or a group of those that have a value; empty for one that has none."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, item in value.items() if (text := _setting(item)))
-    return "" if value is None else json.dumps(value, default=str)
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 CANDIDATES = 5000

@@ -15,6 +15,7 @@ import pytest
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
 from atune.frontends.cli.preview import dry_run_lines
+from atune.reporting.report import report as page
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Refusals, SpaceSurvey
 
@@ -58,6 +59,13 @@ def test_an_empty_space_says_which_constraint_empties_it(tmp_path: Path, capsys:
     assert main(["tune", f"{tmp_path}/toy.py:EMPTY", "--dry-run", "--target", "c"]) == 2
     done = capsys.readouterr()
     assert "Space is empty" in done.err and "1 refused by lambda block, N: block <= N" in done.err
+
+
+def test_the_page_has_the_command_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "toy file.py").write_text(KERNEL)
+    assert run_cli(tmp_path, "toy file.py:WORKLOAD", "--target", "c", "--journal", "j.jsonl").returncode == 1
+    typed = "atune tune 'toy file.py:WORKLOAD' --target c --journal j.jsonl"
+    assert f'["command","{typed}"]' in page(tmp_path / "j.jsonl")
 
 
 SURVEY = SpaceSurvey(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,22 @@ def test_replay_of_a_set_shows_the_table(folder: Path, capsys: Any) -> None:
     assert "unfinished 1 of 3 problems; 1 not begun" in shown and not [line for line in shown if "failed" in line]
     assert "problems   2 of 3 with a winner; 4 candidates measured" in shown
     assert shown[-1] == f"next       atune resume {folder}"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_finished_set_is_shown_and_nothing_runs(changed: bool, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    (file := tmp_path / "gemm.py").write_text("raise SystemExit('run')")
+    os.utime(file, (0, time.time() + 60 if changed else 0))
+    header, *events = Stream(total=2).candidate(0, 2.0).candidate(1, 3.0).finished().events
+    for number in range(3):
+        header = msgspec.structs.replace(header, origin=f"{file}:W", time=time.time())
+        (folder / f"{number:04}.jsonl").unlink(missing_ok=True)
+        write_journal(str(folder / f"{number:04}.jsonl"), [header, *events])
+    assert main(["resume", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "problems   3 of 3 with a winner" in out and len(err.splitlines()) == 1
+    assert f"the run of {folder} is finished: nothing is left to do" in err
+    assert (f"{file} was written since: atune tune {file} tunes it" in err) == changed
 
 
 def test_an_interrupted_set_says_how_it_goes_on(folder: Path, capsys: Any) -> None:

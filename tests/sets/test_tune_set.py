@@ -159,6 +159,18 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
     assert "failed     n=0.5: no candidate worked: 2 failed to lower: " in str(result)
 
 
+@pytest.mark.parametrize(
+    ("after_s", "options", "shown"), [(60.0, {}, False), (1e-9, {}, True), (1e-9, {"progress": False}, False)]
+)
+def test_where_nobody_asks_a_set_says_a_line_a_minute(
+    after_s: float, options: dict[str, Any], shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("atune.reporting.progress.SELDOM_S", after_s)
+    atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST, **options)
+    told = capsys.readouterr().err
+    assert ("[0/1] n=256 is being tuned\n" in told) == shown == bool(told)
+
+
 def test_a_value_that_cannot_be_is_named_with_file_and_entry(tmp_path: Path, capsys: Any) -> None:
     """Also where only the processes know: they load the workload, and make its inputs."""
     file = tmp_path / "sizes.json"
@@ -236,11 +248,15 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
 
 
 def test_a_set_whose_workload_came_from_no_file_is_resumed_with_one(tmp_path: Path, capsys: Any) -> None:
-    found = atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST)
-    assert main(command := ["resume", str(tmp_path / "s"), "--quiet"]) == 2
+    found = atune.run_set(SCALE, [{"n": 256}, {"n": 512}], journal=tmp_path / "s", **FAST)
+    assert main(command := ["resume", str(tmp_path / "s"), "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{found}\n" and "finished: nothing is left to do" in err
+    (tmp_path / "s" / "0001.jsonl").unlink()
+    assert main(command) == 2
     assert "names no file that its workload came from: give workload= (--workload" in capsys.readouterr().err
     assert main([*command, "--workload", f"{KERNELS}:SCALE"]) == 0
-    assert capsys.readouterr().out == f"{found}\n"
+    assert "2 of 2 with a winner" in capsys.readouterr().out
 
 
 def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -164,13 +165,14 @@ class TuneOptions(RunOptions, total=False):
     # fmt: on
 
 
-def shows_progress(given: Mapping[str, Any]) -> bool:
-    """Tell whether a run with the options `given` shows its progress: as they say, else where somebody sees it."""
-    from atune.reporting.progress import is_watched
+def progress_every_s(given: Mapping[str, Any]) -> float:
+    """Return the least time between two lines of progress of a run with the options `given`; infinite for none."""
+    from atune.reporting.progress import SELDOM_S, is_watched
 
     progress: bool | None = given.get("progress")
     listened = given.get("on_event") is not None or given.get("log") is not None
-    return progress if progress is not None else not listened and is_watched()
+    unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
+    return unasked if progress is None else 0.0 if progress else math.inf
 
 
 def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:

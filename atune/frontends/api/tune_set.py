@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -27,7 +28,7 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, shows_progress
+from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import tuner_on
@@ -224,7 +225,8 @@ class _SetRun:
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._folder = problems, folder
-        self._shows, self._options = shows_progress(options), {**options, "progress": False}
+        self._every_s, self._options = progress_every_s(options), {**options, "progress": False}
+        self._printed = time.monotonic() if self._every_s else 0.0
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         timed = Budget.parse(options.get("budget")).seconds is not None  # they count also while it waits for a device
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
@@ -289,7 +291,8 @@ class _SetRun:
         self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
 
     def _print(self, line: str) -> None:
-        if self._shows:
+        if (now := time.monotonic()) - self._printed >= self._every_s:
+            self._printed = now
             with suppress(OSError):  # nobody reads it
                 print(shown(line), file=sys.stderr, flush=True)
 
@@ -300,6 +303,8 @@ class _SetRun:
         def heard(event: Event) -> None:
             if not self._same_work(event):
                 scope.cancel()
+            if self._every_s:
+                self._print(f"[{len(self._rows)}/{len(self._problems)}] {problem} is being tuned")
             if on_event is not None:
                 on_event(event)
 

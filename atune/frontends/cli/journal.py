@@ -23,7 +23,7 @@ from atune.model.options import options_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atune.journal.events import Event
+    from atune.journal.events import Event, RunStarted
     from atune.journal.result import Result
     from atune.workers.system.terminal import Interrupts
 
@@ -106,12 +106,17 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     given = {"cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
     options |= {name: value for name, value in given.items() if value}
     if os.path.isdir(arguments.journal):
-        from atune.frontends.api.tune_set import resume_set
+        from atune.frontends.api.tune_set import read_set, resume_set
+        from atune.frontends.cli.main import show_set
         from atune.frontends.cli.tune import drive_set
         from atune.journal.set_folder import header_of_set
 
         folder, header = arguments.journal, header_of_set(Path(arguments.journal))
-        print_message(f"resuming the problems of {folder}", kind="")
+        found = read_set(folder)
+        if "budget" not in options and not any(row.unfinished for row in found):
+            say(_finished(folder, header))
+            return show_set(found, arguments)
+        say(f"resuming the problems of {folder}")
         workload = arguments.workload
         if header is not None and not workload:
             completed_by(header, {"accept": arguments.accept})
@@ -122,13 +127,9 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
     if done:
-        file, began = (state.header.origin.rpartition(":")[0], state.header.time) if state.header else ("", 0.0)
-        newer = os.path.isfile(file) and os.path.getmtime(file) > began
-        text = f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result"
-        anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
-        print_message(text + (anew if newer else ""), kind="")
-    if not done:
-        print_message(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done", kind="")
+        say(_finished(arguments.journal, state.header))
+    else:
+        say(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done")
         completed_by(state.header, {"accept": arguments.accept})
     workload = arguments.workload or (None if done else origin_of(state.header, say=say))
 
@@ -136,6 +137,14 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
 
     return drive(call, budget, arguments.journal, arguments, interrupts)
+
+
+def _finished(journal: str, header: RunStarted | None) -> str:
+    """Return that a run or a set has ended, and whether its file was written since it began."""
+    file, began = (header.origin.rpartition(":")[0], header.time) if header else ("", 0.0)
+    text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
+    anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
+    return text + (anew if os.path.isfile(file) and os.path.getmtime(file) > began else "")
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -13,7 +13,6 @@ import msgspec
 
 from atune.engine.screen import layout_choice
 from atune.engine.search.strategies import AUTO
-from atune.errors import UsageError
 from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
@@ -77,8 +76,6 @@ async def _compile(
     began = time.monotonic()
     async with compilers(workload, target, settings) as (machine, run):
         spec = await machine.describe()
-        if not spec.configs:
-            raise UsageError("the space is empty: no configuration satisfies the constraints")
         candidates = numbered(spec.configs[: budget.most(len(spec.configs))])
         layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
         answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts)
